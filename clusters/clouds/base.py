@@ -1,0 +1,298 @@
+"""The contract between the portal and whatever runs its tasks: frozen values in, frozen values out, no database.
+
+A cloud is told the whole plan of a run and is asked to make it so; it reports what it sees, and never decides what a run
+means. All calls may block on the network, so no caller holds a transaction. All calls may be repeated: applying the same
+plan twice, or deleting what is already gone, does nothing. Two clouds exist: `kubernetes` and `local` (this machine).
+
+Environment values and TF_CONFIG are written once per role, in Kubernetes' own syntax: `$(NAME)` is replaced by the value
+of another variable of the same task, `$$(` is a literal `$(`, and TASK_INDEX is always defined. So one object per role
+is enough on Kubernetes, and the local cloud calls `expand` below to read the same text the same way.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
+RestartPolicy = Literal["OnFailure", "Always"]
+StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed"]
+
+
+class CloudError(Exception):
+    """The cloud cannot do this now; repeat later. The text is shown to people."""
+
+
+class CloudRefused(CloudError):
+    """The cloud will never do this as asked; repeating is useless. The text says what to change."""
+
+
+class WatchExpired(CloudError):
+    """The position is older than what the cloud remembers (HTTP 410): list again and compare."""
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """Names one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
+
+    id: int
+    namespace: str
+    appcode: str
+    cluster: str
+    number: int
+
+
+@dataclass(frozen=True)
+class S3Source:
+    """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket."""
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True)
+class NfsSource:
+    """An NFS export, mounted by the node. `path` already includes the folder of the run."""
+
+    server: str
+    path: str
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A folder of this machine that an administrator allowed. `root` is the allowed folder and `path` lies inside it.
+
+    The cloud resolves symbolic links at the start and refuses a path that leaves `root`.
+    """
+
+    root: str
+    path: str
+
+
+Source = S3Source | NfsSource | LocalSource
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A datastore at a path inside every task. Input is read-only and fetched before the start.
+
+    For output, what already lies there is fetched first too (resuming); during the run changed files are stored every few
+    seconds, and once more when the last task has ended, whether it succeeded, failed or was stopped.
+    """
+
+    mount_path: str
+    read_only: bool
+    source: Source
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """Where the program's software comes from: a container image, or a virtual environment and a program folder here.
+
+    `container` is a reference for Kubernetes ("" when there is none). `environment` is the path of a virtual environment
+    and `program` of a folder mounted read-only at /elearn/program, where commands start ("" when there is none).
+    """
+
+    name: str
+    container: str
+    environment: str
+    program: str
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
+
+    `argv` is run exactly as it stands, without a shell of ours. `port` is the port of the role's addresses (see
+    `Cloud.reserve`). `gpu_model` is "" for any. `restart`: OnFailure starts a failed task again up to `retries` times and
+    leaves a succeeded one alone; Always keeps every task alive, with back-off, until the run is deleted.
+    """
+
+    role: str
+    count: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cpu_milli: int
+    memory_mb: int
+    gpus: int
+    gpu_model: str
+    restart: RestartPolicy
+    retries: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL."""
+
+    run: RunRef
+    image: ImageRef
+    roles: tuple[RolePlan, ...]
+    mounts: tuple[Mount, ...]
+    grace_seconds: int = 10
+
+
+@dataclass(frozen=True)
+class TaskSeen:
+    """One seen state of one pod. Times are UTC; `gpus` are the device ids (or names) that this pod holds.
+
+    `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
+    for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Failed Error, OOMKilled,
+    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts), `finished_at` when
+    the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a
+    failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
+    """
+
+    run_id: int
+    role: str
+    index: int
+    attempt: int
+    uid: str
+    phase: TaskPhase
+    reason: str = ""
+    message: str = ""
+    node: str = ""
+    gpus: tuple[str, ...] = ()
+    gpu_model: str = ""
+    scheduled_at: dt.datetime | None = None
+    started_at: dt.datetime | None = None
+    finished_at: dt.datetime | None = None
+    exit_code: int | None = None
+    disrupted: bool = False
+    estimated: bool = False
+    log_tail: str = ""
+
+
+@dataclass(frozen=True)
+class StorageSeen:
+    """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud)."""
+
+    run_id: int
+    state: StorageState
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RunGone:
+    """Nothing of the run is left but its logs: every process has ended, GPUs are free, output is stored or given up.
+
+    `stored` is False when the output could not be stored; `message` then says why and where the files still lie.
+    """
+
+    run_id: int
+    stored: bool = True
+    message: str = ""
+
+
+Seen = TaskSeen | StorageSeen | RunGone
+
+
+@dataclass(frozen=True)
+class Batch:
+    """News, in order, and the position after them (opaque; saved in the same transaction as the news).
+
+    An empty batch is a heartbeat (a bookmark): the watch is alive and `position` may have moved.
+    """
+
+    position: str
+    items: tuple[Seen, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here."""
+
+    name: str
+    gpu_model: str
+    gpus: int
+    gpus_free: int
+    cpu_milli: int
+    memory_mb: int
+    simulated: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run that waits for GPUs, in the order in which the cloud will start them."""
+
+    run_id: int
+    gpus: int
+    gpu_model: str
+
+
+@dataclass(frozen=True)
+class Capacity:
+    nodes: tuple[Node, ...]
+    queue: tuple[Waiting, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """A piece of a task's log as bytes (UTF-8 is not promised) and the offset at which to go on."""
+
+    data: bytes
+    offset: int
+    complete: bool
+
+
+class Cloud(Protocol):
+    """See the module's docstring for what repeated and absent mean; `CloudError` from any call means: try again later."""
+
+    name: str
+
+    def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
+        """`host:port` for every (role, index); the same answer every time until the run is deleted."""
+
+    def apply(self, plan: Plan) -> None:
+        """Makes the run exist as planned and returns at once. Raises CloudRefused for what can never run here.
+
+        After `delete(run)` an apply of the same run does nothing: a run never comes back to life.
+        """
+
+    def delete(self, run: RunRef) -> None:
+        """Asks for the end of everything but the logs and returns at once; `RunGone` comes by the watch when it is done.
+
+        Deleting a run that the cloud has never seen also leads to RunGone.
+        """
+
+    def purge(self, run: RunRef) -> None:
+        """Removes the logs too. Only after RunGone."""
+
+    def list(self) -> Batch:
+        """Every run and task that the cloud knows, and the position to watch from."""
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        """News after `since`, at least one (maybe empty) batch every 10 s. Ends or raises CloudError when cut off;
+        raises WatchExpired when `since` is too old."""
+
+    def capacity(self) -> Capacity: ...
+
+    def log(self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, limit: int = 262_144, tail: int | None = None) -> LogChunk:
+        """At most `limit` bytes of the log of one attempt, from `offset`, or the last `tail` bytes. `complete` is True when
+        the task has ended and nothing is left to read. An absent log is empty and complete."""
+
+    def exec(self, run: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
+        """Runs a short command inside the running task: its exit code and output (at most 1 MiB, at most 60 s)."""
+
+
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Kubernetes' own rule for `$(NAME)`: unknown names stay as they are, and `$$` is one dollar sign.
+
+    Source: k8s.io/kubernetes/third_party/forked/golang/expansion.
+    """
+    return _REFERENCE.sub(lambda m: "$" if m[0] == "$$" else values.get(m[1], m[0]), text)
+
+
+def literal(text: str) -> str:
+    """`text` such that `expand` gives it back unchanged, whatever is in it."""
+    return text.replace("$", "$$")

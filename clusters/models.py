@@ -1,0 +1,200 @@
+"""Clusters, their runs and tasks, and the catalogue they choose from. Desired state and observed state stand side by side.
+
+A Cluster is a definition; deploying it makes a Run, which keeps a copy of the spec that it ran with. A Task is one pod of
+a run (a retry is another row). `Run.desired` is what people want, `phase` and everything on Task is what was seen;
+`reconcile.py` moves the cloud towards the first and `watch.py` writes the second.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+
+from portal.models import Appcode, User
+
+
+class Flavor(models.Model):
+    """A size of task. `gpu_model` is empty for any model."""
+
+    name = models.SlugField(max_length=63, unique=True)
+    title = models.CharField(max_length=60, unique=True, help_text='As people say it: "Middle + 1 GPU".')
+    cpu_milli = models.PositiveIntegerField(help_text="1000 is one core.")
+    memory_mb = models.PositiveIntegerField()
+    gpus = models.PositiveIntegerField(default=0)
+    gpu_model = models.CharField(max_length=60, blank=True)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        ordering: ClassVar = ["gpus", "cpu_milli", "name"]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Image(models.Model):
+    """An entry of the image catalogue: a container reference (Kubernetes) and a local environment (this machine).
+
+    `environment` is the path of a virtual environment and `program` of a folder seen by tasks as /elearn/program.
+    """
+
+    name = models.SlugField(max_length=63, unique=True)
+    title = models.CharField(max_length=100)
+    description = models.TextField(blank=True)
+    container = models.CharField(max_length=300, blank=True)
+    environment = models.CharField(max_length=500, blank=True)
+    program = models.CharField(max_length=500, blank=True)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Cluster(models.Model):
+    """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`."""
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="clusters")
+    name = models.CharField(max_length=63)
+    spec = models.JSONField()
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    deleted_at = models.DateTimeField(null=True)
+    run_count = models.PositiveIntegerField(default=0)
+    current_run = models.OneToOneField("Run", on_delete=models.SET_NULL, null=True, related_name="current_of")
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name"], condition=Q(deleted_at=None), name="cluster_name_once"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["-id"], condition=Q(deleted_at=None), name="cluster_alive")]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}"
+
+
+class Run(models.Model):
+    """One deployment of a cluster.
+
+    Written by people (actions.py): `desired`, `stop_reason`, `stopped_by`. Written by reconcile.py: `admitted_at`,
+    `applied_at`, `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*`
+    are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
+    """
+
+    class Desired(models.TextChoices):
+        RUNNING = "running"
+        ENDED = "ended"
+
+    class Phase(models.TextChoices):
+        QUEUED = "Queued"
+        STARTING = "Starting"
+        RUNNING = "Running"
+        SUCCEEDED = "Succeeded"
+        FAILED = "Failed"
+        STOPPED = "Stopped"
+
+    cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="runs")
+    number = models.PositiveIntegerField()
+    spec = models.JSONField()
+    gpus = models.PositiveIntegerField(help_text="GPUs of all its tasks together; counted against the quota while admitted.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    not_before = models.DateTimeField(null=True)
+
+    desired = models.CharField(max_length=10, choices=Desired.choices, default=Desired.RUNNING)
+    stop_reason = models.CharField(max_length=40, blank=True)
+    stop_message = models.TextField(blank=True)
+
+    admitted_at = models.DateTimeField(null=True)
+    applied_at = models.DateTimeField(null=True)
+    release_asked_at = models.DateTimeField(null=True)
+    refusal = models.TextField(blank=True)
+    claim_token = models.UUIDField(null=True)
+    claimed_until = models.DateTimeField(null=True)
+
+    phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.QUEUED)
+    reason = models.CharField(max_length=40, blank=True)
+    message = models.TextField(blank=True)
+    phase_since = models.DateTimeField(auto_now_add=True)
+    verdict = models.CharField(max_length=10, choices=Phase.choices, blank=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    storage_state = models.CharField(max_length=10, blank=True)
+    storage_message = models.TextField(blank=True)
+    gone = models.BooleanField(default=False)
+    roles = models.JSONField(default=dict, help_text='{"worker": {"ready": 2, "count": 2}}')
+
+    usage_as_of = models.DateTimeField(null=True)
+    gpu_seconds = models.BigIntegerField(default=0)
+    gpu_rate = models.IntegerField(default=0, help_text="GPUs held at usage_as_of.")
+    cost = models.DecimalField(max_digits=20, decimal_places=9, default=0)
+    cost_rate = models.DecimalField(max_digits=20, decimal_places=12, default=0, help_text="Per second.")
+
+    class Meta:
+        ordering: ClassVar = ["-number"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["cluster", "number"], name="run_number_once"),
+            models.UniqueConstraint(fields=["cluster"], condition=~Q(phase__in=["Succeeded", "Failed", "Stopped"]), name="run_one_live"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cluster}-{self.number}"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.phase in ("Succeeded", "Failed", "Stopped")
+
+
+class Task(models.Model):
+    """One pod of a run, as last seen. `attempt` counts the pods of one (role, index) from 0."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tasks")
+    role = models.CharField(max_length=12)
+    index = models.PositiveIntegerField()
+    attempt = models.PositiveIntegerField(default=0)
+    uid = models.CharField(max_length=80, unique=True)
+    phase = models.CharField(max_length=12)
+    reason = models.CharField(max_length=40, blank=True)
+    message = models.TextField(blank=True)
+    node = models.CharField(max_length=253, blank=True)
+    gpus = models.JSONField(default=list)
+    gpu_model = models.CharField(max_length=60, blank=True)
+    scheduled_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True)
+    disrupted = models.BooleanField(default=False)
+    log_tail = models.TextField(blank=True)
+    observed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["role", "index", "-attempt"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["run", "role", "index", "attempt"], name="task_attempt_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run}-{self.role}-{self.index}"
+
+
+class CloudState(models.Model):
+    """What the controller knows of one cloud: where its watch stands, when it last heard anything, and the capacity it saw.
+
+    Pages and forms read the capacity here: no request waits for a cloud.
+    """
+
+    name = models.CharField(max_length=40, primary_key=True)
+    position = models.CharField(max_length=200, blank=True)
+    heard_at = models.DateTimeField(null=True)
+    capacity = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return self.name

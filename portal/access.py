@@ -1,0 +1,62 @@
+"""Who may see and do what. The only way from a person to rows of other tables; views and APIs never query by themselves.
+
+Three capabilities follow from a membership: VIEW (viewer and up), OPERATE (developer and up: clusters, datastores), MANAGE
+(owner: members, addresses, money). Platform administrators may do everything. What a person may not see raises the same
+`Http404` as what does not exist; what they may see but not do raises `PermissionDenied`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404
+
+from portal.models import Appcode, Membership, User
+
+
+class Capability(enum.Enum):
+    VIEW = frozenset({"viewer", "developer", "owner"})
+    OPERATE = frozenset({"developer", "owner"})
+    MANAGE = frozenset({"owner"})
+
+
+VIEW, OPERATE, MANAGE = Capability.VIEW, Capability.OPERATE, Capability.MANAGE
+
+
+def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]:
+    """The appcodes in which `user` has `capability`, requested and disabled ones included."""
+    appcodes = Appcode.objects.select_related("org_node")
+    if user.is_administrator:
+        return appcodes
+    mine = Membership.objects.filter(user_id=user.pk, role__in=capability.value)
+    return appcodes.filter(pk__in=mine.values("appcode"))
+
+
+def appcode_for(user: User, code: str, capability: Capability = VIEW) -> Appcode:
+    """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but not `capability`)."""
+    appcode = appcodes_for(user).filter(code=code).first()
+    if appcode is None:
+        raise Http404(f"There is no appcode “{code}” that you can see.")
+    require(user, appcode, capability)
+    return appcode
+
+
+def require(user: User, appcode: Appcode, capability: Capability) -> None:
+    """Raises PermissionDenied with a sentence unless `user` has `capability` in `appcode` (which they may already see)."""
+    if not may(user, appcode, capability):
+        needed = "owner" if capability is MANAGE else "developer or owner"
+        raise PermissionDenied(f"You need to be {needed} of {appcode.code} to do this.")
+
+
+def may(user: User, appcode: Appcode, capability: Capability) -> bool:
+    if user.is_administrator:
+        return True
+    return Membership.objects.filter(user_id=user.pk, appcode=appcode, role__in=capability.value).exists()
+
+
+def require_administrator(user: User) -> None:
+    """Raises Http404: whether an administrator's page exists is nobody else's business."""
+    if not user.is_administrator:
+        raise Http404("There is no such page.")

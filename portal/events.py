@@ -1,0 +1,27 @@
+"""The Event log: one line for everything that a person did or that a cloud reported, written with the change itself.
+
+Call `record` inside the transaction that makes the change, so that neither exists without the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connection
+
+from portal.models import Event, User
+
+
+def record(
+    verb: str, *, actor: User | None, object: str = "", appcode: str = "", message: str = "", **data: Any
+) -> Event:
+    """Appends an event. `actor` None is the portal itself. Never pass secrets in `data`.
+
+    Raises RuntimeError outside a transaction: an event without its change would be a lie.
+    """
+    if not connection.in_atomic_block:
+        raise RuntimeError("events.record must run inside the transaction of the change it tells about")
+    name = actor.username if actor else "portal"
+    return Event.objects.create(
+        verb=verb, actor=actor, actor_name=name, object=object, appcode=appcode, message=message, data=data
+    )

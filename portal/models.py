@@ -1,0 +1,167 @@
+"""Who is there and who pays: people, the tree of the organisation, appcodes, memberships, API tokens, and the Event log.
+
+The limits that the pages and the API state (one to four owners, one to ten addresses, a remark of at most 100 characters)
+are kept by the database too, so that no code path can leave an appcode without an owner. The rule about owners spans two
+tables and is a deferred constraint trigger (see migration 0002).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.auth.models import AbstractUser
+from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MaxValueValidator, RegexValidator
+from django.db import models
+from django.db.models import Q
+from knox.models import AbstractAuthToken
+
+MAX_OWNERS = 4
+MAX_EMAILS = 10
+MAX_REMARK = 100
+
+org_path = RegexValidator(
+    r"^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*\Z", "Use lower-case words divided by dots, like qunarcorp.ops.dev."
+)
+appcode_code = RegexValidator(
+    r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]\Z", "Use 3 to 63 lower-case letters, digits, '_' and '-'; start with a letter."
+)
+namespace_name = RegexValidator(r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z", "Use lower-case letters, digits and '-'.")
+
+
+class User(AbstractUser):
+    """A person. `is_superuser` makes a platform administrator; everything else follows from memberships."""
+
+    @property
+    def is_administrator(self) -> bool:
+        return self.is_active and self.is_superuser
+
+    @property
+    def display_name(self) -> str:
+        return self.get_full_name() or self.username
+
+
+class OrgNode(models.Model):
+    """A node of the organisation by its dotted path, e.g. qunarcorp.ops.dev.
+
+    A node with a `namespace` is a business line: it and everything below it run in that Kubernetes namespace.
+    """
+
+    path = models.CharField(max_length=200, unique=True, validators=[org_path])
+    title = models.CharField(max_length=100, blank=True)
+    namespace = models.CharField(max_length=63, null=True, blank=True, unique=True, validators=[namespace_name])
+
+    class Meta:
+        ordering: ClassVar = ["path"]
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def ancestors_and_self(self) -> list[str]:
+        """Paths from the root down, ending with this node's own."""
+        words = self.path.split(".")
+        return [".".join(words[: n + 1]) for n in range(len(words))]
+
+
+class Appcode(models.Model):
+    """Who pays: the owner of clusters, datastores and bills.
+
+    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks).
+    """
+
+    class State(models.TextChoices):
+        REQUESTED = "requested"
+        ACTIVE = "active"
+        DISABLED = "disabled"
+
+    class ResourceType(models.TextChoices):
+        GPU_CLOUD = "gpu-cloud", "GPU cloud"
+
+    code = models.CharField(max_length=63, unique=True, validators=[appcode_code])
+    name = models.CharField(max_length=100, blank=True, help_text="Default: the same as the code.")
+    org_node = models.ForeignKey(OrgNode, on_delete=models.PROTECT, related_name="appcodes")
+    emails = ArrayField(models.EmailField(), help_text="Notifications go to these 1 to 10 addresses.")
+    remark = models.CharField(max_length=MAX_REMARK, blank=True)
+    resource_type = models.CharField(
+        max_length=20, choices=ResourceType.choices, default=ResourceType.GPU_CLOUD
+    )
+    state = models.CharField(max_length=10, choices=State.choices, default=State.REQUESTED)
+    gpu_quota = models.PositiveIntegerField(
+        default=8, validators=[MaxValueValidator(100_000)], help_text="GPUs that its runs may hold at one time."
+    )
+    requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    members = models.ManyToManyField(User, through="Membership", related_name="appcodes")
+
+    class Meta:
+        ordering: ClassVar = ["code"]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(emails__len__gte=1) & Q(emails__len__lte=MAX_EMAILS), name="appcode_emails_1_10"),
+            models.CheckConstraint(condition=Q(resource_type="gpu-cloud"), name="appcode_resource_type"),
+            models.CheckConstraint(condition=Q(state__in=["requested", "active", "disabled"]), name="appcode_state"),
+            models.CheckConstraint(condition=Q(code__regex=r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]$"), name="appcode_code"),
+        ]
+
+    def __str__(self) -> str:
+        return self.code
+
+    def save(self, *args: object, **kwargs: object) -> None:
+        self.name = self.name or self.code
+        super().save(*args, **kwargs)  # type: ignore[arg-type]
+
+
+class Membership(models.Model):
+    """What a person may do in an appcode: an owner also manages people and money, a developer runs things, a viewer reads."""
+
+    class Role(models.TextChoices):
+        OWNER = "owner"
+        DEVELOPER = "developer"
+        VIEWER = "viewer"
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=Role.choices)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["user", "appcode"], name="membership_once"),
+            models.CheckConstraint(condition=Q(role__in=["owner", "developer", "viewer"]), name="membership_role"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} {self.role} of {self.appcode}"
+
+
+class ApiToken(AbstractAuthToken):
+    """A bearer token: only its hash is stored; it has a name for its owner and always an end."""
+
+    name = models.CharField(max_length=60)
+    last_used_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user}"
+
+
+class Event(models.Model):
+    """Who did what, and what the cloud said: append-only (a trigger refuses UPDATE and DELETE), the source of audit and activity.
+
+    `object` is a dotted kind and key, e.g. "cluster ops-demo/show1" or "datastore ops-demo/demo-input"; names are copied
+    because the objects they name may be deleted. `actor` is None for the portal itself.
+    """
+
+    at = models.DateTimeField(auto_now_add=True)
+    actor = models.ForeignKey(User, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+")
+    actor_name = models.CharField(max_length=150)
+    verb = models.CharField(max_length=40)
+    appcode = models.CharField(max_length=63, blank=True)
+    object = models.CharField(max_length=200, blank=True)
+    message = models.TextField(blank=True)
+    data = models.JSONField(default=dict)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [models.Index(fields=["appcode", "object", "-id"])]
+
+    def __str__(self) -> str:
+        return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"

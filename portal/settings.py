@@ -1,0 +1,225 @@
+"""Settings: one file, everything that differs between machines comes from the environment.
+
+`manage.py up` sets these variables for a single machine; a deployment sets them itself. Secrets are only ever read from
+the environment. Defaults are safe ones: without PORTAL_DEBUG nothing is shown to the outside that helps an attacker.
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import django_stubs_ext
+import environ
+
+django_stubs_ext.monkeypatch()
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = environ.Env()
+
+DATA_DIR = Path(env.str("PORTAL_DATA", default=str(BASE_DIR / "var"))).resolve()
+SECRET_KEY = env.str("PORTAL_SECRET_KEY")
+# Datastore secrets are encrypted with a key derived from both; listing an older value behind the first allows rotation.
+SALT_KEY = env.list("PORTAL_SALT_KEYS", default=[SECRET_KEY])
+DEBUG = env.bool("PORTAL_DEBUG", default=False)
+PORTAL_ORIGIN = env.str("PORTAL_ORIGIN", default="http://portal.localhost:8000")
+_origin = urlsplit(PORTAL_ORIGIN)
+_port = f":{_origin.port}" if _origin.port else ""
+ALLOWED_HOSTS = env.list("PORTAL_ALLOWED_HOSTS", default=[_origin.hostname, "localhost", "127.0.0.1"])
+CSRF_TRUSTED_ORIGINS = [PORTAL_ORIGIN, f"http://localhost{_port}", f"http://127.0.0.1{_port}"]
+USE_X_FORWARDED_HOST = False
+SECURE = _origin.scheme == "https"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else None
+SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+# Host-only cookies: content of users lives on other origins (<name>.apps.<domain>) and never receives them.
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+SESSION_ENGINE = "django.contrib.sessions.backends.cached_db"
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.postgres",
+    "django.contrib.humanize",
+    "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
+    "rest_framework",
+    "knox",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_htmx",
+    "bootstrap",
+    "fontawesome",
+    "portal",
+    "billing",
+    "datastores",
+    "clusters",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+ROOT_URLCONF = "portal.urls"
+WSGI_APPLICATION = "portal.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "portal.frame.frame",
+            ],
+        },
+    }
+]
+FORM_RENDERER = "django.forms.renderers.TemplatesSetting"
+
+DATABASES = {
+    "default": {
+        **env.db_url("DATABASE_URL"),
+        "CONN_MAX_AGE": 600,
+        "CONN_HEALTH_CHECKS": True,
+        "ATOMIC_REQUESTS": False,
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = env.str("REDIS_URL")
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+
+# Celery: Redis only wakes the loop up; results are rows in PostgreSQL, so no result backend.
+CELERY_BROKER_URL = REDIS_URL
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 120, "socket_timeout": 5, "socket_connect_timeout": 2}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_BEAT_SCHEDULE = {
+    # A wake-up that was lost (Redis restarted, a worker died) costs at most this long.
+    "sweep": {"task": "clusters.tasks.sweep", "schedule": 5.0, "options": {"expires": 5}},
+}
+
+AUTH_USER_MODEL = "portal.User"
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "/"
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.ScryptPasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+]
+ACCOUNT_ADAPTER = "portal.accounts.AccountAdapter"
+ACCOUNT_LOGIN_METHODS = {"username", "email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "username*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_LOGOUT_REDIRECT_URL = "/"
+ACCOUNT_SESSION_REMEMBER = True
+# allauth refuses to guess how many proxies stand before us; the gateway is one.
+ALLAUTH_TRUSTED_PROXY_COUNT = 1
+# People register themselves only where that is wished for; otherwise an administrator or the identity provider does.
+PORTAL_OPEN_SIGNUP = env.bool("PORTAL_OPEN_SIGNUP", default=False)
+SOCIALACCOUNT_ONLY = False
+SOCIALACCOUNT_AUTO_SIGNUP = True
+SOCIALACCOUNT_PROVIDERS = (
+    {
+        "openid_connect": {
+            "APPS": [
+                {
+                    "provider_id": "oidc",
+                    "name": env.str("OIDC_NAME", default="Single sign-on"),
+                    "client_id": env.str("OIDC_CLIENT_ID"),
+                    "secret": env.str("OIDC_CLIENT_SECRET"),
+                    "settings": {"server_url": env.str("OIDC_SERVER_URL")},
+                }
+            ]
+        }
+    }
+    if env.str("OIDC_SERVER_URL", default="")
+    else {}
+)
+EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
+vars().update(EMAIL_CONFIG)
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "portal.tokens.BearerAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "EXCEPTION_HANDLER": "portal.problems.problem_details",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+KNOX_TOKEN_MODEL = "portal.ApiToken"
+REST_KNOX = {
+    "AUTH_HEADER_PREFIX": "Bearer",
+    "TOKEN_PREFIX": "gpc_",
+    "TOKEN_TTL": None,
+    "TOKEN_MODEL": KNOX_TOKEN_MODEL,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "GPU cloud portal",
+    "VERSION": "v1",
+    "DESCRIPTION": "Clusters, datastores, appcodes and usage as manifests. Authenticate with `Authorization: Bearer TOKEN`.",
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
+}
+
+LANGUAGE_CODE = "en"
+USE_I18N = True
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+STATIC_URL = "/static/"
+STATIC_ROOT = Path(env.str("PORTAL_STATIC", default=str(DATA_DIR / "static")))
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},
+    "staticfiles": {
+        "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
+        if DEBUG
+        else "whitenoise.storage.CompressedManifestStaticFilesStorage"
+    },
+}
+# A manifest file or a form; data goes to datastores, never through here.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+
+# The clouds. On one machine that is the node agent behind this socket.
+LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock"))
+CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": env.str("PORTAL_LOG_LEVEL", default="INFO")},
+    "loggers": {"django.request": {"level": "ERROR"}, "kombu": {"level": "WARNING"}},
+}

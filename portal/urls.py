@@ -1,0 +1,15 @@
+"""All addresses. The apps are reached by name so that imports keep going one way."""
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("accounts/", include("allauth.urls")),
+    path("", include("portal.routes")),
+    path("", include("datastores.routes")),
+    path("", include("billing.routes")),
+    path("", include("clusters.routes")),
+    path("api/v1/", include("portal.api_routes")),
+    path("api/v1/", include("datastores.api_routes")),
+    path("api/v1/", include("billing.api_routes")),
+    path("api/v1/", include("clusters.api_routes")),
+]
