@@ -6,14 +6,16 @@ OWNERS = """
 CREATE FUNCTION portal_check_owners() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     code_id bigint;
+    code_ids bigint[];
     owners integer;
 BEGIN
-    FOREACH code_id IN ARRAY CASE TG_TABLE_NAME
-        WHEN 'portal_appcode' THEN ARRAY[NEW.id]
-        ELSE ARRAY(SELECT DISTINCT id FROM unnest(ARRAY[
-            CASE WHEN TG_OP <> 'INSERT' THEN OLD.appcode_id END,
-            CASE WHEN TG_OP <> 'DELETE' THEN NEW.appcode_id END]) AS id WHERE id IS NOT NULL)
-        END
+    -- One branch a case: PL/pgSQL resolves OLD and NEW of a whole expression before it evaluates any part of it.
+    IF TG_TABLE_NAME = 'portal_appcode' THEN code_ids := ARRAY[NEW.id];
+    ELSIF TG_OP = 'INSERT' THEN code_ids := ARRAY[NEW.appcode_id];
+    ELSIF TG_OP = 'DELETE' THEN code_ids := ARRAY[OLD.appcode_id];
+    ELSE code_ids := ARRAY[OLD.appcode_id, NEW.appcode_id];
+    END IF;
+    FOREACH code_id IN ARRAY code_ids
     LOOP
         IF EXISTS (SELECT 1 FROM portal_appcode WHERE id = code_id) THEN
             SELECT count(*) INTO owners FROM portal_membership WHERE appcode_id = code_id AND role = 'owner';

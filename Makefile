@@ -1,0 +1,71 @@
+# Two commands for everybody: `make run` starts the whole portal on this machine, `make test` checks everything.
+# Both need nothing but Python 3.11+; what they install is installed once and again only when its list has changed.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One test process a core, but on a small machine the browser and the training need room too.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n )))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
+
+# The settings are imported for their types only; nothing is connected to.
+LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
+
+.PHONY: run test lint bench e2e clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.installed
+	@exec $(BIN)/python manage.py up
+
+test: $(VENV)/.installed-dev $(VENV)/.browser lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(LINT_ENV) $(BIN)/mypy
+	$(LINT_ENV) $(BIN)/lint-imports
+	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.bench
+
+e2e: $(VENV)/.installed-dev $(VENV)/.browser
+	$(BIN)/python -m pytest -m e2e
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name another one by PYTHON=…" >&2; exit 1; }
+	@echo "Making the virtual environment in $(VENV) …"
+	@if ! $(PYTHON) -m venv $(VENV) >/dev/null 2>&1; then \
+	  rm -rf $(VENV); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y python3-venv >/dev/null; fi; \
+	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); \
+	    echo "Python cannot make a virtual environment; install it with: apt-get install python3-venv" >&2; exit 1; }; fi
+
+$(VENV)/.installed: requirements.txt | $(BIN)/python
+	@free=$$(df -Pm $(VENV) | awk 'NR == 2 { print $$4 }'); [ "$$free" -ge 4000 ] || { \
+	  echo "The disk has $$free MB left here and the requirements need 4000 MB." >&2; exit 1; }
+	@echo "Installing requirements.txt (once; about a minute, longer where the packages must be downloaded) …"
+	@$(PIP) install -r $< || { echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	@echo "Installing requirements-dev.txt …"
+	@$(PIP) install -r $< || { echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
+	@touch $@
+
+# Browser tests drive the distribution's own Chromium; the fonts make screenshots look like what people see.
+$(VENV)/.browser: | $(BIN)/python
+	@if ! command -v chromium >/dev/null; then \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+	    echo "The tests need Chromium; install it with: sudo apt-get install chromium fonts-dejavu-core" >&2; exit 1; }; \
+	  echo "Installing Chromium …"; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	    chromium fonts-dejavu-core >/dev/null; fi
+	@touch $@

@@ -1,0 +1,20 @@
+#!/usr/bin/env python
+"""The portal's command line. `manage.py up` makes what the settings need, so it runs before they are read."""
+
+import os
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["up"]:
+        from portal.up import main as up
+
+        sys.exit(up(sys.argv[2:]))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Real servers for all tests, and the people in them.
+
+PostgreSQL, Valkey and S3 start once per test run, in a folder that is removed at its end, before Django reads its
+settings; the workers of `pytest -n` inherit their addresses. Nothing here is a mock. The node agent and the whole
+portal (`portal_up`) start only for tests that ask for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portal import services
+
+_servers = contextlib.ExitStack()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        _start_servers()
+    else:
+        # The queue is shared by database number: one test process must not eat another's messages.
+        number = int(worker.removeprefix("gw")) + 1
+        os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{number}"
+    base = Path(os.environ["PORTAL_TEST_FOLDER"]) / (worker or "main")
+    (base / "static").mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "PORTAL_DATA": str(base),
+        "LOCAL_CLOUD_DIR": str(base / "cloud"),
+        "LOCAL_CLOUD_SOCKET": str(base / "agent.sock"),
+        "DJANGO_SETTINGS_MODULE": "portal.settings",
+    }
+    from django.conf import settings
+
+    # Pages are tested without `collectstatic`, and people get in without 100 ms of key stretching.
+    settings.STORAGES["staticfiles"]["BACKEND"] = "django.contrib.staticfiles.storage.StaticFilesStorage"
+    settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _servers.close()
+
+
+def _start_servers() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="portal-tests-"))
+    _servers.callback(shutil.rmtree, folder, ignore_errors=True)
+    logs = folder / "log"
+    logs.mkdir()
+    access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
+    postgres = services.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
+    valkey = services.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
+    s3 = services.s3(folder / "s3", services.free_port(), access_key, secret_key)
+    _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))
+    os.environ |= {
+        "PORTAL_TEST_FOLDER": str(folder),
+        "PORTAL_SECRET_KEY": secrets.token_hex(32),
+        "DATABASE_URL": postgres.url,
+        "REDIS_URL": valkey.url,
+        "PORTAL_S3_URL": s3.url,
+        "PORTAL_S3_ACCESS_KEY": access_key,
+        "PORTAL_S3_SECRET_KEY": secret_key,
+    }
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Where the tests' S3 server is. `client` makes buckets and objects; the portal uses the same address and keys."""
+
+    url: str
+    access_key: str
+    secret_key: str
+    client: Any
+
+
+@pytest.fixture(scope="session")
+def s3() -> S3Server:
+    import boto3
+
+    url, access_key = os.environ["PORTAL_S3_URL"], os.environ["PORTAL_S3_ACCESS_KEY"]
+    secret_key = os.environ["PORTAL_S3_SECRET_KEY"]
+    client = boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name="us-east-1"
+    )
+    return S3Server(url, access_key, secret_key, client)
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """A new, empty bucket."""
+    name = f"test-{secrets.token_hex(6)}"
+    s3.client.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def node_agent() -> Iterator[Path]:
+    """The node agent of this test process; yields its socket, which the settings already name."""
+    folder, agent_socket = Path(os.environ["LOCAL_CLOUD_DIR"]), Path(os.environ["LOCAL_CLOUD_SOCKET"])
+    with services.running([services.node_agent(folder, agent_socket)], folder.parent, os.environ):
+        yield agent_socket
+
+
+@pytest.fixture
+def make_appcode(db: None) -> Callable[..., Any]:
+    """make_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob) → Appcode, active."""
+    from django.db import transaction
+
+    from portal.models import Appcode, Membership, OrgNode, User
+
+    def make(code: str, *, org: str, namespace: str, quota: int = 8, **members: User) -> Appcode:
+        node, _ = OrgNode.objects.get_or_create(path=org, defaults={"title": namespace.upper(), "namespace": namespace})
+        with transaction.atomic():
+            appcode = Appcode.objects.create(
+                code=code, org_node=node, emails=[f"{code}@example.com"], state=Appcode.State.ACTIVE, gpu_quota=quota
+            )
+            for role, user in members.items():
+                Membership.objects.create(user=user, appcode=appcode, role=role)
+        return appcode
+
+    return make
+
+
+@dataclass(frozen=True)
+class People:
+    """Who is in the tests: alice owns, bob develops and victor only looks in `ops` (code ops-demo, business line OPS);
+
+    mallory owns `flight` (code flight-demo, business line Flight) and may know nothing of `ops`; root administers.
+    """
+
+    alice: Any
+    bob: Any
+    victor: Any
+    mallory: Any
+    root: Any
+    ops: Any
+    flight: Any
+
+
+@pytest.fixture
+def people(make_appcode: Callable[..., Any]) -> People:
+    from portal.models import User
+
+    make = User.objects.create_user
+    alice, bob, victor, mallory = (
+        make(name, f"{name}@example.com", f"{name}-password") for name in ("alice", "bob", "victor", "mallory")
+    )
+    root = User.objects.create_superuser("root", "root@example.com", "root-password")
+    ops = make_appcode(
+        "ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob, viewer=victor
+    )
+    flight = make_appcode("flight-demo", org="qunarcorp.flight", namespace="flight", owner=mallory)
+    return People(alice, bob, victor, mallory, root, ops, flight)
+
+
+@pytest.fixture
+def alice(people: People) -> Any:
+    return people.alice
+
+
+@pytest.fixture
+def bob(people: People) -> Any:
+    return people.bob
+
+
+@pytest.fixture
+def victor(people: People) -> Any:
+    return people.victor
+
+
+@pytest.fixture
+def mallory(people: People) -> Any:
+    return people.mallory
+
+
+@pytest.fixture
+def root(people: People) -> Any:
+    return people.root
+
+
+@pytest.fixture
+def ops(people: People) -> Any:
+    return people.ops
+
+
+@pytest.fixture
+def flight(people: People) -> Any:
+    return people.flight
