@@ -7,11 +7,15 @@ a run (a retry is another row). `Run.desired` is what people want, `phase` and e
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 
+from clusters.lifecycle import TERMINAL
 from portal.models import Appcode, User
 
 
@@ -64,6 +68,7 @@ class Cluster(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     deleted_at = models.DateTimeField(null=True)
+    purged = models.BooleanField(default=False, help_text="Deleted, and its logs are gone too.")
     run_count = models.PositiveIntegerField(default=0)
     current_run = models.OneToOneField("Run", on_delete=models.SET_NULL, null=True, related_name="current_of")
 
@@ -81,9 +86,8 @@ class Cluster(models.Model):
 class Run(models.Model):
     """One deployment of a cluster.
 
-    Written by people (actions.py): `desired`, `stop_reason`, `stopped_by`. Written by reconcile.py: `admitted_at`,
-    `applied_at`, `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*`
-    are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
+    Written by people (actions.py): `desired`, `stop_*`. Written by reconcile.py: `wait_*`, `admitted_at`, `applied_at`,
+    `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
     """
 
     class Desired(models.TextChoices):
@@ -101,6 +105,7 @@ class Run(models.Model):
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveIntegerField()
     spec = models.JSONField()
+    resources = models.JSONField(help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}')
     gpus = models.PositiveIntegerField(help_text="GPUs of all its tasks together; counted against the quota while admitted.")
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -110,6 +115,8 @@ class Run(models.Model):
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_message = models.TextField(blank=True)
 
+    wait_reason = models.CharField(max_length=40, blank=True)
+    wait_message = models.TextField(blank=True)
     admitted_at = models.DateTimeField(null=True)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)
@@ -120,13 +127,18 @@ class Run(models.Model):
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.QUEUED)
     reason = models.CharField(max_length=40, blank=True)
     message = models.TextField(blank=True)
-    phase_since = models.DateTimeField(auto_now_add=True)
+    phase_since = models.DateTimeField(default=timezone.now)
     verdict = models.CharField(max_length=10, choices=Phase.choices, blank=True)
+    verdict_reason = models.CharField(max_length=40, blank=True)
+    verdict_message = models.TextField(blank=True)
     started_at = models.DateTimeField(null=True)
+    deadline = models.DateTimeField(null=True, help_text="started_at and the time limit.")
     finished_at = models.DateTimeField(null=True)
     storage_state = models.CharField(max_length=10, blank=True)
     storage_message = models.TextField(blank=True)
     gone = models.BooleanField(default=False)
+    stored = models.BooleanField(default=True)
+    gone_message = models.TextField(blank=True)
     roles = models.JSONField(default=dict, help_text='{"worker": {"ready": 2, "count": 2}}')
 
     usage_as_of = models.DateTimeField(null=True)
@@ -143,6 +155,7 @@ class Run(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),
+            models.Index(fields=["deadline"], condition=Q(desired="running", verdict=""), name="run_deadline"),
         ]
 
     def __str__(self) -> str:
@@ -150,7 +163,18 @@ class Run(models.Model):
 
     @property
     def is_terminal(self) -> bool:
-        return self.phase in ("Succeeded", "Failed", "Stopped")
+        return self.phase in TERMINAL
+
+    def gpu_seconds_at(self, now: dt.datetime) -> int:
+        """GPU-seconds used until `now`, including what its tasks hold at this moment."""
+        return self.gpu_seconds + self.gpu_rate * self._elapsed(now)
+
+    def cost_at(self, now: dt.datetime) -> Decimal:
+        """Money used until `now` in settings.CURRENCY, unrounded."""
+        return self.cost + self.cost_rate * self._elapsed(now)
+
+    def _elapsed(self, now: dt.datetime) -> int:
+        return max(0, int((now - self.usage_as_of).total_seconds())) if self.usage_as_of else 0
 
 
 class Task(models.Model):

@@ -1,0 +1,189 @@
+"""Everything that a person does to a cluster. Each action is one transaction: the change, its Event, and a wake-up on commit.
+
+Rows are locked in one order everywhere, appcode → cluster → run, and with NO KEY UPDATE, because a plain FOR UPDATE would
+wait for the foreign keys of rows that the watch inserts. Actions only write what is wanted. Nothing here talks to a cloud; `reconcile.py` does, woken up after the commit and, should
+that message be lost, by the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.db import IntegrityError, transaction
+
+from clusters import tasks
+from clusters.catalogue import resolve
+from clusters.models import Cluster, Run
+from clusters.observe import refresh
+from clusters.specs import ClusterManifest, ClusterSpec
+from portal.access import OPERATE, appcodes_for, require
+from portal.errors import Conflict, Invalid
+from portal.events import record
+from portal.models import Appcode, User
+
+
+@transaction.atomic
+def create_cluster(manifest: ClusterManifest, *, acting_user: User) -> Cluster:
+    """Defines a cluster and deploys its first run.
+
+    Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied.
+    """
+    appcode = _usable_appcode(manifest, acting_user)
+    resolve(manifest.spec, appcode)
+    try:
+        with transaction.atomic():
+            cluster = Cluster.objects.create(
+                appcode=appcode,
+                name=manifest.metadata.name,
+                spec=manifest.spec.model_dump(mode="json", by_alias=True),
+                created_by=acting_user,
+            )
+    except IntegrityError as error:
+        if "cluster_name_once" not in str(error):
+            raise
+        raise Invalid.at(
+            "metadata", "name", message=f"{appcode.code} already has a cluster “{manifest.metadata.name}”; choose another name."
+        ) from error
+    _record("cluster.created", cluster, acting_user, "Created.")
+    _new_run(cluster, acting_user, scheduled=True)
+    return cluster
+
+
+@transaction.atomic
+def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: User) -> Cluster:
+    """Replaces the definition; a living run keeps what it was started with, the next deployment uses the new one."""
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    if manifest.metadata.appcode != cluster.appcode.code:
+        raise Invalid.at("metadata", "appcode", message="A cluster stays in its appcode; clone it to another one.")
+    if manifest.metadata.name != cluster.name:
+        raise Invalid.at("metadata", "name", message="A cluster keeps its name; clone it under another one.")
+    resolve(manifest.spec, cluster.appcode)
+    spec = manifest.spec.model_dump(mode="json", by_alias=True)
+    if spec != cluster.spec:
+        cluster.spec = spec
+        cluster.save(update_fields=["spec", "changed_at"])
+        _record("cluster.changed", cluster, acting_user, "Changed; the next deployment uses the new definition.")
+    return cluster
+
+
+@transaction.atomic
+def deploy(cluster: Cluster, *, acting_user: User) -> Run:
+    """Makes the next run. Raises Conflict while one is alive, Invalid when the definition names what is gone by now."""
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    _require_active(cluster.appcode)
+    if cluster.current_run and not cluster.current_run.is_terminal:
+        raise Conflict(f"Run {cluster.current_run.number} of {cluster.name} has not ended yet; disable it first.")
+    return _new_run(cluster, acting_user, scheduled=False)
+
+
+def disable(cluster: Cluster, *, acting_user: User) -> Run:
+    """Ends the living run; its output is stored first. Repeating it changes nothing."""
+    return _end(cluster, acting_user, "Disabled", "disabled", lambda run: None)
+
+
+def cancel(cluster: Cluster, *, acting_user: User) -> Run:
+    """Ends a run that has not begun to run. Raises Conflict once it has."""
+
+    def check(run: Run) -> None:
+        if run.phase == Run.Phase.RUNNING:
+            raise Conflict(f"Run {run.number} of {run.cluster.name} runs already; disable it to end it.")
+
+    return _end(cluster, acting_user, "Cancelled", "cancelled", check)
+
+
+@transaction.atomic
+def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
+    """Removes the cluster from sight at once and ends its run. Data in its datastores stays; its logs go."""
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    if cluster.deleted_at is None:
+        run = cluster.current_run
+        if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
+            _ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
+        cluster.deleted_at = tasks.now()
+        cluster.save(update_fields=["deleted_at", "changed_at"])
+        _record("cluster.deleted", cluster, acting_user, "Deleted.")
+        transaction.on_commit(lambda: tasks.wake_purge(cluster.pk))
+
+
+@transaction.atomic
+def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Callable[[Run], None]) -> Run:
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    run = cluster.current_run
+    if run is None:
+        raise Conflict(f"{cluster.name} has never been deployed.")
+    run.cluster = cluster
+    if run.is_terminal or run.desired == Run.Desired.ENDED:
+        return run
+    check(run)
+    _ask_to_end(run, reason, f"{reason} by {acting_user.display_name}.")
+    _record(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} {verb}.", run=run.number)
+    return run
+
+
+def _ask_to_end(run: Run, reason: str, message: str) -> None:
+    """Shared with the time limit (`reconcile.sweep`): the run's row must be locked or freshly read in this transaction."""
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
+    run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
+    run.save(update_fields=["desired", "stop_reason", "stop_message"])
+    refresh([run], tasks.now())
+    transaction.on_commit(lambda: tasks.wake(run.pk))
+
+
+def end_by_portal(run: Run, reason: str, message: str) -> None:
+    """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
+    _ask_to_end(run, reason, message)
+    record(
+        "run.ended", actor=None, appcode=run.cluster.appcode.code, object=f"cluster {run.cluster}", message=message, run=run.number
+    )
+
+
+def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
+    spec = ClusterSpec.model_validate(cluster.spec)
+    resolved = resolve(spec, cluster.appcode)
+    cluster.run_count += 1
+    run = Run.objects.create(
+        cluster=cluster,
+        number=cluster.run_count,
+        spec=cluster.spec,
+        resources=resolved.resources_json,
+        gpus=resolved.gpus,
+        created_by=acting_user,
+        not_before=spec.schedule_after if scheduled else None,
+        roles={role: {"ready": 0, "count": each.count} for role, each in spec.active_roles.items()},
+        reason="Submitted",
+        message="Waits to be looked at.",
+    )
+    cluster.current_run = run
+    cluster.save(update_fields=["run_count", "current_run", "changed_at"])
+    _record("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
+    transaction.on_commit(lambda: tasks.wake(run.pk))
+    return run
+
+
+def _usable_appcode(manifest: ClusterManifest, user: User) -> Appcode:
+    appcode = appcodes_for(user).filter(code=manifest.metadata.appcode).first()
+    if appcode is None:
+        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use.")
+    require(user, appcode, OPERATE)
+    _require_active(appcode)
+    return appcode
+
+
+def _require_active(appcode: Appcode) -> None:
+    if appcode.state == Appcode.State.REQUESTED:
+        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} waits for an administrator's approval.")
+    if appcode.state == Appcode.State.DISABLED:
+        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is disabled; ask an administrator.")
+
+
+def _locked(cluster: Cluster) -> Cluster:
+    """The row as it is now, locked until the end of the transaction, so that two clicks cannot both win."""
+    return Cluster.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "current_run").get(pk=cluster.pk)
+
+
+def _record(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> None:
+    record(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)

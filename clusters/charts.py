@@ -1,0 +1,162 @@
+"""Line charts as data: ticks and paths for an SVG that stretches with its page, drawn without JavaScript.
+
+The idea: the drawing knows no pixels. Lines live in a square of 1000 by 1000 that the browser stretches to whatever width
+there is (with strokes that do not stretch), while ticks are words of the page, placed by percent. So letters have their
+ordinary size on a telephone, and colours are those of the theme, light or dark. Libraries that draw text into the SVG
+(pygal, matplotlib) shrink it with the page and fix the colours on the server.
+
+Pure: numbers in, numbers and strings out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+SIDE = 1000.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: (x, y) in the order of x. `y` may be NaN or infinite, which leaves a gap."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A word at an axis; `percent` counts from the left or from the top."""
+
+    text: str
+    percent: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One line ready to draw: `path` for <path d>, lone points (a gap on both sides, which a path does not show) for dots."""
+
+    label: str
+    path: str
+    dots: tuple[tuple[float, float], ...]
+    latest: str
+    smallest: str
+    largest: str
+    missing: int
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    x_label: str
+    lines: tuple[Drawn, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+
+    @property
+    def summary(self) -> str:
+        """What the picture shows, in a sentence, for those who do not see it."""
+        parts = [
+            f"{line.label or self.title}: {line.latest} at the end, between {line.smallest} and {line.largest}"
+            for line in self.lines
+            if line.path or line.dots
+        ]
+        return f"{self.title} by {self.x_label}. " + "; ".join(parts) + "." if parts else f"{self.title}: no numbers yet."
+
+
+def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
+    """The chart of `lines` over a common pair of axes that just contain them."""
+    lines = list(lines)
+    good = [point for line in lines for point in line.points if _finite(*point)]
+    x_low, x_high = _bounds([x for x, _ in good], widen=False)
+    y_low, y_high = _bounds([y for _, y in good], widen=True)
+    x_ticks = [x for x in ticks(x_low, x_high, 5) if x_low <= x <= x_high]
+    y_ticks = ticks(y_low, y_high, 4)
+    y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return _share(x, x_low, x_high) * SIDE, (1 - _share(y, y_low, y_high)) * SIDE
+
+    return Chart(
+        title=title,
+        x_label=x_label,
+        lines=tuple(_drawn(line, place) for line in lines),
+        x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
+        y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
+    )
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that reach from `low` or below to `high` or above.
+
+    Source: Heckbert, "Nice numbers for graph labels", Graphics Gems (1990). `low` < `high`, both finite.
+    """
+    span = high - low
+    step = _nice(span / about)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A number for reading: 0.0312, 1.5, 12,300, 4.2e-07; NaN and infinity by name."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    size = abs(value)
+    if size != 0 and (size < 1e-4 or size >= 1e9):
+        return f"{value:.3g}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _drawn(line: Line, place: object) -> Drawn:
+    assert callable(place)
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for x, y in line.points:
+        if _finite(x, y):
+            pieces[-1].append(place(x, y))
+        elif pieces[-1]:
+            pieces.append([])
+    values = [y for x, y in line.points if _finite(x, y)]
+    return Drawn(
+        label=line.label,
+        path=" ".join(_path(piece) for piece in pieces if len(piece) > 1),
+        dots=tuple((round(piece[0][0], 1), round(piece[0][1], 1)) for piece in pieces if len(piece) == 1),
+        latest=number(line.points[-1][1]) if line.points else "–",
+        smallest=number(min(values)) if values else "–",
+        largest=number(max(values)) if values else "–",
+        missing=len(line.points) - len(values),
+    )
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _finite(x: float, y: float) -> bool:
+    return math.isfinite(x) and math.isfinite(y)
+
+
+def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
+    """The smallest and the largest value, apart from each other. `widen` leaves room around a flat line."""
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    if high - low > 1e-12 * max(abs(low), abs(high)):
+        return low, high
+    room = abs(low) * 0.1 or 1.0
+    return (low - room, high + room) if widen else (low, low + room)
+
+
+def _share(value: float, low: float, high: float) -> float:
+    # Halves first: the span of two floats may be infinite.
+    return (value / 2 - low / 2) / (high / 2 - low / 2)
+
+
+def _nice(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    for factor in (1.0, 2.0, 5.0):
+        if rough <= factor * power * (1 + 1e-9):
+            return factor * power
+    return 10.0 * power

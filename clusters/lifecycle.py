@@ -1,0 +1,221 @@
+"""What a run's tasks mean: one pure function from what is wanted and what was seen to a phase with a reason and a sentence.
+
+    Queued → Starting → Running → Succeeded | Failed | Stopped
+
+The outcome is decided once (the verdict) and shown when nothing of the run is left: while it ends, the phase stays and the
+reason is Ending, so that "Succeeded" always means that the GPUs are free and the output is where it belongs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
+Verdict = Literal["", "Succeeded", "Failed", "Stopped"]
+TERMINAL: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped"})
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One attempt of one task, as last seen (see `clouds.base.TaskSeen`)."""
+
+    role: str
+    index: int
+    attempt: int
+    phase: str
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    disrupted: bool = False
+    log_tail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def counts_as_failure(self) -> bool:
+        return self.phase == "Failed" and not self.disrupted
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run: `counts` is the number of tasks by role; `waits` a sentence when the portal itself holds it back (quota, time)."""
+
+    phase: Phase
+    counts: Mapping[str, int]
+    mode: str = "batch"
+    completion: str = "master"
+    retries: int = 0
+    desired: str = "running"
+    stop_reason: str = ""
+    stop_message: str = ""
+    wait_reason: str = ""
+    wait_message: str = ""
+    refusal: str = ""
+    verdict: Verdict = ""
+    verdict_reason: str = ""
+    verdict_message: str = ""
+    storage_state: str = ""
+    storage_message: str = ""
+    gone: bool = False
+    stored: bool = True
+    gone_message: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next state. A verdict, once given, never changes; with one, the cloud is to be asked to end the run."""
+
+    phase: Phase
+    reason: str
+    message: str
+    verdict: Verdict = ""
+    verdict_reason: str = ""
+    verdict_message: str = ""
+    ready: Mapping[str, int] = field(default_factory=dict)
+
+
+def latest(tasks: Iterable[TaskState]) -> dict[tuple[str, int], TaskState]:
+    """The newest attempt of every task that was ever seen."""
+    newest: dict[tuple[str, int], TaskState] = {}
+    for task in tasks:
+        seen = newest.get((task.role, task.index))
+        if seen is None or task.attempt > seen.attempt:
+            newest[task.role, task.index] = task
+    return newest
+
+
+def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> Decision:
+    """The phase that follows from what is known at `now` (UTC). Calling it again with the same facts changes nothing."""
+    tasks = list(tasks)
+    newest = latest(tasks)
+    ready = {
+        role: sum(1 for task in newest.values() if task.role == role and task.phase in ("Running", "Succeeded"))
+        for role in run.counts
+    }
+    if run.phase in TERMINAL:
+        return Decision(
+            run.phase, run.verdict_reason, run.verdict_message, run.verdict, run.verdict_reason, run.verdict_message, ready
+        )
+    verdict, reason, message = _verdict(run, tasks, newest)
+    if verdict:
+        return _ending(run, verdict, reason, message, newest, ready)
+    phase, reason, message = _progress(run, newest, ready)
+    return Decision(phase, reason, message, ready=ready)
+
+
+def _verdict(
+    run: RunState, tasks: list[TaskState], newest: Mapping[tuple[str, int], TaskState]
+) -> tuple[Verdict, str, str]:
+    """The outcome with its reason, or "" while it is open."""
+    if run.verdict:
+        return run.verdict, run.verdict_reason, run.verdict_message
+    if run.mode == "batch":
+        failed = _exhausted(run, tasks)
+        if failed:
+            return "Failed", failed.reason if failed.reason == "OOMKilled" else "TaskFailed", _failure(failed)
+        role = "master" if run.completion == "master" else "worker"
+        finished = [newest.get((role, index)) for index in range(run.counts.get(role, 0))]
+        if finished and all(task is not None and task.phase == "Succeeded" for task in finished):
+            who = "The master has" if role == "master" else f"All {len(finished)} workers have"
+            return "Succeeded", "Completed", f"{who} finished."
+    if run.refusal:
+        return "Failed", "Refused", run.refusal
+    if run.desired == "ended":
+        return "Stopped", run.stop_reason, run.stop_message
+    if run.gone:
+        return "Failed", "Lost", "The cloud ended this run although nobody had asked for it."
+    return "", "", ""
+
+
+def _exhausted(run: RunState, tasks: list[TaskState]) -> TaskState | None:
+    """The last attempt of a task that failed more often than it may be started again; the earliest role and index first."""
+    failures: dict[tuple[str, int], list[TaskState]] = {}
+    for task in tasks:
+        if task.counts_as_failure:
+            failures.setdefault((task.role, task.index), []).append(task)
+    over = [attempts for attempts in failures.values() if len(attempts) > run.retries]
+    return min((max(attempts, key=lambda t: t.attempt) for attempts in over), key=lambda t: (t.role, t.index), default=None)
+
+
+def _failure(task: TaskState) -> str:
+    how = f"with exit code {task.exit_code}" if task.exit_code is not None else f"({task.reason or 'no exit code'})"
+    tries = f" after {task.attempt + 1} attempts" if task.attempt else ""
+    sentence = f"{task.name} failed {how}{tries}."
+    if task.message and task.message not in sentence:
+        sentence += f" {task.message}"
+    last = last_lines(task.log_tail)
+    return f"{sentence} Its last lines:\n{last}" if last else sentence
+
+
+def last_lines(text: str, *, lines: int = 6, characters: int = 800) -> str:
+    """The end of a log that fits into a sentence's neighbourhood."""
+    return "\n".join(text.strip().splitlines()[-lines:])[-characters:]
+
+
+def _ending(
+    run: RunState,
+    verdict: Verdict,
+    reason: str,
+    message: str,
+    newest: Mapping[tuple[str, int], TaskState],
+    ready: Mapping[str, int],
+) -> Decision:
+    if run.gone:
+        if not run.stored:
+            lost = f"{message} Its output could not be stored: {run.gone_message}".strip()
+            outcome: Verdict = "Failed" if verdict == "Succeeded" else verdict
+            return Decision(outcome, "OutputNotStored", lost, outcome, "OutputNotStored", lost, ready)
+        return Decision(verdict, reason, message, verdict, reason, message, ready)
+    left = sum(1 for task in newest.values() if task.phase in ("Pending", "Running"))
+    if run.storage_state == "failed":
+        step = f"Storing the output fails and is tried again: {run.storage_message}"
+    elif left:
+        step = f"{left} of {sum(run.counts.values())} tasks are being ended."
+    elif run.storage_state == "storing":
+        step = run.storage_message or "The output is being stored."
+    else:
+        step = "What is left is being cleared away."
+    return Decision(run.phase, "Ending", f"{message} {step}".strip(), verdict, reason, message, ready)
+
+
+def _progress(
+    run: RunState, newest: Mapping[tuple[str, int], TaskState], ready: Mapping[str, int]
+) -> tuple[Phase, str, str]:
+    """Phase, reason and sentence of a run that goes on."""
+    if run.wait_reason:
+        return "Queued", run.wait_reason, run.wait_message
+    wanted = sum(run.counts.values())
+    pending = [task for task in newest.values() if task.phase == "Pending"]
+    troubled = [task for task in newest.values() if task.phase == "Failed" or task.reason == "BackOff"]
+    if sum(ready.values()) == wanted:
+        return "Running", "", f"All {wanted} tasks run." if wanted > 1 else "The task runs."
+    if run.phase == "Running":
+        task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
+        what = f"{task.name} is being started again" if task else "A task is being started again"
+        detail = f": {task.message}" if task and task.message else "."
+        return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running; {what}{detail}"
+    if run.storage_state == "failed":
+        return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
+    if troubled:
+        task = min(troubled, key=lambda t: (t.role, t.index))
+        return "Starting", "Restarting", f"{_failure(task) if task.phase == 'Failed' else task.message} It is started again."
+    unschedulable = [task for task in pending if task.reason == "Unschedulable"]
+    if unschedulable:
+        message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
+        phase: Phase = "Queued" if len(unschedulable) == wanted else "Starting"
+        return phase, "WaitingForGPUs", message
+    for reason, sentence in (
+        ("PullingImage", "The image is being fetched."),
+        ("FetchingInput", run.storage_message or "The input data is being fetched."),
+    ):
+        waiting = [task for task in pending if task.reason == reason]
+        if waiting:
+            return "Starting", reason, waiting[0].message or sentence
+    if not newest:
+        return "Queued", "Submitted", "Handed to the scheduler."
+    return "Starting", "StartingProgram", f"{sum(ready.values())} of {wanted} tasks run; the programs of the others are starting."

@@ -1,0 +1,70 @@
+"""The controller: one process that listens to the cloud and writes what happened (`clusters.watch`), for as long as it lives.
+
+Only one works at a time: the leader holds an advisory lock of PostgreSQL on a connection of its own; a second controller waits for that
+lock, so starting two is safe and the other takes over when the first dies.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import InterfaceError, OperationalError, connection, connections
+from tenacity import Retrying, retry_if_exception_type, wait_exponential_jitter
+
+from clusters.clouds.base import Cloud, CloudError, WatchExpired
+from clusters.clouds.registry import cloud
+from clusters.models import CloudState
+from clusters.watch import apply_batch, apply_listing, save_capacity
+
+log = logging.getLogger(__name__)
+
+# Any fixed number: the name of the lock in this database.
+LEADER_LOCK = 6_117_001
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # A database that restarts or a cloud that is away is waited for, never given up on.
+        for attempt in Retrying(
+            retry=retry_if_exception_type((CloudError, OperationalError, InterfaceError)),
+            wait=wait_exponential_jitter(initial=0.2, max=5),
+            before_sleep=lambda state: log.warning("waiting to try again: %s", state.outcome and state.outcome.exception()),
+        ):
+            with attempt:
+                connections.close_all()
+                lead()
+                follow(cloud())
+
+
+def lead() -> None:
+    """Blocks until this process is the leader. The lock belongs to the connection that `follow` writes with, so a lost
+    connection loses the lead and every later write at the same moment."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [LEADER_LOCK])
+
+
+def follow(source: Cloud) -> None:
+    """Lists when there is no position, then watches for ever. Raises CloudError or OperationalError when cut off."""
+    state = CloudState.objects.filter(name=source.name).first()
+    position = state.position if state else ""
+    while True:
+        if not position:
+            listing = source.list()
+            apply_listing(source.name, listing)
+            position = listing.position
+        capacity = source.capacity()
+        save_capacity(source.name, capacity)
+        try:
+            for batch in source.watch(position):
+                apply_batch(source.name, batch)
+                position = batch.position
+                if batch.items and (seen := source.capacity()) != capacity:
+                    capacity = seen
+                    save_capacity(source.name, capacity)
+        except WatchExpired:
+            log.warning("the watch position is too old; listing again")
+            position = ""

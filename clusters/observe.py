@@ -1,0 +1,106 @@
+"""Rows → `lifecycle` → rows: recomputes the phase of runs whose facts changed, with the readiness and the cost that lists show.
+
+Used by whoever changes a fact (a person's action, the reconcile loop, the watch), always inside that change's transaction,
+so that the phase on the screen never contradicts the rows beneath it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from django.db import transaction
+
+from billing.metering import totals
+from clusters import tasks
+from clusters.lifecycle import RunState, TaskState, next_phase
+from clusters.models import Run, Task
+from portal.events import record
+
+FIELDS = [
+    "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline", "finished_at",
+    "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate", "wait_reason", "wait_message",
+]  # fmt: skip
+
+
+def consumer(run: Run) -> str:
+    """The key under which billing knows a run."""
+    return f"run {run.pk}"
+
+
+def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
+    """Recomputes `runs` (locked rows of this transaction) at `now`, in a number of queries that does not grow with them.
+
+    Unsaved changes of their facts must be saved by the caller. A new verdict wakes the loop on commit to end the run; a run
+    that is over wakes those of its appcode that wait for quota.
+    """
+    tasks_of: dict[int, list[TaskState]] = {run.pk: [] for run in runs}
+    for row in Task.objects.filter(run__in=runs):
+        tasks_of[row.run_id].append(
+            TaskState(
+                row.role, row.index, row.attempt, row.phase, row.reason, row.message, row.exit_code, row.disrupted, row.log_tail
+            )
+        )
+    money = totals([consumer(run) for run in runs], now)
+    for run in runs:
+        decision = next_phase(state_of(run), tasks_of[run.pk], now)
+        if decision.verdict and not run.verdict:
+            transaction.on_commit(lambda pk=run.pk: tasks.wake(pk))  # type: ignore[misc]
+        before, run.phase = run.phase, decision.phase
+        run.reason, run.message = decision.reason, decision.message
+        run.verdict, run.verdict_reason, run.verdict_message = (
+            decision.verdict, decision.verdict_reason, decision.verdict_message,
+        )  # fmt: skip
+        run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}
+        usage = money[consumer(run)]
+        run.usage_as_of, run.gpu_seconds, run.gpu_rate = now, usage.gpu_seconds, usage.gpu_rate
+        run.cost, run.cost_rate = usage.cost, usage.cost_rate
+        if run.phase != before:
+            run.phase_since = now
+            _phase_changed(run, now)
+    Run.objects.bulk_update(runs, FIELDS)
+
+
+def _phase_changed(run: Run, now: dt.datetime) -> None:
+    if run.phase == Run.Phase.RUNNING and run.started_at is None:
+        run.started_at = now
+        limit = run.spec.get("timeLimit")
+        run.deadline = now + dt.timedelta(seconds=limit) if limit else None
+    if run.is_terminal:
+        run.finished_at = now
+        transaction.on_commit(lambda: tasks.wake_waiting(run.cluster.appcode_id))
+        if run.cluster.deleted_at:
+            transaction.on_commit(lambda: tasks.wake_purge(run.cluster_id))
+    record(
+        f"run.{run.phase.lower()}",
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=f"Run {run.number} {run.phase}. {run.message}".strip(),
+        run=run.number,
+        reason=run.reason,
+    )
+
+
+def state_of(run: Run) -> RunState:
+    return RunState(
+        phase=run.phase,  # type: ignore[arg-type]
+        counts={role: facts["count"] for role, facts in run.roles.items()},
+        mode=run.spec["mode"],
+        completion=run.spec["completion"],
+        retries=run.spec["retries"],
+        desired=run.desired,
+        stop_reason=run.stop_reason,
+        stop_message=run.stop_message,
+        wait_reason=run.wait_reason,
+        wait_message=run.wait_message,
+        refusal=run.refusal,
+        verdict=run.verdict,  # type: ignore[arg-type]
+        verdict_reason=run.verdict_reason,
+        verdict_message=run.verdict_message,
+        storage_state=run.storage_state,
+        storage_message=run.storage_message,
+        gone=run.gone,
+        stored=run.stored,
+        gone_message=run.gone_message,
+    )

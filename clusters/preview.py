@@ -1,0 +1,76 @@
+"""What would happen if this were submitted now: tasks, GPUs, whether it fits and why not, and what it costs.
+
+Reads the capacity that the controller last saw and the prices of now; asks no cloud. The same judgement is made again after
+submit, so the sentence before and the sentence after agree unless the world has changed between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.db.models import Sum
+
+from billing.metering import hourly_price
+from clusters import tasks
+from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
+from clusters.catalogue import resolve
+from clusters.clouds.base import Capacity, Node, Waiting
+from clusters.models import CloudState, Run
+from clusters.reconcile import waiting
+from clusters.specs import ClusterManifest
+from portal.access import appcodes_for
+from portal.errors import Invalid
+from portal.models import User
+
+
+@dataclass(frozen=True)
+class Preview:
+    """`cost_limit` is the cost until the time limit (None without one); money in settings.CURRENCY, unrounded."""
+
+    tasks: int
+    gpus: int
+    fits: Fits
+    sentence: str
+    cost_per_hour: Decimal
+    cost_limit: Decimal | None
+
+
+def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
+    """Raises Invalid exactly where `actions.create_cluster` would (except for a name that is taken)."""
+    appcode = appcodes_for(acting_user).filter(code=manifest.metadata.appcode).first()
+    if appcode is None:
+        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use.")
+    spec = manifest.spec
+    resolved = resolve(spec, appcode)
+    held = Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))["n"] or 0
+    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if gpus]
+    judgement = worst(
+        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held, queue)),
+        judge_capacity(
+            {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
+            {role: each.gpu_model for role, each in resolved.resources.items()},
+            latest_capacity(),
+        ),
+    )
+    roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
+    per_hour = hourly_price(
+        [(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles], tasks.now()
+    )
+    return Preview(
+        tasks=sum(each.count for each in spec.active_roles.values()),
+        gpus=resolved.gpus,
+        fits=judgement.fits,
+        sentence=judgement.message or "It can start now.",
+        cost_per_hour=per_hour,
+        cost_limit=per_hour * spec.time_limit / 3600 if spec.time_limit else None,
+    )
+
+
+def latest_capacity() -> Capacity:
+    """What all clouds together had when the controller last looked; empty before it did."""
+    states = [state.capacity for state in CloudState.objects.all() if state.capacity]
+    return Capacity(
+        nodes=tuple(Node(**node) for state in states for node in state["nodes"]),
+        queue=tuple(Waiting(**each) for state in states for each in state["queue"]),
+    )

@@ -1,0 +1,88 @@
+"""What tasks find in their environment: whole values compared, after the same expansion that a cloud makes."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.clouds.base import ImageRef, RunRef, expand, literal
+from clusters.frameworks import FRAMEWORKS
+from clusters.plans import Resources, build_plan
+from clusters.specs import ClusterSpec
+
+SMALL = Resources("small", 1000, 1024, 0, "")
+
+
+def spec(framework="tensorflow", **counts):
+    roles = {role: {"flavor": "small", "count": count} for role, count in {"master": 1, **counts}.items()}
+    return ClusterSpec.model_validate({"framework": framework, "image": "i", "command": "true", "roles": roles})
+
+
+def addresses(of):
+    return {(role, n): f"{role}-{n}.x:2222" for role, each in of.active_roles.items() for n in range(each.count)}
+
+
+def environment(of, role, index):
+    values = FRAMEWORKS[of.framework].environment(of, role, addresses(of))
+    return {name: expand(value, {"TASK_INDEX": str(index)}) for name, value in values.items()}
+
+
+def test_a_master_alone_is_a_single_machine_without_tf_config():
+    assert environment(spec(), "master", 0) == {}
+    assert environment(spec(ps=0, worker=0), "master", 0) == {}
+
+
+def test_parameter_servers_get_the_whole_cluster_and_their_own_place():
+    assert json.loads(environment(spec(ps=1, worker=2), "worker", 1)["TF_CONFIG"]) == {
+        "cluster": {
+            "chief": ["master-0.x:2222"],
+            "ps": ["ps-0.x:2222"],
+            "worker": ["worker-0.x:2222", "worker-1.x:2222"],
+        },
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_all_reduce_is_a_chief_and_workers():
+    config = json.loads(environment(spec(worker=1), "master", 0)["TF_CONFIG"])
+    assert config["task"] == {"type": "chief", "index": 0}
+    assert set(config["cluster"]) == {"chief", "worker"}
+
+
+def test_an_evaluator_is_told_of_the_cluster_but_is_not_in_it():
+    config = json.loads(environment(spec(ps=1, worker=1, evaluator=1), "evaluator", 0)["TF_CONFIG"])
+    assert config["task"] == {"type": "evaluator", "index": 0}
+    assert "evaluator" not in config["cluster"]
+
+
+def test_torchrun_meets_at_the_master_who_alone_opens_the_store():
+    one = environment(spec("pytorch", worker=3), "worker", 2)
+    assert one["PET_NNODES"] == "4"
+    assert one["PET_RDZV_ENDPOINT"] == "master-0.x:2222"
+    assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("master-0.x", "2222")
+    assert one["PET_RDZV_CONF"] == "is_host=0"
+    assert environment(spec("pytorch", worker=3), "master", 0)["PET_RDZV_CONF"] == "is_host=1"
+
+
+@given(st.text(), st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), st.text()))
+def test_what_a_user_typed_reaches_the_program_unchanged(text, values):
+    assert expand(literal(text), values) == text
+
+
+def test_the_plan_of_a_parameter_server_cluster():
+    of = spec(ps=2, worker=2)
+    plan = build_plan(
+        RunRef(7, "ops", "ops-demo", "show", 3),
+        of,
+        image=ImageRef("i", "", "/venv", ""),
+        resources=dict.fromkeys(of.roles, SMALL),
+        mounts=(),
+        addresses=addresses(of),
+    )
+    assert [(role.role, role.count, role.restart) for role in plan.roles] == [
+        ("master", 1, "OnFailure"),
+        ("ps", 2, "Always"),
+        ("worker", 2, "OnFailure"),
+    ]
+    assert plan.roles[0].argv == ("bash", "-c", "true")
+    assert plan.roles[0].env["PORTAL_RUN"] == "3"

@@ -1,0 +1,185 @@
+"""The phase of a run, by examples that people meet and by properties that must hold for every history."""
+
+import datetime as dt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.lifecycle import TERMINAL, RunState, TaskState, next_phase
+
+NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+COUNTS = {"master": 1, "ps": 1, "worker": 2}
+
+
+def task(role="worker", index=0, phase="Running", **more):
+    return TaskState(role, index, more.pop("attempt", 0), phase, **more)
+
+
+def everything(phase="Running"):
+    return [task(role, index, phase) for role, count in COUNTS.items() for index in range(count)]
+
+
+def run(**more):
+    return RunState(**{"phase": "Starting", "counts": COUNTS, **more})
+
+
+def test_nothing_seen_yet_is_queued():
+    assert next_phase(run(phase="Queued"), [], NOW).phase == "Queued"
+
+
+def test_quota_is_named_while_the_portal_holds_it_back():
+    decision = next_phase(run(phase="Queued", wait_reason="QuotaExceeded", wait_message="It waits for quota."), [], NOW)
+    assert (decision.phase, decision.reason, decision.message) == ("Queued", "QuotaExceeded", "It waits for quota.")
+
+
+@pytest.mark.parametrize(
+    ("reason", "phase", "expected"),
+    [
+        ("Unschedulable", "Queued", "WaitingForGPUs"),
+        ("PullingImage", "Starting", "PullingImage"),
+        ("FetchingInput", "Starting", "FetchingInput"),
+        ("Starting", "Starting", "StartingProgram"),
+    ],
+)
+def test_waiting_names_its_cause(reason, phase, expected):
+    tasks = [TaskState(t.role, t.index, 0, "Pending", reason=reason) for t in everything()]
+    decision = next_phase(run(phase="Queued"), tasks, NOW)
+    assert (decision.phase, decision.reason) == (phase, expected)
+    assert decision.message
+
+
+def test_running_when_every_task_runs():
+    decision = next_phase(run(), everything(), NOW)
+    assert decision.phase == "Running"
+    assert decision.ready == COUNTS
+
+
+def test_master_done_ends_the_run_while_parameter_server_and_workers_still_run():
+    tasks = [task("master", 0, "Succeeded"), task("ps"), task("worker", 0), task("worker", 1)]
+    decision = next_phase(run(phase="Running"), tasks, NOW)
+    assert (decision.verdict, decision.phase, decision.reason) == ("Succeeded", "Running", "Ending")
+    gone = next_phase(run(phase="Running", verdict="Succeeded", verdict_message="Done.", gone=True), tasks, NOW)
+    assert gone.phase == "Succeeded"
+
+
+def test_all_workers_done_when_that_was_chosen():
+    tasks = [task("master"), task("ps"), task("worker", 0, "Succeeded"), task("worker", 1)]
+    assert next_phase(run(phase="Running", completion="workers"), tasks, NOW).verdict == ""
+    tasks[-1] = task("worker", 1, "Succeeded")
+    assert next_phase(run(phase="Running", completion="workers"), tasks, NOW).verdict == "Succeeded"
+
+
+def test_a_failure_within_the_retries_goes_on():
+    tasks = [*everything(), task("worker", 1, "Failed", exit_code=3)]
+    tasks = [t for t in tasks if not (t.name == "worker-1" and t.phase == "Running")]
+    decision = next_phase(run(phase="Running", retries=1), tasks, NOW)
+    assert (decision.phase, decision.reason, decision.verdict) == ("Running", "Degraded", "")
+
+
+def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
+    attempts = [
+        task("worker", 1, "Failed", attempt=n, exit_code=3, log_tail="loading\nValueError: no such file\n") for n in (0, 1)
+    ]
+    decision = next_phase(run(phase="Running", retries=1), [*everything()[:3], *attempts], NOW)
+    assert decision.verdict == "Failed"
+    assert "worker-1 failed with exit code 3 after 2 attempts" in decision.verdict_message
+    assert "ValueError: no such file" in decision.verdict_message
+
+
+def test_disruptions_are_not_failures():
+    tasks = [task("worker", 1, "Failed", attempt=n, disrupted=True, reason="Lost") for n in range(5)]
+    assert next_phase(run(phase="Running"), [*everything()[:3], *tasks], NOW).verdict == ""
+
+
+def test_a_service_is_never_finished_or_failed_by_its_tasks():
+    tasks = [task("master", 0, "Succeeded"), *[task("worker", 0, "Failed", attempt=n, exit_code=1) for n in range(9)]]
+    assert next_phase(run(mode="service", phase="Running"), tasks, NOW).verdict == ""
+
+
+def test_output_that_could_not_be_stored_is_not_a_success():
+    state = run(
+        phase="Running", verdict="Succeeded", verdict_reason="Completed", verdict_message="The master has finished.",
+        gone=True, stored=False, gone_message="unreachable",
+    )  # fmt: skip
+    decision = next_phase(state, everything("Succeeded"), NOW)
+    assert (decision.phase, decision.reason) == ("Failed", "OutputNotStored")
+    assert "unreachable" in decision.message
+
+
+tasks_seen = st.lists(
+    st.builds(
+        TaskState,
+        role=st.sampled_from(["master", "ps", "worker"]),
+        index=st.integers(0, 2),
+        attempt=st.integers(0, 3),
+        phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+        reason=st.sampled_from(["", "Unschedulable", "FetchingInput", "BackOff", "OOMKilled"]),
+        exit_code=st.none() | st.integers(0, 255),
+        disrupted=st.booleans(),
+        log_tail=st.text(max_size=40),
+    ),
+    max_size=12,
+    unique_by=lambda t: (t.role, t.index, t.attempt),
+)
+runs = st.builds(
+    RunState,
+    phase=st.sampled_from(["Queued", "Starting", "Running"]),
+    counts=st.fixed_dictionaries({"master": st.just(1), "ps": st.integers(0, 2), "worker": st.integers(0, 3)}),
+    mode=st.sampled_from(["batch", "service"]),
+    completion=st.sampled_from(["master", "workers"]),
+    retries=st.integers(0, 2),
+    desired=st.sampled_from(["running", "ended"]),
+    stop_reason=st.just("Disabled"),
+    stop_message=st.just("Disabled by alice."),
+    refusal=st.sampled_from(["", "No."]),
+    storage_state=st.sampled_from(["", "fetching", "ready", "storing", "failed", "stored"]),
+    gone=st.booleans(),
+    stored=st.booleans(),
+)
+
+
+def after(state, decision):
+    return RunState(
+        **{
+            **{name: getattr(state, name) for name in state.__dataclass_fields__},
+            "phase": decision.phase,
+            "verdict": decision.verdict,
+            "verdict_reason": decision.verdict_reason,
+            "verdict_message": decision.verdict_message,
+        }
+    )
+
+
+@given(runs, tasks_seen)
+def test_the_order_of_sightings_does_not_matter(state, tasks):
+    assert next_phase(state, tasks, NOW) == next_phase(state, list(reversed(tasks)), NOW)
+
+
+@given(runs, tasks_seen)
+def test_asking_twice_changes_nothing(state, tasks):
+    once = next_phase(state, tasks, NOW)
+    assert next_phase(after(state, once), tasks, NOW).phase == once.phase
+    assert next_phase(after(state, once), tasks, NOW).verdict == once.verdict
+
+
+@given(runs, tasks_seen, tasks_seen, st.booleans())
+def test_a_verdict_never_changes_unless_the_output_was_lost(state, tasks, later, gone):
+    once = next_phase(state, tasks, NOW)
+    state = after(state, once)
+    again = next_phase(RunState(**{**state.__dict__, "gone": state.gone or gone}), later, NOW)
+    if once.verdict:
+        assert again.verdict == once.verdict or again.reason == "OutputNotStored"
+
+
+@given(runs, tasks_seen)
+def test_a_run_is_over_only_when_nothing_of_it_is_left(state, tasks):
+    decision = next_phase(state, tasks, NOW)
+    assert (decision.phase in TERMINAL) == state.gone
+    assert decision.message
+
+
+@given(runs, tasks_seen)
+def test_what_is_over_stays_over(state, tasks):
+    over = after(state, next_phase(RunState(**{**state.__dict__, "gone": True}), tasks, NOW))
+    assert next_phase(over, [], NOW).phase == over.phase
