@@ -1,0 +1,195 @@
+"""From what was seen of one pod to the time for which it held its resources: pure functions and frozen values.
+
+The one idea: a segment is a function of the *set* of sightings of a pod. So a repeated sighting, another order, a
+restart of whoever watches, or two of them at once cannot change what is billed, and replaying the stored observations
+gives the same segments again. Times are UTC. Seconds are integers: both ends are cut to whole seconds in the same way,
+hence a GPU handed from one pod to the next within a second is counted once, and parts of a segment add up to the whole.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+TERMINAL = frozenset({"Succeeded", "Failed"})
+# Nodes' clocks may run ahead of ours by this much; their durations are still right, so nothing is clamped. What lies
+# further in the future is no time at all.
+MAX_SKEW = dt.timedelta(minutes=15)
+PHASE_ORDER = {"Pending": 0, "Running": 1, "Failed": 2, "Succeeded": 3}
+
+# Flags of a segment, in the order in which they are stored.
+START_CLAMPED = "start-clamped"
+END_CLAMPED = "end-clamped"
+END_MISSING = "end-missing"
+END_ESTIMATED = "end-estimated"
+AMOUNTS_CHANGED = "amounts-changed"
+FLAGS = (START_CLAMPED, END_CLAMPED, END_MISSING, END_ESTIMATED, AMOUNTS_CHANGED)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory."""
+
+    gpus: int = 0
+    gpu_model: str = ""
+    cpu_milli: int = 0
+    memory_mb: int = 0
+
+
+@dataclass(frozen=True)
+class PodState:
+    """One sighting of one pod, as its cloud told it.
+
+    `scheduled_at` is when it was given its resources, `started_at` when its program began, `finished_at` when its last
+    process had ended; `phase` is Kubernetes' word. `consumer` is the caller's key for what it belongs to ("run 17"),
+    and `labels` are names that survive deletion: the pages group by "cluster", "run", "role" and "index". `seen_at` is
+    when the portal saw it; `metering.record` fills it in.
+    """
+
+    uid: str
+    cloud: str
+    appcode_id: int
+    consumer: str
+    labels: Mapping[str, str | int]
+    phase: str
+    gpus: int = 0
+    gpu_model: str = ""
+    cpu_milli: int = 0
+    memory_mb: int = 0
+    scheduled_at: dt.datetime | None = None
+    started_at: dt.datetime | None = None
+    finished_at: dt.datetime | None = None
+    estimated: bool = False
+    seen_at: dt.datetime | None = None
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb)
+
+    @property
+    def digest(self) -> str:
+        """The same for the same state, whenever it was seen: 64 hexadecimal digits."""
+        times = [
+            moment and moment.astimezone(dt.UTC).isoformat()
+            for moment in (self.scheduled_at, self.started_at, self.finished_at)
+        ]
+        amounts = [self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb]
+        parts = [
+            self.uid,
+            self.cloud,
+            self.appcode_id,
+            self.consumer,
+            dict(self.labels),
+            self.phase,
+            *amounts,
+            *times,
+            self.estimated,
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """[started, ended) in whole seconds for which pod `uid` held `resources`; `ended` is None while it still does."""
+
+    uid: str
+    appcode_id: int
+    consumer: str
+    labels: Mapping[str, str | int]
+    resources: Resources
+    started: dt.datetime
+    ended: dt.datetime | None = None
+    flags: tuple[str, ...] = field(default=())
+
+    def seconds(self, now: dt.datetime) -> int:
+        """Whole seconds held until `now`; 0 when it has not begun."""
+        until = floor(now) if self.ended is None else min(self.ended, floor(now))
+        return max(0, whole_seconds(until - self.started))
+
+    def within(self, since: dt.datetime, until: dt.datetime) -> Segment | None:
+        """The part that lies in [since, until), None when there is none. The parts of adjoining windows add up."""
+        since, until = floor(since), floor(until)
+        if self.started >= until or (self.ended is not None and self.ended <= since):
+            return None
+        ended = self.ended if self.ended is not None and self.ended <= until else until
+        return replace(self, started=max(self.started, since), ended=ended)
+
+
+def segment_of(states: Iterable[PodState]) -> Segment | None:
+    """What the sightings of one pod add up to, in any order and however often they came; None while it held nothing.
+
+    It begins with the earliest `scheduled_at` (resources reserved), or `started_at` where nobody told that. It ends
+    with the last `finished_at` of a terminal phase, a seen one before an estimated one; a deletion is never an end.
+    What cannot be is mended and flagged: a terminal pod without an end holds nothing after its last known time; a time
+    ahead of its sighting by more than MAX_SKEW counts as the sighting's; an end before the start counts as the
+    start. Raises ValueError for states of several pods.
+    """
+    mended = [_mended(state) for state in states]
+    seen = [state for state, _ in mended]
+    if len({state.uid for state in seen}) > 1:
+        raise ValueError("a segment belongs to one pod")
+    flags = {flag for _, found in mended for flag in found}
+    holding = [state for state in seen if state.scheduled_at or state.started_at]
+    if not holding:
+        return None
+    reserved = [state.scheduled_at for state in holding if state.scheduled_at]
+    running = [state.started_at for state in holding if state.started_at]
+    started = min(reserved + running)
+    if reserved and started < min(reserved):
+        flags.add(START_CLAMPED)
+    if len({state.resources for state in holding}) > 1:
+        flags.add(AMOUNTS_CHANGED)
+    ended = None
+    if terminal := [state for state in seen if state.phase in TERMINAL]:
+        certain = [state.finished_at for state in terminal if state.finished_at and not state.estimated]
+        estimated = [state.finished_at for state in terminal if state.finished_at and state.estimated]
+        if not certain:
+            flags.add(END_ESTIMATED if estimated else END_MISSING)
+        ended = max(certain or estimated or reserved + running)
+        if ended < started:
+            ended = started
+            flags.add(END_CLAMPED)
+    last = max(holding, key=lambda state: (PHASE_ORDER.get(state.phase, 0), state.started_at is not None, state.digest))
+    return Segment(
+        uid=last.uid,
+        appcode_id=last.appcode_id,
+        consumer=last.consumer,
+        labels=dict(last.labels),
+        resources=last.resources,
+        started=started,
+        ended=ended,
+        flags=tuple(flag for flag in FLAGS if flag in flags),
+    )
+
+
+def floor(moment: dt.datetime) -> dt.datetime:
+    """The whole second in UTC at or before it. Raises ValueError for a time without a zone."""
+    if moment.tzinfo is None:
+        raise ValueError("a time without a zone cannot be billed")
+    return moment.astimezone(dt.UTC).replace(microsecond=0)
+
+
+def whole_seconds(span: dt.timedelta) -> int:
+    return span // dt.timedelta(seconds=1)
+
+
+def _mended(state: PodState) -> tuple[PodState, set[str]]:
+    """The state with its times in whole seconds and none in the future of its sighting, and what had to be flagged."""
+    flags = set()
+    limit = None if state.seen_at is None else floor(state.seen_at)
+
+    def possible(moment: dt.datetime | None, flag: str) -> dt.datetime | None:
+        if moment is None:
+            return None
+        if limit is not None and floor(moment) > limit + MAX_SKEW:
+            flags.add(flag)
+            return limit
+        return floor(moment)
+
+    scheduled, started = possible(state.scheduled_at, START_CLAMPED), possible(state.started_at, START_CLAMPED)
+    # Only a terminal phase has an end; what a living pod says of one (a container that was restarted) is no end.
+    finished = possible(state.finished_at, END_CLAMPED) if state.phase in TERMINAL else None
+    return replace(state, scheduled_at=scheduled, started_at=started, finished_at=finished), flags
