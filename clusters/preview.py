@@ -11,7 +11,9 @@ from decimal import Decimal
 
 from django.db.models import Sum
 
-from billing.metering import hourly_price
+from billing.metering import price_book
+from billing.rating import hourly
+from billing.usage import Resources
 from clusters import tasks
 from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
 from clusters.catalogue import resolve
@@ -43,10 +45,10 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use.")
     spec = manifest.spec
     resolved = resolve(spec, appcode)
-    held = Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))["n"] or 0
+    in_use = Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))["n"] or 0
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if gpus]
     judgement = worst(
-        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held, queue)),
+        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)),
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
             {role: each.gpu_model for role, each in resolved.resources.items()},
@@ -54,9 +56,8 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         ),
     )
     roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
-    per_hour = hourly_price(
-        [(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles], tasks.now()
-    )
+    held = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
+    per_hour = hourly(price_book(), tasks.now(), held)
     return Preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,

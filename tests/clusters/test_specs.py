@@ -1,0 +1,104 @@
+"""What a manifest may say, judged without a database."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from clusters.specs import ClusterManifest, errors_by_path, format_env, parse_env
+
+
+def manifest(name="demo", **spec):
+    roles = {"master": {"flavor": "small"}}
+    return {
+        "kind": "cluster",
+        "metadata": {"name": name, "appcode": "ops-demo"},
+        "spec": {"image": "tensorflow", "command": "python x.py", "roles": roles, **spec},
+    }
+
+
+def refused(body):
+    with pytest.raises(ValidationError) as caught:
+        ClusterManifest.model_validate(body)
+    return dict(errors_by_path(caught.value.errors()))
+
+
+def roles(**counts):
+    return {"roles": {"master": {"flavor": "small"}} | {r: {"flavor": "small", "count": n} for r, n in counts.items()}}
+
+
+def test_the_smallest_manifest():
+    read = ClusterManifest.model_validate(manifest())
+    assert read.spec.active_roles.keys() == {"master"}
+    assert read.spec.output_path == "{name}/{run}"
+
+
+def test_a_status_that_comes_back_is_ignored():
+    assert ClusterManifest.model_validate({**manifest(), "status": {"phase": "Running"}}).metadata.name == "demo"
+
+
+@pytest.mark.parametrize("name", ["Demo", "1demo", "demo-", "-demo", "de_mo", "", "a" * 41, "dé", "demo\n", "a.b"])
+def test_a_name_is_a_dns_label(name):
+    assert ("metadata", "name") in refused(manifest(name=name))
+
+
+@pytest.mark.parametrize("count", [-1, 1001, 10_000, "many", 1.5])
+def test_a_count_out_of_range_is_refused_at_its_role(count):
+    assert ("spec", "roles", "worker", "count") in refused(manifest(**roles(worker=count)))
+
+
+def test_rules_over_several_fields_name_the_field_to_mend():
+    assert ("spec", "roles", "master", "count") in refused(manifest(roles={"worker": {"flavor": "small"}}))
+    assert ("spec", "roles", "ps", "count") in refused(manifest(framework="pytorch", **roles(ps=1)))
+    assert ("spec", "completion") in refused(manifest(completion="workers"))
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"command": " \n"}, ("spec", "command")),
+        ({"command": "a\0b"}, ("spec", "command")),
+        ({"command": "x" * 70_000}, ("spec", "command")),
+        ({"env": {"A B": "1"}}, ("spec", "env")),
+        ({"env": {"TF_CONFIG": "{}"}}, ("spec", "env")),
+        ({"env": {"A": 1}}, ("spec", "env", "A")),
+        ({"outputPath": "../other"}, ("spec", "outputPath")),
+        ({"outputPath": "/root"}, ("spec", "outputPath")),
+        ({"outputPath": "{user}"}, ("spec", "outputPath")),
+        ({"retries": 11}, ("spec", "retries")),
+        ({"timeLimit": 5}, ("spec", "timeLimit")),
+        ({"scheduleAfter": "2026-01-01T00:00:00"}, ("spec", "scheduleAfter")),
+        ({"framework": "caffe"}, ("spec", "framework")),
+        ({"surprise": 1}, ("spec", "surprise")),
+    ],
+)
+def test_each_wrong_value_is_named_by_its_path(change, path):
+    assert path in refused(manifest(**change))
+
+
+def test_env_as_the_form_takes_it():
+    assert parse_env("PYTHONPATH=/demo | DATA_DIR=/elearn/output") == {"PYTHONPATH": "/demo", "DATA_DIR": "/elearn/output"}
+    assert parse_env("A=b=c|B=") == {"A": "b=c", "B": ""}
+    assert parse_env(" | ") == {}
+
+
+@pytest.mark.parametrize(("text", "says"), [("A", "no '='"), ("A=1|A=2", "twice"), ("1A=2", "not a variable name"), ("TF_CONFIG=x", "set by")])
+def test_env_that_cannot_be_read_says_why(text, says):
+    with pytest.raises(ValueError, match=says):
+        parse_env(text)
+
+
+values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\\")).map(str.strip)
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True).filter(lambda n: n != "TF_CONFIG"), values, max_size=5))
+def test_env_survives_the_form(env):
+    assert parse_env(format_env(env)) == env
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=20))
+def test_whatever_is_sent_is_a_manifest_or_a_list_of_errors_with_paths(body):
+    try:
+        ClusterManifest.model_validate(body)
+    except ValidationError as error:
+        assert errors_by_path(error.errors())
