@@ -1,0 +1,194 @@
+"""The node agent: `python -m clusters.clouds.local.agent --dir DIR --socket PATH [--gpus N]`.
+
+A kubelet for this machine: one asyncio process that owns DIR and answers on a Unix socket (mode 0600). It may be killed at
+any moment; tasks live on, and the next agent finds them. SIGTERM ends it in the same way, unless --stop-tasks-on-term
+says that the whole portal is being stopped: then tasks are stopped as disrupted (and start again with the next agent).
+It sleeps until a shim, a client or a timer wakes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from clusters.clouds.base import CloudError, CloudRefused, RunRef, WatchExpired
+from clusters.clouds.local import gpus, logs, wire
+from clusters.clouds.local.node import LOG_LIMIT, Node
+
+log = logging.getLogger("agent")
+
+HEARTBEAT = 5.0
+MAX_REQUEST = 64 * 1024 * 1024
+KINDS: dict[type[CloudError], str] = {CloudRefused: "refused", WatchExpired: "expired", CloudError: "error"}
+
+
+class Server:
+    """Answers requests; see wire.py for their form."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = json.loads(await reader.readline())
+            if request["op"] == "watch":
+                await self.watch(request["since"], writer)
+            else:
+                head, body = await self.answer(request)
+                writer.write(wire.dumps(head) + body)
+                await writer.drain()
+        except CloudError as error:
+            writer.write(wire.dumps({"error": str(error), "kind": KINDS[type(error)]}))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        except Exception as error:
+            log.exception("A request failed")
+            writer.write(wire.dumps({"error": f"The node agent failed: {error!r}", "kind": "error"}))
+        finally:
+            writer.close()
+
+    async def answer(self, request: dict[str, Any]) -> tuple[Any, bytes]:
+        node, op = self.node, request["op"]
+        if op == "apply":
+            return node.apply(wire.plan_from(request["plan"])), b""
+        if op == "list":
+            return node.list(), b""
+        if op == "capacity":
+            return node.capacity(), b""
+        ref = RunRef(**request["run"])
+        if op == "reserve":
+            return node.reserve(ref, request["counts"]), b""
+        if op == "delete":
+            return node.delete(ref), b""
+        if op == "purge":
+            return node.purge(ref), b""
+        task = (request["role"], request["index"])
+        if op == "log":
+            chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
+            return {"size": len(chunk.data), "offset": chunk.offset, "complete": chunk.complete}, chunk.data
+        if op == "exec":
+            code, output = await logs.execute(node, ref, *task, request["argv"])
+            return {"size": len(output), "code": code}, output
+        raise CloudRefused(f"The node agent does not know how to {op}.")
+
+    async def watch(self, since: str, writer: asyncio.StreamWriter) -> None:
+        """A line for every batch after `since`, and one every 5 s when there is none, until the client is gone."""
+        news = asyncio.Event()
+        self.node.journal.listeners.add(news.set)
+        try:
+            batch = self.node.journal.since(since)
+            while not writer.is_closing():
+                writer.write(wire.dumps(batch))
+                await writer.drain()
+                news.clear()
+                following = self.node.journal.since(batch.position)
+                if not following.items:
+                    try:
+                        await asyncio.wait_for(news.wait(), HEARTBEAT)
+                    except TimeoutError:
+                        pass
+                    following = self.node.journal.since(batch.position)
+                batch = following
+        finally:
+            self.node.journal.listeners.discard(news.set)
+
+
+def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """A socket at `path` that only its owner may use."""
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX, kind)
+    server.setblocking(False)
+    mask = os.umask(0o177)
+    try:
+        with wire.At(path) as short:
+            server.bind(short)
+    finally:
+        os.umask(mask)
+    return server
+
+
+async def run(args: argparse.Namespace) -> None:
+    found = gpus.find(args.gpus, ignore_real=args.ignore_real_gpus)
+    first, last = (int(port) for port in args.ports.split("-"))
+    node = Node(args.dir, found, ports=range(first, last + 1), keep=args.journal_items, log_limit=args.log_limit)
+    loop = asyncio.get_running_loop()
+    poke = listen(node.poke, socket.SOCK_DGRAM)
+    loop.add_reader(poke, hear, node, poke)
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    node.probe()
+    if node.cannot_isolate:
+        log.error("%s", node.cannot_isolate)
+    node.resume()
+    server = await asyncio.start_unix_server(
+        Server(node).serve, sock=listen(args.socket, socket.SOCK_STREAM), limit=MAX_REQUEST
+    )
+    log.info(
+        "Ready: %d %sGPUs, %d runs.", len(found.slots), "simulated " if found.simulated else "", len(node.runs)
+    )
+    await ended.wait()
+    if args.stop_tasks_on_term:
+        await leave(node, args.stop_seconds)
+    server.close()
+
+
+def hear(node: Node, poke: socket.socket) -> None:
+    """Takes every datagram that waits."""
+    while True:
+        try:
+            name = poke.recv(4096).decode()
+        except BlockingIOError:
+            return
+        node.heard(name)
+
+
+async def leave(node: Node, seconds: float) -> None:
+    """Stops all tasks, and waits until they have ended and their output is stored (or `seconds` are over)."""
+    node.leaving = True
+    for one in node.runs.values():
+        node.wake(one)
+    node.wake()
+    try:
+        await asyncio.wait_for(node.left.wait(), seconds)
+    except TimeoutError:
+        log.warning("Output could not be stored in time; it is stored after the next start.")
+    node.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="clusters.clouds.local.agent", description="Runs tasks on this machine.")
+    parser.add_argument("--dir", type=Path, required=True, help="the folder of the cloud: runs, logs, journal")
+    parser.add_argument("--socket", type=Path, required=True, help="the Unix socket to answer on")
+    parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs when this machine has none (default 8)")
+    parser.add_argument("--ignore-real-gpus", action="store_true", help="simulate GPUs even when there are some")
+    parser.add_argument("--stop-tasks-on-term", action="store_true", help="SIGTERM stops the tasks too")
+    parser.add_argument("--stop-seconds", type=float, default=60, help="how long that may take (default 60)")
+    parser.add_argument("--ports", default="20000-29999", help="ports of tasks (default 20000-29999)")
+    parser.add_argument("--journal-items", type=int, default=20_000, help="news that a watch can go back")
+    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT, help="bytes of a task's log that are kept")
+    parser.add_argument("--store-seconds", type=float, default=600, help="how long a final store is tried again")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    os.umask(0o022)
+    args.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    args.dir = args.dir.resolve()
+    lock = os.open(args.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"Another node agent works in {args.dir} already.")
+    asyncio.run(run(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The local cloud as the portal sees it: `base.Cloud` over the node agent's socket.
+
+Every call is one short connection (a watch is a long one), so a client holds nothing, may be used by many threads, and
+does not notice that the agent was restarted in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from clusters.clouds.base import Batch, Capacity, CloudError, CloudRefused, LogChunk, Plan, RunRef, WatchExpired
+from clusters.clouds.local import wire
+
+TIMEOUT = 30.0
+# The agent sends a batch at least every 5 s.
+WATCH_TIMEOUT = 20.0
+EXEC_TIMEOUT = 75.0
+
+_ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
+
+
+class LocalCloud:
+    """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
+
+    name = "local"
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = str(socket_path)
+
+    def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
+        ports = self._call("reserve", run=run, counts=dict(counts))
+        split = {key: key.rpartition("-") for key in ports}
+        return {(role, int(index)): f"127.0.0.1:{ports[key]}" for key, (role, _, index) in split.items()}
+
+    def apply(self, plan: Plan) -> None:
+        self._call("apply", plan=plan)
+
+    def delete(self, run: RunRef) -> None:
+        self._call("delete", run=run)
+
+    def purge(self, run: RunRef) -> None:
+        self._call("purge", run=run)
+
+    def list(self) -> Batch:
+        return wire.batch_from(self._call("list"))
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        with self._request("watch", WATCH_TIMEOUT, since=since) as answer:
+            while line := _line(answer):
+                yield wire.batch_from(line)
+
+    def capacity(self) -> Capacity:
+        return wire.capacity_from(self._call("capacity"))
+
+    def log(
+        self,
+        run: RunRef,
+        role: str,
+        index: int,
+        *,
+        attempt: int,
+        offset: int = 0,
+        limit: int = 262_144,
+        tail: int | None = None,
+    ) -> LogChunk:
+        fields = {"attempt": attempt, "offset": offset, "limit": limit, "tail": tail}
+        with self._request("log", TIMEOUT, run=run, role=role, index=index, **fields) as answer:
+            head = _line(answer)
+            return LogChunk(_bytes(answer, head["size"]), head["offset"], head["complete"])
+
+    def exec(self, run: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
+        with self._request("exec", EXEC_TIMEOUT, run=run, role=role, index=index, argv=list(argv)) as answer:
+            head = _line(answer)
+            return head["code"], _bytes(answer, head["size"])
+
+    def _call(self, op: str, **fields: Any) -> Any:
+        with self._request(op, TIMEOUT, **fields) as answer:
+            return _line(answer)
+
+    @contextmanager
+    def _request(self, op: str, timeout: float, **fields: Any) -> Iterator[IO[bytes]]:
+        try:
+            with wire.connect(self.socket_path, timeout) as connection:
+                connection.sendall(wire.dumps({"op": op, **fields}))
+                with connection.makefile("rb") as answer:
+                    yield answer
+        except OSError as error:
+            raise CloudError(f"The node agent of this machine does not answer: {error.strerror or error}.") from error
+
+
+def _line(answer: IO[bytes]) -> Any:
+    line = answer.readline()
+    if not line.endswith(b"\n"):
+        raise CloudError("The node agent of this machine was cut off.")
+    value = json.loads(line)
+    if isinstance(value, dict) and "error" in value:
+        raise _ERRORS[value["kind"]](value["error"])
+    return value
+
+
+def _bytes(answer: IO[bytes], size: int) -> bytes:
+    data = answer.read(size)
+    if len(data) < size:
+        raise CloudError("The node agent of this machine was cut off.")
+    return data
+
+

@@ -1,0 +1,411 @@
+"""Everything that the node agent knows: runs, GPUs, ports, uids and the journal. Its folder is the truth, this a copy.
+
+Work is level-triggered: whatever happens to a run wakes it, and once per turn of the event loop woken runs are advanced,
+free GPUs are given out, and the news is written to the journal in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import stat
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusters.clouds.base import Batch, Capacity, CloudRefused, LocalSource, Plan, RunGone, RunRef, Seen, StorageSeen, TaskSeen
+from clusters.clouds.base import Node as NodeSeen
+from clusters.clouds.local import gpus, processes, sandbox, scheduler, shim, wire
+from clusters.clouds.local.files import read_json, write_json
+from clusters.clouds.local.journal import BOOT_ID, Journal
+from clusters.clouds.local.runs import Run, ask_of
+
+log = logging.getLogger(__name__)
+
+FIRST_UID = 200_000
+LOG_LIMIT = 64 * 1024 * 1024
+
+
+class Node:
+    """One machine. To be used inside one event loop only."""
+
+    def __init__(self, folder: Path, found: gpus.Gpus, *, ports: range, keep: int, log_limit: int = LOG_LIMIT) -> None:
+        self.folder, self.gpus, self.ports, self.log_limit = folder, found, ports, log_limit
+        self.name = socket.gethostname()
+        self.boot = BOOT_ID.read_text().strip()
+        self.poke = folder / "poke"
+        self.leaving = False
+        self.left = asyncio.Event()
+        for name in ("runs", "trash"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        known = read_json(folder / "cloud.json")
+        if known is None:
+            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": ports.start}
+            write_json(folder / "cloud.json", known, durable=True)
+        self.known: dict[str, Any] = known
+        self.id = uuid.UUID(known["id"])
+        self.journal = Journal(folder / "journal", keep)
+        self.told: dict[str, Seen] = {}
+        self.news: list[Seen] = []
+        self.woken: dict[int, Run] = {}
+        self.turn_due = False
+        self.runs: dict[int, Run] = {}
+        self.gone: set[int] = set()
+        self.addresses: dict[int, dict[str, int]] = {}
+        purged = folder / "purged"
+        self.purged = {int(line) for line in purged.read_text().split()} if purged.exists() else set()
+        self.cannot_isolate = ""
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Reads every run's folder and finds the living processes again."""
+        for item in self.journal.items:
+            self.told[_key(item)] = item
+        for path in sorted((self.folder / "runs").iterdir(), key=lambda path: int(path.name)):
+            number = int(path.name)
+            addresses = read_json(path / "addresses.json")
+            if (path / "gone.json").exists():
+                self.gone.add(number)
+                self._clear(path)
+                continue
+            if addresses is not None:
+                self.addresses[number] = addresses
+            if (path / "plan.json").exists():
+                self.runs[number] = Run(self, path)
+        live = {str(number) for number in self.runs}
+        self.told = {key: item for key, item in self.told.items() if str(item.run_id) in live}
+        for path in (self.folder / "trash").iterdir():
+            self._remove(path)
+        for run in list(self.runs.values()):
+            run.resume()
+            self.wake(run)
+
+    def wake(self, run: Run | None = None) -> None:
+        """Looks at `run` (and at the queue) in the next turn of the loop."""
+        if run is not None:
+            self.woken[run.ref.id] = run
+        if not self.turn_due:
+            self.turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def later(self, seconds: float, run: Run) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.wake, run)
+
+    def _turn(self) -> None:
+        self.turn_due = False
+        woken, self.woken = self.woken, {}
+        for run in woken.values():
+            self._advance(run)
+        if not self.leaving:
+            self._give_gpus()
+        self.flush()
+        if self.leaving and not self.turn_due and all(not run.alive and run.data.over for run in self.runs.values()):
+            self.left.set()
+
+    def _advance(self, run: Run) -> None:
+        try:
+            run.advance()
+        except OSError as error:  # a full disk, say: nothing is lost, and it is tried again
+            log.exception("Run %d cannot go on: %s", run.ref.id, error)
+            self.later(5.0, run)
+        if run.gone is not None and run.ref.id in self.runs:
+            self._bury(run, run.gone)
+
+    def _give_gpus(self) -> None:
+        queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
+        if not queue:
+            return
+        placed = scheduler.place(self.free, [run.ask for run in queue])
+        for run in queue:
+            if run.ref.id in placed:
+                run.give(placed[run.ref.id])
+                self._advance(run)
+        free = len(self.free)
+        for position, run in enumerate(run for run in queue if run.given is None):
+            run.explain(scheduler.explain(run.ask, free, len(self.gpus.slots), position))
+
+    @property
+    def free(self) -> list[scheduler.Slot]:
+        return scheduler.free_slots(self.gpus.slots, {run.ref.id: run.held for run in self.runs.values()})
+
+    def _bury(self, run: Run, gone: RunGone) -> None:
+        write_json(run.folder / "gone.json", run.remains(), durable=True)
+        self.emit(gone)
+        del self.runs[run.ref.id]
+        self.addresses.pop(run.ref.id, None)
+        self.gone.add(run.ref.id)
+        self.flush()
+        self.told = {key: item for key, item in self.told.items() if item.run_id != run.ref.id}
+        self._clear(run.folder)
+        self.wake()
+
+    # -- news ------------------------------------------------------------------------------------------------------
+
+    def emit(self, item: Seen) -> None:
+        """Tells `item` unless it is what was told last."""
+        key = _key(item)
+        if self.told.get(key) != item:
+            self.told[key] = item
+            self.news.append(item)
+            self.wake()
+
+    def flush(self) -> None:
+        news, self.news = self.news, []
+        self.journal.append(news)
+
+    def heard(self, name: str) -> None:
+        """A shim (`12/worker-0-0`) or a storage process (`12/storage`) has written something."""
+        number, _, part = name.partition("/")
+        run = self.runs.get(int(number))
+        if run is None:
+            return
+        if part == "storage":
+            run.data.look()
+            self.wake(run)
+        for task in run.tasks:
+            if task.spec is not None and task.folder.name == part:
+                task.look()
+
+    # -- what the portal asks ----------------------------------------------------------------------------------------
+
+    def apply(self, plan: Plan) -> None:
+        number = plan.run.id
+        if number in self.purged or number in self.gone:
+            return
+        if number in self.runs:
+            if self.runs[number].ref != plan.run:
+                raise CloudRefused(f"Run {number} exists here already, as {self.runs[number].ref.cluster}: is this folder another portal's?")
+            return
+        if self.leaving:
+            raise CloudRefused("The node agent is stopping.")
+        self._check(plan)
+        folder = self._run_folder(number)
+        self.known["order"] += 1
+        write_json(self.folder / "cloud.json", self.known)
+        data = {"order": self.known["order"], "plan": plan}
+        handle = os.open(folder / "plan.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            file.write(wire.dumps(data))
+            file.flush()
+            os.fsync(handle)
+        os.rename(folder / "plan.new", folder / "plan.json")
+        run = self.runs[number] = Run(self, folder)
+        self._advance(run)
+        self.wake(run)
+
+    def _check(self, plan: Plan) -> None:
+        """Raises CloudRefused for what can never run here."""
+        if self.cannot_isolate:
+            self.probe()
+        if self.cannot_isolate:
+            raise CloudRefused(self.cannot_isolate)
+        image = plan.image
+        if not image.environment:
+            raise CloudRefused(f"Image {image.name} has no environment on this machine; it can run on Kubernetes only.")
+        for what, path in (("environment", image.environment), ("program folder", image.program)):
+            if path and not os.path.isdir(path):
+                raise CloudRefused(f"The {what} of image {image.name} does not exist on this machine: {path}")
+        for mount in plan.mounts:
+            if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
+                raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
+            if isinstance(mount.source, LocalSource):
+                self._check_local(mount.source)
+        refusal = scheduler.refusal(self.gpus.slots, ask_of(plan))
+        if refusal:
+            raise CloudRefused(refusal)
+
+    def _check_local(self, source: LocalSource) -> None:
+        root, path = os.path.realpath(source.root), os.path.realpath(source.path)
+        if not sandbox.inside(path, root):
+            raise CloudRefused(f"{source.path} does not lie in {source.root}, which an administrator allowed.")
+        if not os.path.isdir(root):
+            raise CloudRefused(f"The folder {source.root} does not exist on this machine.")
+
+    def delete(self, ref: RunRef) -> None:
+        if ref.id in self.runs:
+            run = self.runs[ref.id]
+            run.delete()
+            self.wake(run)
+            return
+        if ref.id not in self.purged and ref.id not in self.gone:
+            folder = self._run_folder(ref.id)
+            gone = RunGone(ref.id)
+            remains = {"ref": dict(vars(ref)), "seen": [{"kind": "gone", **vars(gone)}]}
+            write_json(folder / "gone.json", remains, durable=True)
+            self.gone.add(ref.id)
+            self.addresses.pop(ref.id, None)
+            (folder / "addresses.json").unlink(missing_ok=True)
+        else:
+            gone = next((item for item in self._remains(ref.id) if isinstance(item, RunGone)), RunGone(ref.id))
+        self.news.append(gone)
+        self.wake()
+
+    def purge(self, ref: RunRef) -> None:
+        if ref.id in self.runs:
+            raise CloudRefused("The run is still there; delete it first.")
+        if ref.id in self.purged:
+            return
+        with open(self.folder / "purged", "a") as file:
+            file.write(f"{ref.id}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.purged.add(ref.id)
+        self.gone.discard(ref.id)
+        self.addresses.pop(ref.id, None)
+        self.discard(self.folder / "runs" / str(ref.id))
+
+    def reserve(self, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
+        """Ports by `role-index`."""
+        if ref.id in self.gone or ref.id in self.purged:
+            raise CloudRefused("The run was deleted.")
+        have = dict(self.addresses.get(ref.id, {}))
+        missing = [
+            f"{role}-{index}" for role, count in counts.items() for index in range(count) if f"{role}-{index}" not in have
+        ]
+        if missing:
+            have.update(zip(missing, self._free_ports(len(missing)), strict=True))
+            write_json(self._run_folder(ref.id) / "addresses.json", have, durable=True)
+            self.addresses[ref.id] = have
+        return {f"{role}-{index}": have[f"{role}-{index}"] for role, count in counts.items() for index in range(count)}
+
+    def _free_ports(self, count: int) -> list[int]:
+        """Ports that nobody listens on and no run holds, going round the range so that none is used again soon."""
+        held = {port for ports in self.addresses.values() for port in ports.values()}
+        start = self.known["port"]
+        found: list[int] = []
+        for step in range(len(self.ports)):
+            port = self.ports[(start - self.ports.start + step) % len(self.ports)]
+            if port not in held and _bindable(port):
+                found.append(port)
+                if len(found) == count:
+                    self.known["port"] = port + 1
+                    return found
+        raise CloudRefused(f"No {count} free ports between {self.ports.start} and {self.ports.stop - 1}.")
+
+    def list(self) -> Batch:
+        if self.turn_due:
+            self._turn()
+        items = [item for number in sorted(self.gone) for item in self._remains(number)]
+        for run in self.runs.values():
+            items += run.seen()
+        return Batch(self.journal.position, tuple(items))
+
+    def _remains(self, number: int) -> list[Seen]:
+        remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
+        return [wire.seen_from(item) for item in remains["seen"]]
+
+    def capacity(self) -> Capacity:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
+        models = sorted({slot.model for slot in self.gpus.slots})
+        node = NodeSeen(
+            self.name,
+            ", ".join(models),
+            len(self.gpus.slots),
+            len(self.free),
+            len(os.sched_getaffinity(0)) * 1000,
+            memory,
+            self.gpus.simulated,
+            self.cannot_isolate or "CPU and memory limits are not enforced on this machine.",
+        )
+        queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
+        return Capacity((node,), tuple(run.waiting for run in queue))
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def uid(self, appcode: str) -> int | None:
+        """The uid as which tasks of this appcode run, the same for ever; None when this is not root (everything is ours)."""
+        if os.geteuid() != 0:
+            return None
+        uids = self.known["uids"]
+        if appcode not in uids:
+            uids[appcode] = FIRST_UID + len(uids)
+            write_json(self.folder / "cloud.json", self.known, durable=True)
+        return int(uids[appcode])
+
+    def model(self, ids: tuple[str, ...], asked: str) -> str:
+        """The model of the GPUs `ids`; a simulated one is what was asked for."""
+        models = [slot.model for slot in self.gpus.slots if slot.id in ids]
+        return "" if not models else (asked or models[0]) if self.gpus.simulated else models[0]
+
+    def _run_folder(self, number: int) -> Path:
+        folder = self.folder / "runs" / str(number)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _clear(self, folder: Path) -> None:
+        """Removes all of a gone run but gone.json and the logs."""
+        for path in folder.iterdir():
+            if path.name not in ("gone.json", "tasks"):
+                self.discard(path)
+        for task in folder.glob("tasks/*"):
+            for path in task.iterdir():
+                if path.name != "log":
+                    self.discard(path)
+
+    def discard(self, path: Path) -> None:
+        """Takes a file or folder out of the way now and removes it in a thread."""
+        trash = self.folder / "trash" / uuid.uuid4().hex
+        try:
+            os.rename(path, trash)
+        except FileNotFoundError:
+            return
+        self._remove(trash)
+
+    def _remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink() and any(path.iterdir()):
+            asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
+        elif path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+
+    def probe(self) -> None:
+        """Tries a sandbox; `cannot_isolate` says what is wrong."""
+        folder = self.folder / "probe"
+        for name in ("root", "tmp"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "status.json").unlink(missing_ok=True)
+        spec = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "binds": []}
+        spec |= {"uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
+        write_json(folder / "spec.json", spec)
+        processes.run_once(shim.__file__, folder)
+        status = read_json(folder / "status.json") or {}
+        self.cannot_isolate = "" if status.get("exit") == 0 else status.get("error") or "Tasks cannot be started here."
+
+
+def _key(item: Seen) -> str:
+    if isinstance(item, TaskSeen):
+        return item.uid
+    return f"storage-{item.run_id}" if isinstance(item, StorageSeen) else f"gone-{item.run_id}"
+
+
+def _bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _remove_tree(path: Path) -> None:
+    """Also what a task made unwritable for its owner."""
+
+    def again(function: Callable[[str], Any], name: str, _: object) -> None:
+        for folder in (os.path.dirname(name), name):
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                os.chmod(folder, stat.S_IRWXU)
+        if os.path.isdir(name) and function is not os.rmdir:
+            shutil.rmtree(name, ignore_errors=True)
+        else:
+            function(name)
+
+    try:
+        shutil.rmtree(path, onerror=again)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)

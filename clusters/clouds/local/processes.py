@@ -1,0 +1,158 @@
+"""Processes that outlive their parent: found again by the lock that they hold on their folder.
+
+The lock (flock) is taken before the process exists and passed to it open, so at every instant either the process lives
+and the folder is locked, or it is not; nothing can be started twice in a folder. The file `lock` holds its pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_BLOCKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Detached:
+    """One such process. `on_exit` is called once in the event loop when it has ended."""
+
+    def __init__(self, folder: Path, on_exit: Callable[[], None]) -> None:
+        self.folder, self.on_exit = folder, on_exit
+        self.pidfd = -1
+        self._waiting: list[int] = []
+
+    @classmethod
+    def launch(cls, script: str, folder: Path, on_exit: Callable[[], None]) -> Detached:
+        """Starts `python -I -S script folder LOCK`. Raises OSError (BlockingIOError when one lives there already)."""
+        self = cls(folder, on_exit)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        errors = os.open(folder / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Signals that are sent before the new process has its handlers wait until it asks for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            starter = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", "-S", script, str(folder), str(lock)],
+                pass_fds=(lock,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                cwd="/",
+                env={"LANG": "C.UTF-8"},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(lock)
+            os.close(errors)
+        handle = os.pidfd_open(starter.pid)
+
+        def started() -> None:
+            asyncio.get_running_loop().remove_reader(handle)
+            os.close(handle)
+            starter.wait()
+            self._follow()
+
+        asyncio.get_running_loop().add_reader(handle, started)
+        return self
+
+    @classmethod
+    def adopt(cls, folder: Path, on_exit: Callable[[], None]) -> Detached | None:
+        """The process that lives in `folder`, or None."""
+        if not is_locked(folder):
+            return None
+        self = cls(folder, on_exit)
+        self._follow()
+        return self
+
+    def _follow(self) -> None:
+        """Watches the pid in the lock file; a locked folder without one is on its way (its starter has not ended yet)."""
+        loop = asyncio.get_running_loop()
+        pid = int((self.folder / "lock").read_text().strip() or 0)
+        if pid:
+            try:
+                self.pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                pass
+        if not is_locked(self.folder):  # also a pid that by now belongs to somebody else
+            self._close()
+            loop.call_soon(self.on_exit)
+        elif self.pidfd < 0:
+            loop.call_later(0.02, self._follow)
+        else:
+            loop.add_reader(self.pidfd, self._ended)
+            for number in self._waiting:
+                self.send(number)
+            self._waiting.clear()
+
+    def send(self, number: int) -> None:
+        """Sends a signal, as soon as the process can be named."""
+        if self.pidfd < 0:
+            self._waiting.append(number)
+            return
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            pass
+
+    def _ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.pidfd)
+        self._close()
+        self.on_exit()
+
+    def _close(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def run_once(script: str, folder: Path) -> None:
+    """Runs `script` like `Detached.launch` and waits for its end."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        argv = [sys.executable, "-I", "-S", script, str(folder), str(lock)]
+        subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")  # noqa: S603
+    finally:
+        os.close(lock)
+    again = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(again, fcntl.LOCK_EX)
+    os.close(again)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process lives in `folder`."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def kill_and_wait(pid: int) -> None:
+    """SIGKILL, and the return when the process is gone (a PID 1 takes its whole namespace along; that is quick)."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(5000)
+        os.close(handle)

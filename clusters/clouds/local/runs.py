@@ -1,0 +1,163 @@
+"""One run, moved forward from what lies in its folder.
+
+`advance` looks at everything and does what is next; it is called after whatever happened and may be called at any time:
+
+    fetch data ─► wait for GPUs ─► start tasks, again and again ─► all ended: store data
+    deleted: stop tasks ─► store data ─► gone (gone.json replaces all else but the logs)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, StorageSeen, Waiting
+from clusters.clouds.local import sandbox, wire
+from clusters.clouds.local.data import Data
+from clusters.clouds.local.files import read_json, write_json
+from clusters.clouds.local.scheduler import Ask, Given
+from clusters.clouds.local.tasks import Task
+
+if TYPE_CHECKING:
+    from clusters.clouds.local.node import Node
+
+OUTPUT = "/elearn/output"
+
+
+def ask_of(plan: Plan) -> Ask:
+    """The GPUs that all tasks of `plan` need together."""
+    needs = [
+        ((role.role, index), role.gpus, role.gpu_model) for role in plan.roles if role.gpus for index in range(role.count)
+    ]
+    return Ask(plan.run.id, tuple(needs))
+
+
+class Run:
+    """A run with a plan that is not gone yet. `order` is its place in the queue."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        data = read_json(folder / "plan.json")
+        self.node, self.folder = node, folder
+        self.order: int = data["order"]
+        self.plan: Plan = wire.plan_from(data["plan"])
+        self.ref: RunRef = self.plan.run
+        self.uid = node.uid(self.ref.appcode)
+        self.ask = ask_of(self.plan)
+        given = read_json(folder / "given.json")
+        self.given: Given | None = None
+        if given is not None:
+            self.given = {(role, index): tuple(gpus) for role, index, gpus in given}
+        deleted = read_json(folder / "deleted.json")
+        self.deleted_at: float | None = deleted["at"] if deleted else None
+        self.gone: RunGone | None = None
+        self.data = Data(self)
+        self.tasks = [Task(self, role, index) for role in self.plan.roles for index in range(role.count)]
+
+    def resume(self) -> None:
+        """After a restart of the agent: finds the living processes again."""
+        self.data.resume()
+        for task in self.tasks:
+            task.resume()
+
+    @property
+    def waits_for_gpus(self) -> bool:
+        return self.deleted_at is None and self.given is None and bool(self.ask.needs) and self.data.ready
+
+    @property
+    def waiting(self) -> Waiting:
+        models = list(self.ask.models)
+        return Waiting(self.ref.id, self.ask.gpus, models[0] if len(models) == 1 else "")
+
+    @property
+    def held(self) -> Given:
+        """The GPUs that nobody else may get: those of tasks that run or may run again."""
+        given = self.given or {}
+        return {task.key: given[task.key] for task in self.tasks if task.key in given and not task.final}
+
+    def give(self, given: Given) -> None:
+        """The scheduler's decision, on disk before anything uses it."""
+        rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
+        write_json(self.folder / "given.json", rows, durable=True)
+        self.given = given
+
+    def delete(self) -> None:
+        """Asks for the end of everything; the marker makes sure that it comes."""
+        if self.deleted_at is None:
+            self.deleted_at = time.time()
+            write_json(self.folder / "deleted.json", {"at": self.deleted_at}, durable=True)
+
+    def advance(self) -> None:
+        """Does what is next."""
+        if self.gone is not None:
+            return
+        if self.deleted_at is not None:
+            self._end(self.deleted_at)
+        elif self.node.leaving:
+            for task in self.tasks:
+                task.stop("Disrupted")
+            if not self.alive:
+                self.data.pause()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.data.start()
+        if not self.data.ready:
+            for task in self.tasks:
+                self.node.emit(task.view(reason="FetchingInput", message=self.data.message))
+        elif self.given is not None or not self.ask.needs:
+            for task in self.tasks:
+                task.advance()
+            if all(task.final for task in self.tasks):
+                self.data.finish()
+
+    @property
+    def alive(self) -> bool:
+        return any(task.alive for task in self.tasks)
+
+    def explain(self, text: str) -> None:
+        """Says on every task why it waits for GPUs."""
+        for task in self.tasks:
+            self.node.emit(task.view(reason="Unschedulable", message=text))
+
+    def _end(self, deleted_at: float) -> None:
+        for task in self.tasks:
+            task.stop("Stopped")
+            task.cancel(deleted_at)
+        if self.alive:
+            return
+        self.data.finish()
+        if self.data.over:
+            self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
+
+    def seen(self) -> list[Any]:
+        """Every attempt as last told, and the state of the data."""
+        views = [end for task in self.tasks for end in task.ended]
+        views += [self.node.told[uid] for task in self.tasks if (uid := task.view().uid) in self.node.told and not task.final]
+        return [*views, StorageSeen(self.ref.id, self.data.state, self.data.message)]
+
+    def binds(self) -> list[sandbox.Bind]:
+        """What the tasks of this run see besides the system."""
+        image = self.plan.image
+        binds = sandbox.python_binds(image.environment)
+        if image.program:
+            binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})
+        for number, mount in enumerate(self.plan.mounts):
+            bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
+            if isinstance(mount.source, LocalSource):
+                bind |= {"source": mount.source.path, "root": mount.source.root}
+            else:
+                bind["source"] = str(self.data.place(number))
+            binds.append(bind)
+        if not any(mount.mount_path == OUTPUT for mount in self.plan.mounts):
+            binds.append({"source": str(self.data.scratch), "target": OUTPUT})
+        return binds
+
+    def remains(self) -> dict[str, Any]:
+        """What gone.json keeps for `list`."""
+        if self.gone is None:
+            raise ValueError("The run is not gone.")
+        seen = [json.loads(wire.dumps(item)) for item in [*self.seen(), self.gone]]
+        return {"ref": dict(vars(self.ref)), "seen": seen}
