@@ -11,15 +11,17 @@ Pure: numbers in, numbers and strings out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 SIDE = 1000.0
+# Beyond these, differences and quotients of floats overflow or vanish; such a value leaves a gap, such a span is flat.
+LARGEST, SMALLEST = 1e300, 1e-280
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: (x, y) in the order of x. `y` may be NaN or infinite, which leaves a gap."""
+    """One line: (x, y) in the order of x. `y` may be NaN, infinite or beyond `LARGEST`, which leaves a gap."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -110,8 +112,7 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _drawn(line: Line, place: object) -> Drawn:
-    assert callable(place)
+def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> Drawn:
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in line.points:
         if _finite(x, y):
@@ -135,7 +136,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _finite(x: float, y: float) -> bool:
-    return math.isfinite(x) and math.isfinite(y)
+    return abs(x) < LARGEST and abs(y) < LARGEST
 
 
 def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
@@ -143,9 +144,9 @@ def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
-    if high - low > 1e-12 * max(abs(low), abs(high)):
+    if high - low > max(1e-12 * max(abs(low), abs(high)), SMALLEST):
         return low, high
-    room = abs(low) * 0.1 or 1.0
+    room = abs(low) * 0.1 if abs(low) > SMALLEST * 10 else 1.0
     return (low - room, high + room) if widen else (low, low + room)
 
 

@@ -1,0 +1,279 @@
+"""The scalars of a run (loss, accuracy, steps per second …), read from its TensorBoard event files without TensorFlow.
+
+The idea: an event file only ever grows, so what was read of it once need not be read again. What is remembered for a file
+is where reading stopped and the points so far; a page reads the bytes after that, and nothing at all while the object's
+etag is the same. Everything is bounded: bytes read for one page, points kept of a line, lines, files.
+
+A file is a sequence of records, `uint64 length, uint32 crc(length), data, uint32 crc(data)`, little-endian; data is a
+protobuf `Event`. Source: tensorflow/core/lib/io/record_writer.h and core/util/event.proto; the message classes are those of
+the tensorboard package, which need neither TensorFlow nor numpy.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+
+# For one page. A file that is longer is read on by the next page, a few seconds later.
+MAX_BYTES = 16 * 1024 * 1024
+MAX_FILES = 200
+# Of one line. Twice as many are thinned out to every second one.
+MAX_POINTS = 1000
+MAX_LINES_PER_FILE = 100
+# A larger record holds a graph, an image or a histogram, never a scalar.
+MAX_RECORD = 256 * 1024
+CHUNK = 4 * 1024 * 1024
+
+_FORMATS = {
+    types_pb2.DT_FLOAT: ("<f", "float_val"),
+    types_pb2.DT_DOUBLE: ("<d", "double_val"),
+    types_pb2.DT_HALF: ("<e", ""),
+    types_pb2.DT_INT32: ("<i", "int_val"),
+    types_pb2.DT_INT64: ("<q", "int64_val"),
+}
+
+
+class EventFile(Protocol):
+    """One object of a datastore. `etag` changes whenever its bytes do."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def etag(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    step: int
+    wall_time: float
+    value: float
+
+
+@dataclass
+class Series:
+    """The points of one tag of one file, thinned out evenly: every `stride`-th, and always the newest."""
+
+    points: list[Point] = field(default_factory=list)
+    stride: int = 1
+    seen: int = 0
+    newest: Point | None = None
+
+    def add(self, point: Point) -> None:
+        if self.seen % self.stride == 0:
+            self.points.append(point)
+            if len(self.points) >= 2 * MAX_POINTS:
+                self.points = self.points[::2]
+                self.stride *= 2
+        self.seen += 1
+        self.newest = point
+
+    @property
+    def all(self) -> list[Point]:
+        if self.newest is None or (self.points and self.points[-1] is self.newest):
+            return list(self.points)
+        return [*self.points, self.newest]
+
+
+@dataclass
+class Progress:
+    """What is remembered of one file: the etag that was read to `offset`, and what was in it."""
+
+    etag: str = ""
+    size: int = 0
+    offset: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+    broken: bool = False
+    series: dict[str, Series] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.broken or self.offset >= self.size
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart: the points of `tag` in one folder of event files, in the order of steps."""
+
+    tag: str
+    folder: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Scalars:
+    curves: tuple[Curve, ...]
+    files: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tags(self) -> list[str]:
+        """Each tag once: losses, accuracies and speeds first, then by name."""
+        return sorted({curve.tag for curve in self.curves}, key=lambda tag: (_rank(tag), tag))
+
+
+def is_event_file(path: str) -> bool:
+    """TensorBoard's own rule: the name contains "tfevents"; profiles are files of another kind."""
+    name = PurePosixPath(path).name
+    return "tfevents" in name and not name.endswith((".profile-empty", ".tmp"))
+
+
+def read(
+    files: Iterable[EventFile],
+    read_range: Callable[[str, int, int], bytes],
+    remembered: Mapping[str, Progress],
+) -> tuple[Scalars, dict[str, Progress]]:
+    """The scalars in `files`, and what to remember by path for the next time.
+
+    `read_range(path, start, length)` gives at most `length` bytes and fewer at the end. Damage is noted, never an error.
+    """
+    chosen = sorted((file for file in files if is_event_file(file.path)), key=lambda file: file.path)
+    notes: list[str] = []
+    if len(chosen) > MAX_FILES:
+        notes.append(f"There are {len(chosen)} event files; the newest {MAX_FILES} by name are shown.")
+        chosen = chosen[-MAX_FILES:]
+    budget, progress = MAX_BYTES, {}
+    for file in chosen:
+        known = remembered.get(file.path, Progress())
+        if known.etag != file.etag:
+            # Shorter than what was read: another file under the same name.
+            known = known if file.size >= known.offset else Progress()
+            known.etag, known.size = file.etag, file.size
+        while not known.is_complete and budget > 0:
+            data = read_range(file.path, known.offset, CHUNK)
+            used = _take(known, data)
+            budget -= max(used, 1024)
+            if not used:
+                # The rest is half a record, to be finished by its writer; with the next etag there will be more of it.
+                known.size = known.offset
+        if known.broken:
+            notes.append(f"{file.path} is damaged at byte {known.offset}; what follows is not shown.")
+        progress[file.path] = known
+    waiting = [file.size - progress[file.path].offset for file in chosen if not progress[file.path].is_complete]
+    if waiting:
+        notes.append(f"Still reading: {sum(waiting) / 1024**2:.0f} MiB to go.")
+    return Scalars(tuple(_curves(progress)), len(chosen), tuple(notes)), progress
+
+
+def split_records(data: bytes) -> tuple[list[bytes], int, bool]:
+    """The complete records at the start of `data`, how many bytes they take, and whether what follows is damaged.
+
+    Records beyond `MAX_RECORD` are skipped. The checksum of the length is checked, because all else hangs on it.
+    """
+    found: list[bytes] = []
+    position = 0
+    while position + 12 <= len(data):
+        length, crc = struct.unpack_from("<QI", data, position)
+        if masked_crc32c(data[position : position + 8]) != crc:
+            return found, position, True
+        end = position + 12 + length + 4
+        if end > len(data):
+            break
+        if length <= MAX_RECORD:
+            found.append(data[position + 12 : end - 4])
+        position = end
+    return found, position, False
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of record files. Source: tensorflow/core/lib/hash/crc32c.h."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _take(progress: Progress, data: bytes) -> int:
+    """Adds what is in `data` (the bytes from `progress.offset`) and returns how many of them are done with."""
+    records, used, damaged = split_records(data)
+    for record in records:
+        try:
+            event = event_pb2.Event.FromString(record)
+        except DecodeError:
+            continue
+        progress.started = progress.started or event.wall_time
+        progress.ended = max(progress.ended, event.wall_time)
+        for value in event.summary.value:
+            number = _scalar(value)
+            if number is None:
+                continue
+            series = progress.series.get(value.tag)
+            if series is None:
+                if len(progress.series) >= MAX_LINES_PER_FILE:
+                    continue
+                series = progress.series[value.tag] = Series()
+            series.add(Point(event.step, event.wall_time, number))
+    if not used and not damaged and len(data) >= 12:
+        # One record that is longer than all we read at once: step over it.
+        length = struct.unpack_from("<Q", data)[0] + 16
+        used = length if length > MAX_RECORD and progress.offset + length <= progress.size else 0
+    progress.offset += used
+    progress.broken = damaged
+    return int(used)
+
+
+def _scalar(value: summary_pb2.Summary.Value) -> float | None:
+    """The number of a summary value, in TensorFlow 1's (also PyTorch's) or TensorFlow 2's way; None when it is none."""
+    kind = value.WhichOneof("value")
+    if kind == "simple_value":
+        return float(value.simple_value)
+    if kind != "tensor":
+        return None
+    return _tensor_scalar(value.tensor)
+
+
+def _tensor_scalar(tensor: tensor_pb2.TensorProto) -> float | None:
+    if tensor.dtype not in _FORMATS or any(dimension.size != 1 for dimension in tensor.tensor_shape.dim):
+        return None
+    layout, name = _FORMATS[tensor.dtype]
+    if len(tensor.tensor_content) == struct.calcsize(layout):
+        return float(struct.unpack(layout, tensor.tensor_content)[0])
+    values = getattr(tensor, name) if name else ()
+    return float(values[0]) if len(values) == 1 else None
+
+
+def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
+    by_line: dict[tuple[str, str], list[Progress]] = {}
+    for path, each in progress.items():
+        for tag in each.series:
+            by_line.setdefault((tag, str(PurePosixPath(path).parent)), []).append(each)
+    curves = []
+    for (tag, folder), files in sorted(by_line.items()):
+        points: list[Point] = []
+        ended = 0.0
+        for file in sorted(files, key=lambda each: each.started):
+            new = file.series[tag].all
+            if points and new and file.started > ended:
+                # A program that was started again goes on from its checkpoint: what it repeats replaces what it lost.
+                points = [point for point in points if point.step < new[0].step]
+            points += new
+            ended = max(ended, file.ended)
+        curves.append(Curve(tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time)))))
+    return curves
+
+
+def _rank(tag: str) -> int:
+    words = tag.lower()
+    marks = (("loss",), ("acc",), ("step/sec", "steps_per_sec", "step_per_sec"))
+    return next((rank for rank, names in enumerate(marks) if any(name in words for name in names)), len(marks))
