@@ -1,0 +1,203 @@
+"""The example programs as a newcomer runs them: real TensorFlow processes that find each other by TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An input folder as the demonstration makes it."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("input")
+    data = load_digits()
+    np.savez_compressed(folder / "digits.npz", images=data.data.astype(np.uint8), labels=data.target.astype(np.uint8))
+    return folder
+
+
+class Job:
+    """The tasks of one run as local processes; each writes its log beside the output."""
+
+    def __init__(self, program: str, inputs: Path, output: Path, counts: dict[str, int], *more: str) -> None:
+        self.argv = [sys.executable, program, "--input", str(inputs), "--output", str(output), *more]
+        self.output = output
+        self.cluster = addresses({role: count for role, count in counts.items() if role != "evaluator"})
+        self.tasks = [(role, index) for role, count in counts.items() for index in range(count)]
+        self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+
+    def start(self, role: str, index: int) -> None:
+        env = os.environ | {"TF_CONFIG": json.dumps({"cluster": self.cluster, "task": {"type": role, "index": index}})}
+        with self.log_file(role, index).open("ab") as log:
+            self.processes[role, index] = subprocess.Popen(self.argv, cwd=EXAMPLES, env=env, stdout=log, stderr=log)
+
+    def kill(self, role: str, index: int) -> None:
+        self.processes[role, index].send_signal(signal.SIGKILL)
+        self.processes[role, index].wait()
+
+    def wait(self, role: str, index: int) -> int:
+        return self.processes[role, index].wait(120)
+
+    def log_file(self, role: str, index: int) -> Path:
+        return self.output.parent / f"{self.output.name}-{role}-{index}.log"
+
+    def log(self, role: str = "chief", index: int = 0) -> str:
+        return self.log_file(role, index).read_text()
+
+    def wait_for(self, text: str, role: str = "chief", index: int = 0, times: int = 1) -> None:
+        end = time.monotonic() + 90
+        while self.log(role, index).count(text) < times:
+            assert self.processes[role, index].poll() is None, self.log(role, index)
+            assert time.monotonic() < end, f"{text!r} never came: {self.log(role, index)}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(job: Job) -> Iterator[Job]:
+    with ExitStack() as stack:
+        for task in job.tasks:
+            job.start(*task)
+        stack.callback(lambda: [process.kill() or process.wait() for process in job.processes.values()])
+        yield job
+
+
+def addresses(counts: dict[str, int]) -> dict[str, list[str]]:
+    with ExitStack() as stack:
+        sockets = {role: [stack.enter_context(socket.socket()) for _ in range(n)] for role, n in counts.items()}
+        for server in (server for servers in sockets.values() for server in servers):
+            server.bind(("127.0.0.1", 0))
+        return {role: [f"127.0.0.1:{s.getsockname()[1]}" for s in servers] for role, servers in sockets.items()}
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every chart of a summaries folder as (step, value) in order."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util import tensor_util
+
+    charts: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(folder.glob("events.*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                charts.setdefault(value.tag, []).append((event.step, float(tensor_util.make_ndarray(value.tensor))))
+    return charts
+
+
+def recognised(model: Path, digits: Path) -> float:
+    """The share of all digits that a SavedModel gets right, in a process of its own."""
+    program = """if True:
+        import sys, numpy as np, tensorflow as tf
+        data = np.load(sys.argv[2])
+        serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+        answer = serve(images=tf.constant(data["images"] / 16.0, tf.float32))["probabilities"]
+        print(float((answer.numpy().argmax(1) == data["labels"]).mean()))"""
+    argv = [sys.executable, "-c", program, str(model), str(digits / "digits.npz")]
+    return float(subprocess.run(argv, capture_output=True, check=True, text=True, timeout=90).stdout)
+
+
+def test_one_machine_trains_saves_and_goes_on_from_its_checkpoint(digits: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "digits_single.py", "--input", str(digits), "--output", str(tmp_path)]
+    env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    first = subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 0, first.stderr
+    assert "global_step/sec" in first.stdout
+    charts = scalars(tmp_path / "summaries")
+    assert set(charts) == {"loss", "accuracy", "global_step/sec"}
+    assert charts["loss"][-1][1] < charts["loss"][0][1]
+    assert charts["accuracy"][-1][0] == 1500
+    assert charts["accuracy"][-1][1] > 0.95
+    assert recognised(tmp_path / "model", digits) > 0.95
+
+    argv += ["--steps", "1600"]
+    more = subprocess.run(argv, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=120)
+    assert more.returncode == 0, more.stderr
+    assert "Continues after step 1500" in more.stdout
+    assert "step 1600:" in more.stdout
+
+
+def test_the_same_command_again_after_the_end_changes_nothing_and_succeeds(digits: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "digits_single.py", "--input", str(digits), "--output", str(tmp_path), "--steps", "100"]
+    for _ in range(2):
+        done = subprocess.run(argv, cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert "Saved the model of step 100" in done.stdout
+
+
+def test_missing_input_is_said_in_the_log(tmp_path: Path) -> None:
+    argv = [sys.executable, "digits_single.py", "--input", str(tmp_path), "--output", str(tmp_path)]
+    done = subprocess.run(argv, cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "digits.npz" in done.stderr
+
+
+def test_parameter_servers_train_together(digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    roles = {"chief": 1, "ps": 1, "worker": 2, "evaluator": 1}
+    with running(Job("digits_ps.py", digits, output, roles)) as job:
+        assert job.wait("chief", 0) == 0, job.log()
+        assert job.processes["ps", 0].poll() is None, "a parameter server serves until the run ends it"
+        assert job.wait("evaluator", 0) == 0, job.log("evaluator")
+        assert "step 1500:" in job.log("evaluator")
+    assert "The master found 2 workers" in job.log()
+    assert scalars(output / "summaries")["global_step/sec"][-1][1] > 1
+    assert recognised(output / "model", digits) > 0.95
+    assert "Traceback" not in job.log() + job.log("ps") + job.log("worker")
+
+
+def test_a_master_that_was_killed_goes_on_with_the_same_servers(digits: Path, tmp_path: Path) -> None:
+    roles = {"chief": 1, "ps": 1, "worker": 2}
+    with running(Job("digits_ps.py", digits, tmp_path / "output", roles)) as job:
+        job.wait_for("global_step/sec", times=6)
+        job.kill("chief", 0)
+        job.start("chief", 0)
+        assert job.wait("chief", 0) == 0, job.log()
+    assert "Continues after step" in job.log()
+    assert "Saved the model of step 1500" in job.log()
+
+
+def test_a_worker_that_was_killed_takes_part_again(digits: Path, tmp_path: Path) -> None:
+    roles = {"chief": 1, "ps": 1, "worker": 2}
+    with running(Job("digits_ps.py", digits, tmp_path / "output", roles)) as job:
+        job.wait_for("global_step/sec", times=2)
+        job.kill("worker", 1)
+        job.start("worker", 1)
+        assert job.wait("chief", 0) == 0, job.log()
+    assert "Saved the model of step" in job.log()
+
+
+def test_a_lost_parameter_server_ends_the_master_and_its_next_start_goes_on(digits: Path, tmp_path: Path) -> None:
+    roles = {"chief": 1, "ps": 1, "worker": 1}
+    with running(Job("digits_ps.py", digits, tmp_path / "output", roles)) as job:
+        job.wait_for("global_step/sec", times=6)
+        job.kill("ps", 0)
+        job.start("ps", 0)
+        assert job.wait("chief", 0) != 0, job.log()
+        job.start("chief", 0)
+        assert job.wait("chief", 0) == 0, job.log()
+    assert "Continues after step" in job.log()
+
+
+def test_all_reduce_trains_in_step_and_goes_on_after_all_were_started_again(digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    roles = {"chief": 1, "worker": 1}
+    for steps in (100, 300):
+        with running(Job("digits_allreduce.py", digits, output, roles, "--steps", str(steps))) as job:
+            assert job.wait("chief", 0) == 0, job.log()
+            assert job.wait("worker", 0) == 0, job.log("worker")
+    assert "chief 0: 2 replicas in step" in job.log()
+    assert "Continues after step 100" in job.log()
+    assert scalars(output / "summaries")["loss"][-1][1] < 0.4
