@@ -1,0 +1,90 @@
+"""The loop without its processes: tests call the reconcile step and feed the watch themselves, against the real node agent.
+
+So a test decides where the controller or a worker "dies": it simply stops calling it there.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+# Django's models are imported inside: pytest reads this file before the servers' addresses are known.
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def catalogue(transactional_db):
+    """Two flavors and an image whose environment is the one that runs these tests."""
+    from clusters.models import Flavor, Image
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+    Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
+    Image.objects.create(name="python", title="Python", environment=sys.prefix, container="")
+    Image.objects.create(name="container-only", title="Container only", container="example.com/x:1")
+
+
+@pytest.fixture
+def manifest():
+    """manifest("demo", "echo hi", workers=2, flavor="one-gpu", retries=0, …) → ClusterManifest in ops-demo."""
+    from clusters.specs import ClusterManifest
+
+    def make(name="demo", command="true", *, flavor="small", ps=0, workers=0, appcode="ops-demo", **spec):
+        roles = {"master": {"flavor": flavor}, "ps": {"flavor": "small", "count": ps}, "worker": {"flavor": flavor, "count": workers}}
+        body = {"image": "python", "command": command, "roles": roles, **spec}
+        return ClusterManifest.model_validate({"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body})
+
+    return make
+
+
+class Loop:
+    """Worker and controller, one step at a time."""
+
+    def __init__(self):
+        self.position = ""
+
+    def work(self):
+        from clusters import reconcile
+        from clusters.models import Run
+        from clusters.tasks import now
+
+        for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
+            reconcile.reconcile(run_id)
+
+    def listen(self):
+        """One batch of news."""
+        from clusters.clouds.registry import cloud
+        from clusters.watch import apply_batch, apply_listing
+
+        if not self.position:
+            listing = cloud().list()
+            apply_listing("local", listing)
+            self.position = listing.position
+            return
+        for batch in cloud().watch(self.position):
+            apply_batch("local", batch)
+            self.position = batch.position
+            return
+
+    def until(self, condition):
+        """Works and listens until `condition()`; news end every wait, so nothing here sleeps."""
+        from clusters.models import Run
+
+        deadline = time.monotonic() + PATIENCE
+        self.work()
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {PATIENCE} s: {list(Run.objects.values('pk', 'phase', 'reason', 'message'))}"
+            self.listen()
+            self.work()
+
+    def until_phase(self, cluster, *phases):
+        from clusters.models import Run
+
+        self.until(lambda: Run.objects.get(current_of=cluster).phase in phases)
+        return Run.objects.get(current_of=cluster)
+
+
+@pytest.fixture
+def loop(catalogue, node_agent):
+    return Loop()
