@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -31,6 +31,8 @@ from urllib.parse import quote
 MAX_SOCKET_PATH = 107
 LONGEST_SOCKET_NAME = "/.s.PGSQL.5432"
 READY_SECONDS = 30.0
+# Servers stop after all of their clients.
+SERVERS_STOP = 9
 # The system user of last resort, see _not_root; the wheel's own name for it.
 POSTGRES_USER = "pgserver"
 
@@ -45,7 +47,8 @@ class Service:
 
     `url` is what clients are given ("" for a program that nobody connects to). `ready` answers at once. `env` is added to
     the environment. On a stop the program gets `stop_signal` and, after `stop_seconds`, SIGKILL. It gets `death_signal`
-    (the name that setpriv takes) when the process that started it is gone.
+    (the name that setpriv takes) when the process that started it is gone. When everything is stopped, low `stop_order`s go
+    first; 0 is for what faces people. `with_group`: what its process leaves behind in its process group goes with it.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     death_signal: str = "KILL"
+    stop_order: int = 0
+    with_group: bool = False
 
 
 def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) -> Service:
@@ -75,11 +80,18 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         if "setpriv" in prefix:
             shutil.chown(making, POSTGRES_USER, POSTGRES_USER)
         argv = [*prefix, str(binaries / "initdb"), "--pgdata", str(making), "--username=portal", "--auth=trust"]
-        argv += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-sync"]
+        argv += [
+            "--encoding=UTF8",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--no-sync",
+            "--no-instructions",
+        ]
         with log.open("ab") as out:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
         if done.returncode:
-            raise ServiceError(f"PostgreSQL could not make its data in {folder}; see {log}.")
+            raise ServiceError(f"PostgreSQL could not make its data in {folder}: {last_line(log)} (more in {log})")
         making.rename(folder)
     options = {
         "listen_addresses": "",
@@ -108,7 +120,9 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         if answer.returncode or b"1" in answer.stdout:
             return answer.returncode == 0
         make = [str(binaries / "createdb"), "--host", str(sockets), "--username=portal", "portal"]
-        return subprocess.run(make, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=30).returncode == 0
+        return (
+            subprocess.run(make, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=30).returncode == 0
+        )
 
     # SIGINT is PostgreSQL's "fast shutdown": end sessions, write everything, leave.
     return Service(
@@ -119,6 +133,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         stop_signal=signal.SIGINT,
         stop_seconds=30,
         death_signal="",
+        stop_order=SERVERS_STOP,
     )
 
 
@@ -138,7 +153,9 @@ def valkey(folder: Path, port: int, password: str) -> Service:
     def ready() -> bool:
         return b"+PONG" in _ask(port, f"AUTH {password}\r\nPING\r\nQUIT\r\n".encode())
 
-    return Service("valkey", (str(binary), str(config)), ready, f"redis://:{password}@127.0.0.1:{port}/0")
+    return Service(
+        "valkey", (str(binary), str(config)), ready, f"redis://:{password}@127.0.0.1:{port}/0", stop_order=SERVERS_STOP
+    )
 
 
 def s3(folder: Path, port: int, access_key: str, secret_key: str) -> Service:
@@ -152,13 +169,17 @@ def s3(folder: Path, port: int, access_key: str, secret_key: str) -> Service:
     def ready() -> bool:
         return _ask(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/")
 
-    return Service("s3", argv, ready, f"http://127.0.0.1:{port}", env)
+    return Service("s3", argv, ready, f"http://127.0.0.1:{port}", env, stop_order=SERVERS_STOP)
 
 
-def node_agent(folder: Path, agent_socket: Path) -> Service:
-    """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them."""
+def node_agent(folder: Path, agent_socket: Path, gpus: str = "") -> Service:
+    """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
+
+    `gpus` is how many GPUs to simulate on a machine without any; "" leaves that to the agent.
+    """
     private_folder(folder)
     argv = (sys.executable, "-m", "clusters.clouds.local.agent", "--dir", str(folder), "--socket", str(agent_socket))
+    argv += ("--stop-tasks-on-term", "--stop-seconds", "45", *(("--gpus", gpus) if gpus else ()))
 
     def ready() -> bool:
         with socket.socket(socket.AF_UNIX) as client:
@@ -169,7 +190,7 @@ def node_agent(folder: Path, agent_socket: Path) -> Service:
                 return False
             return True
 
-    return Service("agent", argv, ready, str(agent_socket), stop_seconds=60)
+    return Service("agent", argv, ready, str(agent_socket), stop_seconds=60, stop_order=1)
 
 
 def http_ready(port: int, path: str = "/", host: str = "localhost") -> Callable[[], bool]:
@@ -183,16 +204,23 @@ def http_ready(port: int, path: str = "/", host: str = "localhost") -> Callable[
     return ready
 
 
-def spawn(service: Service, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts it in a session of its own (a Ctrl-C in the terminal is not for it), writing to `log`.
+def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts it in a session of its own (a Ctrl-C in the terminal is not for it), writing to `log` or else where we do.
 
     To be called from the main thread: the kernel sends the death signal when the *thread* that started it ends.
     """
-    argv = ["setpriv", "--pdeathsig", service.death_signal, "--", *service.argv] if service.death_signal else service.argv
+    argv = (
+        ["setpriv", "--pdeathsig", service.death_signal, "--", *service.argv] if service.death_signal else service.argv
+    )
     try:
-        with log.open("ab") as out:
+        with log.open("ab") if log else nullcontext() as out:
             return subprocess.Popen(
-                argv, env={**env, **service.env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                argv,
+                env={**env, **service.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
     except FileNotFoundError as error:
         raise ServiceError(f"The program {error.filename} is missing; it comes with requirements.txt.") from error
@@ -227,7 +255,7 @@ def running(services: Sequence[Service], logs: Path, env: Mapping[str, str]) -> 
     started: list[tuple[Service, subprocess.Popen[bytes]]] = []
     try:
         for service in services:
-            started.append((service, spawn(service, logs / f"{service.name}.log", env)))
+            started += [(service, spawn(service, logs / f"{service.name}.log", env))]
         for service, process in started:
             wait_ready(service, process, logs / f"{service.name}.log")
         yield

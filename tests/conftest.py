@@ -156,9 +156,7 @@ def people(make_appcode: Callable[..., Any]) -> People:
         make(name, f"{name}@example.com", f"{name}-password") for name in ("alice", "bob", "victor", "mallory")
     )
     root = User.objects.create_superuser("root", "root@example.com", "root-password")
-    ops = make_appcode(
-        "ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob, viewer=victor
-    )
+    ops = make_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob, viewer=victor)
     flight = make_appcode("flight-demo", org="qunarcorp.flight", namespace="flight", owner=mallory)
     return People(alice, bob, victor, mallory, root, ops, flight)
 

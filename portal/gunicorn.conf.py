@@ -1,0 +1,17 @@
+"""The web server: two processes that share what is loaded before they fork, with threads for requests that wait."""
+
+import os
+
+bind = f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
+workers = 2
+worker_class = "gthread"
+# A live log holds a thread as long as somebody reads it.
+threads = 16
+preload_app = True
+timeout = 60
+graceful_timeout = 3
+keepalive = 75
+worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat on a slow disk would look like a hang
+forwarded_allow_ips = "127.0.0.1"
+accesslog = "-"
+access_log_format = "%(t)s %(s)s %(m)s %(U)s %(M)sms"

@@ -1,0 +1,186 @@
+"""The data folder of one portal: who may use it, its secrets and the ports of its inner servers.
+
+One `up` at a time holds the folder by a file lock, which the kernel lets go of however that process ends. Secrets are
+made once and stay; ports stay too as long as nobody else took them, because addresses of the S3 server are written
+into datastores.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from portal.services import ServiceError, free_port, private_folder, socket_folder, write_private
+
+NEEDED_MB = 500
+# A server of a killed `up` dies within moments; its port is worth waiting for.
+PORT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """A locked data folder. `given` is the environment that `up` was started with."""
+
+    folder: Path
+    sockets: Path
+    port: int
+    demo: bool
+    given: Mapping[str, str]
+    secrets: Mapping[str, str]
+
+    @classmethod
+    @contextmanager
+    def open(cls, given: Mapping[str, str]) -> Iterator[Data]:
+        """Checks everything that can be checked before anything is started; raises ServiceError with a sentence."""
+        port = _port(given.get("PORTAL_PORT") or "8000")
+        folder = Path(given.get("PORTAL_DATA") or "var").absolute()
+        _make(folder)
+        with _locked(folder / "up.lock", port):
+            _check_port(port)
+            for name in ("log", "tmp"):
+                private_folder(folder / name)
+            yield cls(
+                folder=folder,
+                sockets=socket_folder(folder),
+                port=port,
+                demo=given.get("PORTAL_DEMO", "1") not in ("0", "false", "no"),
+                given=given,
+                secrets=_secrets(folder / "secrets.env"),
+            )
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def credentials(self) -> Path:
+        return self.folder / "credentials.json"
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.sockets / "agent.sock"
+
+    @property
+    def origin(self) -> str:
+        return self.given.get("PORTAL_ORIGIN") or f"http://portal.localhost:{self.port}"
+
+    @property
+    def public_env(self) -> dict[str, str]:
+        """What every program may know: the given environment without the portal's secrets, our programs first in PATH."""
+        hidden = {"PORTAL_SECRET_KEY", "PORTAL_SALT_KEYS", "DATABASE_URL", "REDIS_URL", "PORTAL_S3_SECRET_KEY"}
+        env = {name: value for name, value in self.given.items() if name not in hidden}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        return env | {"PATH": path, "PORTAL_DATA": str(self.folder), "PYTHONUNBUFFERED": "1"}
+
+    def portal_env(self, urls: Mapping[str, str]) -> dict[str, str]:
+        """What only the portal's own programs know. `urls` are the addresses of the servers that we started, by name."""
+        given, own = self.given, self.secrets
+        return {
+            "PORTAL_SECRET_KEY": given.get("PORTAL_SECRET_KEY") or own["PORTAL_SECRET_KEY"],
+            **({"PORTAL_SALT_KEYS": given["PORTAL_SALT_KEYS"]} if "PORTAL_SALT_KEYS" in given else {}),
+            "PORTAL_ORIGIN": self.origin,
+            "DATABASE_URL": urls.get("postgres") or given["DATABASE_URL"],
+            "REDIS_URL": urls.get("valkey") or given["REDIS_URL"],
+            "PORTAL_S3_URL": urls.get("s3") or given["PORTAL_S3_URL"],
+            "PORTAL_S3_ACCESS_KEY": own["PORTAL_S3_ACCESS_KEY"]
+            if "s3" in urls
+            else given.get("PORTAL_S3_ACCESS_KEY", ""),
+            "PORTAL_S3_SECRET_KEY": own["PORTAL_S3_SECRET_KEY"]
+            if "s3" in urls
+            else given.get("PORTAL_S3_SECRET_KEY", ""),
+            "LOCAL_CLOUD_DIR": given.get("LOCAL_CLOUD_DIR") or str(self.folder / "cloud"),
+            "LOCAL_CLOUD_SOCKET": given.get("LOCAL_CLOUD_SOCKET") or str(self.agent_socket),
+            "DJANGO_SETTINGS_MODULE": "portal.settings",
+        }
+
+    def inner_port(self, name: str) -> int:
+        """The loopback port of one of our servers: the same as last time unless somebody else has it now."""
+        path = self.folder / "ports.json"
+        ports = json.loads(path.read_text()) if path.exists() else {}
+        wanted = int(ports.get(name, 0))
+        end = time.monotonic() + PORT_SECONDS
+        while (port := free_port(wanted)) != wanted and wanted and time.monotonic() < end:
+            time.sleep(0.05)
+        if port != wanted:
+            write_private(path, json.dumps(ports | {name: port}, indent=2) + "\n")
+        return port
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+        free = shutil.disk_usage(folder).free // 2**20
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise ServiceError(f"The disk of {folder} is full.") from error
+        raise ServiceError(f"The data folder {folder} cannot be written: {error.strerror}.") from error
+    if free < NEEDED_MB:
+        raise ServiceError(f"The disk of {folder} has {free} MB left, and the portal needs at least {NEEDED_MB} MB.")
+
+
+@contextmanager
+def _locked(path: Path, port: int) -> Iterator[None]:
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ServiceError(
+                f"A portal already runs with the data in {path.parent} ({file.read().strip()})."
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()}, port {port}")
+        file.flush()
+        yield
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise ServiceError(f"PORTAL_PORT is “{text}”, and a port is a number from 1 to 65535.")
+    return int(text)
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except PermissionError:
+            raise ServiceError(f"Port {port} is for root only; set PORTAL_PORT to a number above 1023.") from None
+        except OSError as error:
+            raise ServiceError(f"Port {port} is in use by another program; set PORTAL_PORT to a free one.") from error
+
+
+def _secrets(path: Path) -> dict[str, str]:
+    """NAME=value lines; what is missing is made and kept."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    values = dict(line.split("=", 1) for line in lines if "=" in line)
+    made = {
+        "PORTAL_SECRET_KEY": secrets.token_urlsafe(48),
+        "VALKEY_PASSWORD": secrets.token_hex(24),
+        "PORTAL_S3_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
+        "PORTAL_S3_SECRET_KEY": secrets.token_hex(20),
+    }
+    if not made.keys() <= values.keys():
+        values = made | values
+        write_private(path, "".join(f"{name}={value}\n" for name, value in values.items()))
+    return values
+
+
+def host_of(origin: str) -> str:
+    """The host name of an origin, e.g. portal.localhost."""
+    return urlsplit(origin).hostname or "localhost"

@@ -1,0 +1,105 @@
+"""What runs on one machine: the servers, then the portal's own programs, each with the little memory that it needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from portal import services
+from portal.services import Service
+from portal.up.data import Data, host_of
+
+# A training run wants the memory: few allocator arenas, and no numeric library ever starts threads in the portal.
+FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def servers(data: Data) -> list[Service]:
+    """Those of PostgreSQL, Valkey and S3 that the environment does not name already."""
+    found = []
+    if not data.given.get("DATABASE_URL"):
+        found.append(services.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
+    if not data.given.get("REDIS_URL"):
+        password = data.secrets["VALKEY_PASSWORD"]
+        found.append(services.valkey(data.folder / "valkey", data.inner_port("valkey"), password))
+    if not data.given.get("PORTAL_S3_URL"):
+        keys = data.secrets["PORTAL_S3_ACCESS_KEY"], data.secrets["PORTAL_S3_SECRET_KEY"]
+        found.append(services.s3(data.folder / "s3", data.inner_port("s3"), *keys))
+    return found
+
+
+def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
+    """The portal's programs. Those that face people stop first, then the agent with its tasks, and the controller after it."""
+    web_port = data.inner_port("web")
+    env = {**env, **FRUGAL}
+    celery = (sys.executable, "-m", "celery", "--app", "portal")
+    quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
+    return [
+        services.node_agent(
+            Path(env["LOCAL_CLOUD_DIR"]), Path(env["LOCAL_CLOUD_SOCKET"]), data.given.get("LOCAL_CLOUD_GPUS", "")
+        ),
+        Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),
+        Service("worker", (*celery, "worker", "--pool", "threads", "--concurrency", "8", *quiet), env=env),
+        Service("beat", (*celery, "beat", "--schedule", str(data.folder / "tmp" / "beat"), "--pidfile", ""), env=env),
+        Service(
+            "web",
+            (sys.executable, "-m", "gunicorn", "--config", "portal/gunicorn.conf.py", "portal.wsgi"),
+            ready=services.http_ready(web_port),
+            env={**env, "PORTAL_WEB_PORT": str(web_port)},
+            with_group=True,
+        ),
+        gateway(data, web_port),
+    ]
+
+
+def gateway(data: Data, web_port: int) -> Service:
+    """Traefik on PORTAL_PORT. Everything but the portal's own names is left for what users serve (*.apps.<domain>)."""
+    hosts = sorted({host_of(data.origin), "localhost", "127.0.0.1"})
+    routes = {
+        "http": {
+            "routers": {"portal": {"rule": " || ".join(f"Host(`{host}`)" for host in hosts), "service": "portal"}},
+            "services": {"portal": {"loadBalancer": {"servers": [{"url": f"http://127.0.0.1:{web_port}"}]}}},
+        }
+    }
+    # JSON is YAML, too, and needs no library.
+    folder = services.private_folder(data.folder / "gateway")
+    services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
+    static = {
+        "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
+        "log": {"level": "ERROR", "noColor": True},
+        "entryPoints": {"web": {"address": f"127.0.0.1:{data.port}"}},
+        "providers": {"file": {"directory": str(folder), "watch": True}},
+    }
+    config = data.folder / "tmp" / "traefik.yaml"
+    services.write_private(config, json.dumps(static, indent=2))
+    return Service(
+        "gateway",
+        (services.program("traefik"), f"--configFile={config}"),
+        ready=services.http_ready(data.port),
+        env={"GOGC": "50", "GOMEMLIMIT": "96MiB"},
+    )
+
+
+def static_files_changed(base: Path, data: Data) -> bool:
+    """Whether `collectstatic` has something to do; it takes seconds, and a restart should not."""
+    stamp = data.folder / "static" / ".stamp"
+    return not stamp.exists() or stamp.read_text() != _static_state(base)
+
+
+def static_files_done(base: Path, data: Data) -> None:
+    stamp = data.folder / "static" / ".stamp"
+    if stamp.parent.exists():
+        stamp.write_text(_static_state(base))
+
+
+def _static_state(base: Path) -> str:
+    """Changes when a static file or the set of packages (which bring their own) changes."""
+    digest = hashlib.sha256((base / "requirements.txt").read_bytes())
+    for folder, folders, names in os.walk(base / "static"):
+        folders.sort()
+        for path in (Path(folder) / name for name in sorted(names)):
+            digest.update(f"{path.relative_to(base)} {path.stat().st_mtime_ns} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""Keeps programs alive until it is told to stop, then ends them in the right order.
+
+Small on purpose: the process supervisors that exist know neither when a server is ready nor that everything must die
+with them, and those two are what a start in order and a clean machine after kill -9 need. An exit is noticed through a pidfd at
+once; a program that keeps ending is started again ever more slowly, and people are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from portal import services
+from portal.services import Service, ServiceError
+
+SETTLED_SECONDS = 10.0
+SLOWEST_RESTART = 10.0
+TOO_OFTEN = 5
+# What a start may still meet of a portal that was killed a moment ago.
+LEFTOVER_SECONDS = 5.0
+LOG_BYTES = 20 * 2**20
+
+
+@dataclass
+class _Kept:
+    service: Service
+    process: subprocess.Popen[bytes]
+    began: float
+    keeper: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """To be used from the main thread's event loop: programs die with the thread that started them."""
+
+    def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
+        self._logs = logs
+        self._env = env
+        self._kept: list[_Kept] = []
+        self._stopping = False
+        self._rotation: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._kept)
+
+    async def start(self, *programs: Service) -> None:
+        """Starts them side by side, returns when all are ready and keeps them alive from then on."""
+        await asyncio.gather(*(self._start(service) for service in programs))
+
+    async def run_once(self, service: Service, *, show: bool = False) -> None:
+        """Runs a program to its end. `show` lets it speak to the terminal, otherwise to its log.
+
+        Raises ServiceError with its last line when it fails.
+        """
+        log = self._log(service)
+        process = services.spawn(service, None if show else log, self._env)
+        try:
+            await _ended(process)
+        finally:
+            _kill(process)
+        if process.returncode:
+            raise ServiceError(
+                f"{service.name} failed" + (f": {services.last_line(log)} (more in {log})" if not show else ".")
+            )
+
+    async def stop(self) -> None:
+        """Ends everything, the last started group first; within `stop_seconds` of each, or at once after `hurry`."""
+        self._stopping = True
+        if self._rotation:
+            self._rotation.cancel()
+        for order in sorted({kept.service.stop_order for kept in self._kept}):
+            await asyncio.gather(*(self._stop(kept) for kept in self._kept if kept.service.stop_order == order))
+        self._kept.clear()
+
+    def hurry(self) -> None:
+        """No more patience: SIGKILL for whatever still runs."""
+        for kept in self._kept:
+            _kill(kept.process)
+
+    def watch_logs(self) -> None:
+        self._rotation = asyncio.create_task(self._rotate())
+
+    async def _start(self, service: Service) -> None:
+        end = time.monotonic() + services.READY_SECONDS
+        kept = _Kept(service, self._spawn(service), time.monotonic())
+        self._kept.append(kept)
+        leftovers = time.monotonic() + LEFTOVER_SECONDS
+        while not await asyncio.to_thread(service.ready):
+            if kept.process.poll() is not None:
+                if time.monotonic() > leftovers:
+                    raise ServiceError(self._failure(service, "ended at once"))
+                await asyncio.sleep(0.5)
+                kept.process = self._spawn(service)
+            elif time.monotonic() > end:
+                raise ServiceError(self._failure(service, f"was not ready after {services.READY_SECONDS:.0f} s"))
+            # Nothing tells when a server starts to listen, so it is asked.
+            await asyncio.sleep(0.05)
+        kept.keeper = asyncio.create_task(self._keep(kept))
+
+    async def _keep(self, kept: _Kept) -> None:
+        quick = 0
+        while True:
+            await _ended(kept.process)
+            _kill_group(kept)
+            if self._stopping:
+                return
+            quick = quick + 1 if time.monotonic() - kept.began < SETTLED_SECONDS else 0
+            _report(kept, quick)
+            if quick:
+                await asyncio.sleep(min(0.25 * 2**quick, SLOWEST_RESTART))
+            kept.began = time.monotonic()
+            try:
+                kept.process = self._spawn(kept.service)
+            except (OSError, ServiceError) as error:
+                # For example out of memory or processes; the ended one counts as ended again and is tried later.
+                print(f"{kept.service.name} cannot be started: {error}", file=sys.stderr, flush=True)
+
+    async def _stop(self, kept: _Kept) -> None:
+        if kept.process.poll() is None:
+            kept.process.send_signal(kept.service.stop_signal)
+            try:
+                await asyncio.wait_for(_ended(kept.process), kept.service.stop_seconds)
+            except TimeoutError:
+                _kill(kept.process)
+        if kept.keeper:
+            # It may be waiting to start the program again; nothing is started any more.
+            kept.keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await kept.keeper
+        _kill(kept.process)
+        _kill_group(kept)
+
+    async def _rotate(self) -> None:
+        """Keeps one older file of each log. Programs append, so a file can be emptied under their hands."""
+        while True:
+            for log in self._logs.glob("*.log"):
+                if log.stat().st_size > LOG_BYTES:
+                    shutil.copyfile(log, log.with_suffix(".log.1"))
+                    os.truncate(log, 0)
+            await asyncio.sleep(60)
+
+    def _spawn(self, service: Service) -> subprocess.Popen[bytes]:
+        return services.spawn(service, self._log(service), self._env)
+
+    def _log(self, service: Service) -> Path:
+        return self._logs / f"{service.name}.log"
+
+    def _failure(self, service: Service, what: str) -> str:
+        log = self._log(service)
+        return f"{service.name} {what}: {services.last_line(log)} (more in {log})"
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Returns when the process is gone, and reaps it."""
+    if process.poll() is not None:
+        return
+    gone = asyncio.get_running_loop().create_future()
+    fd = os.pidfd_open(process.pid)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, lambda: gone.done() or gone.set_result(None))
+    try:
+        await gone
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _kill_group(kept: _Kept) -> None:
+    """What a killed web server leaves (its workers hold the port). Its leader is gone and reaped, so the id names only them."""
+    if kept.service.with_group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(kept.process.pid, signal.SIGKILL)
+
+
+def _report(kept: _Kept, quick: int) -> None:
+    code = kept.process.returncode
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    if quick < TOO_OFTEN:
+        print(f"{kept.service.name} ended ({how}) and is started again.", file=sys.stderr, flush=True)
+    elif quick == TOO_OFTEN:
+        print(f"{kept.service.name} keeps ending ({how}); its log says why.", file=sys.stderr, flush=True)
