@@ -1,3 +1,20 @@
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from clusters import api
+
+ONE = "appcodes/<slug:code>/clusters/<slug:name>"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("clusters", api.AllClusters.as_view()),
+    path("appcodes/<slug:code>/clusters", api.AppcodeClusters.as_view()),
+    path(ONE, api.OneCluster.as_view()),
+    path(f"{ONE}/deploy", api.Deploy.as_view()),
+    path(f"{ONE}/disable", api.Disable.as_view()),
+    path(f"{ONE}/cancel", api.Cancel.as_view()),
+    path(f"{ONE}/runs", api.Runs.as_view()),
+    path(f"{ONE}/runs/<int:run>", api.OneRun.as_view()),
+    path(f"{ONE}/runs/<int:run>/tasks", api.Tasks.as_view()),
+    path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", api.TaskLog.as_view()),
+    path("flavors", api.Flavors.as_view()),
+    path("images", api.Images.as_view()),
+]

@@ -1,3 +1,9 @@
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from portal import api
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("me", api.MeView.as_view()),
+    path("schema", api.SchemaView.as_view(), name="api-schema"),
+    path("docs", api.DocsView.as_view(), name="api-docs"),
+]

@@ -169,7 +169,8 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["portal.limits.JsonBody"],
+    "DEFAULT_THROTTLE_CLASSES": ["portal.limits.PerPerson"],
     "EXCEPTION_HANDLER": "portal.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -185,6 +186,7 @@ REST_KNOX = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "GPU cloud portal",
     "VERSION": "v1",
+    "OAS_VERSION": "3.1.0",
     "DESCRIPTION": "Clusters, datastores, appcodes and usage as manifests. Authenticate with `Authorization: Bearer TOKEN`.",
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
@@ -192,6 +194,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": ["portal.openapi.add_problems"],
 }
 
 LANGUAGE_CODE = "en"
@@ -212,6 +215,9 @@ STORAGES = {
 }
 # A manifest file or a form; data goes to datastores, never through here.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+
+# Logs that may be streamed at one time: fewer than one web process has threads (see gunicorn.conf.py), for each holds one.
+MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=12)
 
 # The clouds. On one machine that is the node agent behind this socket.
 LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock"))

@@ -1,6 +1,8 @@
 """All addresses. The apps are reached by name so that imports keep going one way."""
 
-from django.urls import include, path
+from django.urls import include, path, re_path
+
+from portal.problems import unknown_address
 
 urlpatterns = [
     path("accounts/", include("allauth.urls")),
@@ -12,4 +14,5 @@ urlpatterns = [
     path("api/v1/", include("datastores.api_routes")),
     path("api/v1/", include("billing.api_routes")),
     path("api/v1/", include("clusters.api_routes")),
+    re_path(r"^api(/|\Z)", unknown_address),
 ]

@@ -1,0 +1,333 @@
+"""REST: clusters, their runs, tasks and logs, and the catalogue. Thin: read, check access, act, answer with a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from rest_framework import status
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from clusters import actions
+from clusters.access import cluster_for, clusters_for, run_for
+from clusters.clouds.base import CloudError
+from clusters.clouds.registry import cloud
+from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream
+from clusters.models import Cluster, Flavor, Image, Run
+from clusters.reconcile import run_ref
+from clusters.search import Search
+from clusters.serializers import (
+    ClusterDocument,
+    ClusterPage,
+    FlavorPage,
+    ImagePage,
+    RunDocument,
+    RunPage,
+    TaskPage,
+    flavor_document,
+    image_document,
+    read_manifest,
+    run_document,
+    task_documents,
+    to_manifest,
+)
+from clusters.specs import ROLES, ClusterManifest
+from portal.access import OPERATE, appcode_for
+from portal.api import person
+from portal.errors import Invalid
+from portal.limits import Slot, take_stream_slots
+from portal.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, flag, number, page, text
+from portal.problems import Unavailable
+
+LIST_PARAMETERS = [
+    *PAGE_PARAMETERS,
+    SEARCH_PARAMETER,
+    OpenApiParameter("phase", str, enum=list(Run.Phase.values), description="Several are divided by commas."),
+]
+EXAMPLE = OpenApiExample(
+    "Parameter servers",
+    request_only=True,
+    value={
+        "kind": "cluster",
+        "metadata": {"name": "show1", "appcode": "ops-demo"},
+        "spec": {
+            "image": "tensorflow",
+            "command": "python digits_ps.py --epochs 5",
+            "env": {"DATA_DIR": "/elearn/input"},
+            "input": "demo-input",
+            "output": "demo-output",
+            "roles": {
+                "master": {"flavor": "middle-1-gpu"},
+                "ps": {"flavor": "middle", "count": 1},
+                "worker": {"flavor": "middle-1-gpu", "count": 2},
+            },
+        },
+    },
+)
+
+
+class AllClusters(APIView):
+    @extend_schema(
+        operation_id="clusters_list_all",
+        summary="All clusters that I may see, newest first",
+        parameters=LIST_PARAMETERS,
+        responses=ClusterPage,
+    )
+    def get(self, request: Request) -> Response:
+        return page(request, _search(request).narrow(clusters_for(person(request))), order="-id", render=to_manifest)
+
+
+class AppcodeClusters(APIView):
+    @extend_schema(
+        operation_id="clusters_list",
+        summary="The clusters of an appcode, newest first",
+        parameters=LIST_PARAMETERS,
+        responses=ClusterPage,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code)
+        rows = clusters_for(person(request)).filter(appcode=appcode)
+        return page(request, _search(request).narrow(rows), order="-id", render=to_manifest)
+
+    @extend_schema(
+        operation_id="clusters_create",
+        summary="Create a cluster and deploy its first run",
+        request=ClusterManifest,
+        responses={201: ClusterDocument},
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code, OPERATE)
+        manifest = read_manifest(request.data, appcode=appcode.code)
+        cluster = actions.create_cluster(manifest, acting_user=person(request))
+        address = request.build_absolute_uri(f"{request.path}/{cluster.name}")
+        return Response(to_manifest(cluster), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+class OneCluster(APIView):
+    @extend_schema(operation_id="clusters_read", summary="A cluster as a manifest", responses=ClusterDocument)
+    def get(self, request: Request, code: str, name: str) -> Response:
+        return Response(to_manifest(cluster_for(person(request), code, name)))
+
+    @extend_schema(
+        operation_id="clusters_change",
+        summary="Replace the definition",
+        description="A living run keeps what it was started with; the next deployment uses the new definition. "
+        "Sending what is there already changes nothing.",
+        request=ClusterManifest,
+        responses=ClusterDocument,
+        examples=[EXAMPLE],
+    )
+    def put(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name, OPERATE)
+        manifest = read_manifest(request.data, appcode=code, name=name)
+        actions.change_cluster(cluster, manifest, acting_user=person(request))
+        return Response(to_manifest(cluster_for(person(request), code, name)))
+
+    @extend_schema(
+        operation_id="clusters_delete",
+        summary="Delete a cluster and end its run",
+        description="It is out of sight at once; its processes end and its output is stored in the background. "
+        "Data in datastores stays, logs go.",
+        request=None,
+        responses={202: ClusterDocument},
+    )
+    def delete(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name, OPERATE)
+        actions.delete_cluster(cluster, acting_user=person(request))
+        return _accepted(cluster)
+
+
+class Deploy(APIView):
+    @extend_schema(
+        operation_id="clusters_deploy",
+        summary="Start the next run",
+        description="409 while a run is alive.",
+        request=None,
+        responses={202: ClusterDocument},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name, OPERATE)
+        actions.deploy(cluster, acting_user=person(request))
+        return _accepted(cluster)
+
+
+class Disable(APIView):
+    @extend_schema(
+        operation_id="clusters_disable",
+        summary="End the run and give its GPUs back",
+        description="The output is stored first. Repeating it changes nothing.",
+        request=None,
+        responses={202: ClusterDocument},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name, OPERATE)
+        actions.disable(cluster, acting_user=person(request))
+        return _accepted(cluster)
+
+
+class Cancel(APIView):
+    @extend_schema(
+        operation_id="clusters_cancel",
+        summary="End a run that has not begun to run",
+        description="409 once it has.",
+        request=None,
+        responses={202: ClusterDocument},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name, OPERATE)
+        actions.cancel(cluster, acting_user=person(request))
+        return _accepted(cluster)
+
+
+class Runs(APIView):
+    @extend_schema(
+        operation_id="runs_list",
+        summary="The runs of a cluster, newest first",
+        parameters=PAGE_PARAMETERS,
+        responses=RunPage,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name)
+        rows = cluster.runs.select_related("cluster__appcode", "created_by")
+        return page(request, rows, order="-number", render=run_document)
+
+
+class OneRun(APIView):
+    @extend_schema(operation_id="runs_read", summary="One run", responses=RunDocument)
+    def get(self, request: Request, code: str, name: str, run: int) -> Response:
+        return Response(run_document(run_for(person(request), code, name, run)))
+
+
+class Tasks(APIView):
+    @extend_schema(
+        operation_id="tasks_list",
+        summary="The tasks of a run",
+        description="All of them in one answer, by role and index, each with its newest attempt.",
+        responses=TaskPage,
+    )
+    def get(self, request: Request, code: str, name: str, run: int) -> Response:
+        row = run_for(person(request), code, name, run)
+        latest = row.tasks.order_by("role", "index", "-attempt").distinct("role", "index")
+        return everything(task_documents(row, latest))
+
+
+class PlainText(BaseRenderer):
+    """Only says in OpenAPI what comes; bytes of a log are passed on as they are."""
+
+    media_type = "text/plain"
+    format = "txt"
+
+    def render(self, data: object, *args: object, **kwargs: object) -> bytes:
+        return str(data).encode()
+
+
+class AnyAccept(BaseContentNegotiation):
+    """A log is text whatever was asked for."""
+
+    def select_parser(self, request: Request, parsers: object) -> None:
+        return None
+
+    def select_renderer(
+        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        renderer = next(iter(renderers))
+        return renderer, renderer.media_type
+
+
+class TaskLog(APIView):
+    renderer_classes = (PlainText,)
+    content_negotiation_class = AnyAccept
+
+    @extend_schema(
+        operation_id="tasks_log",
+        summary="The log of a task",
+        description="Output and errors of one attempt, as the program wrote them. The header `Log-Offset` says at which byte the "
+        f"answer starts. A stream ends with its task, or after {FOLLOW_SECONDS // 60} minutes; go on with `offset`.",
+        parameters=[
+            OpenApiParameter("follow", bool, description="Go on sending what comes until the task has ended."),
+            OpenApiParameter("tail", int, description="Only the last so many lines (within the last MiB)."),
+            OpenApiParameter("offset", int, description="Start at this byte."),
+            OpenApiParameter("attempt", int, description="Which attempt, from 0; the newest when absent."),
+        ],
+        responses={(200, "text/plain"): OpenApiTypes.STR},
+    )
+    def get(self, request: Request, code: str, name: str, run: int, role: str, index: int) -> HttpResponseBase:
+        row = run_for(person(request), code, name, run)
+        if role not in ROLES or index >= row.spec["roles"].get(role, {}).get("count", 0):
+            raise Http404(f"Run {run} of {name} has no task {role}-{index}.")
+        follow = flag(request, "follow")
+        tail = number(request, "tail", default=-1, low=0, high=1_000_000)
+        offset = number(request, "offset", default=0, low=0, high=2**53)
+        if tail >= 0 and offset:
+            raise Invalid.at("tail", message="Give either “tail” or “offset”.")
+        source = LogSource(cloud(), run_ref(row), role, index, _attempt(request, row, role, index))
+        slots: list[Slot] = []
+        try:
+            first = source.last_lines(tail) if tail >= 0 else source.read(offset)
+            if not follow and (tail >= 0 or len(first.data) < CHUNK):
+                return _text(HttpResponse(first.data), first.offset - len(first.data))
+            slots = take_stream_slots(person(request).pk, FOLLOW_SECONDS + 60)
+        except CloudError as error:
+            raise Unavailable(str(error)) from error
+        stream = LogStream(source, first, follow=follow, is_over=lambda: _is_over(row, role, index), slots=slots)
+        return _text(StreamingHttpResponse(stream), first.offset - len(first.data))
+
+
+class Flavors(APIView):
+    @extend_schema(operation_id="flavors_list", summary="The sizes that a task can have", responses=FlavorPage)
+    def get(self, request: Request) -> Response:
+        return everything([flavor_document(flavor) for flavor in Flavor.objects.filter(enabled=True)])
+
+
+class Images(APIView):
+    @extend_schema(operation_id="images_list", summary="The images that a cluster can use", responses=ImagePage)
+    def get(self, request: Request) -> Response:
+        return everything([image_document(image) for image in Image.objects.filter(enabled=True)])
+
+
+def _search(request: Request) -> Search:
+    """`?search=&phase=`. Raises Invalid for a phase that does not exist, which would silently find nothing."""
+    phases = text(request, "phase", longest=MAX_SEARCH)
+    known = {str(phase).lower() for phase in Run.Phase.values}
+    if unknown := [word for word in phases.split(",") if word.strip() and word.strip().lower() not in known]:
+        raise Invalid.at("phase", message=f"“{unknown[0].strip()}” is not a phase; use {', '.join(Run.Phase.values)}.")
+    return Search(text=text(request, "search", longest=MAX_SEARCH).strip(), phase=phases.strip(", "))
+
+
+def _accepted(cluster: Cluster) -> Response:
+    """202: the wish is written down and will be carried out. The manifest shows the state right after it."""
+    cluster.refresh_from_db()
+    return Response(to_manifest(cluster), status=status.HTTP_202_ACCEPTED)
+
+
+def _attempt(request: Request, run: Run, role: str, index: int) -> int:
+    seen = run.tasks.filter(role=role, index=index).order_by("-attempt").values_list("attempt", flat=True).first() or 0
+    attempt = number(request, "attempt", default=seen, low=0, high=1_000_000)
+    if attempt > seen:
+        raise Http404(f"{role}-{index} has had no attempt {attempt}; the newest is {seen}.")
+    return attempt
+
+
+def _is_over(run: Run, role: str, index: int) -> bool:
+    """Whether an empty and complete log is the end, and not the log of a task that has not begun."""
+    if run.tasks.filter(role=role, index=index, started_at__isnull=False).exists():
+        return True
+    run.refresh_from_db(fields=["phase"])
+    return run.is_terminal
+
+
+def _text(response: HttpResponseBase, offset: int) -> HttpResponseBase:
+    response["Content-Type"] = "text/plain; charset=utf-8"
+    response["Cache-Control"] = "no-store"
+    # For proxies that would otherwise collect a stream before they pass it on.
+    response["X-Accel-Buffering"] = "no"
+    response["Log-Offset"] = str(offset)
+    return response

@@ -1,0 +1,79 @@
+"""How the API describes itself: pydantic manifests as schemas, the bearer token, and problem details for every operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+from drf_spectacular.contrib.pydantic import PydanticExtension
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_scheme_object
+
+REFERENCE = "#/components/schemas/"
+
+
+class FieldProblem(pydantic.BaseModel):
+    """One field to mend: its path in the manifest that was sent, or the name of a query parameter."""
+
+    path: str
+    message: str
+
+
+class Problem(pydantic.BaseModel):
+    """Problem details (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: list[FieldProblem] = []
+    id: str = pydantic.Field(default="", description="The number of an internal error, to tell an administrator.")
+
+
+class ManifestSchema(PydanticExtension):  # type: ignore[no-untyped-call]
+    """A pydantic model as it is sent (defaults may be left out) or as it is answered (they are always there)."""
+
+    priority = 1
+
+    def map_serializer(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        suffix = "Request" if direction == "request" else ""
+        schema, parts = schema_of(self.target, request=direction == "request", suffix=suffix)
+        for name, part in parts.items():
+            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, part, name)  # type: ignore[no-untyped-call]
+            auto_schema.registry.register_on_missing(component)
+        return schema
+
+
+class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "portal.tokens.BearerAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        scheme: dict[str, Any] = build_bearer_security_scheme_object(header_name="Authorization", token_prefix="Bearer")  # noqa: S106
+        return {**scheme, "description": "A token made on your profile page."}
+
+
+def schema_of(
+    model: type[pydantic.BaseModel], *, request: bool = False, suffix: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON schema of `model` and, by component name, those of its parts."""
+    schema = model.model_json_schema(
+        ref_template=REFERENCE + "{model}" + suffix, mode="validation" if request else "serialization"
+    )
+    return schema, {name + suffix: part for name, part in schema.pop("$defs", {}).items()}
+
+
+def add_problems(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """Every operation may answer with a problem; said once here instead of at each of them."""
+    schemas = result.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"], parts = schema_of(Problem)
+    schemas.update(parts)
+    answer = {
+        "description": "What is wrong, as problem details (RFC 9457).",
+        "content": {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}},
+    }
+    for operations in result["paths"].values():
+        for operation in operations.values():
+            operation["responses"]["default"] = answer
+    return result

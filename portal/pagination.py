@@ -1,0 +1,109 @@
+"""Keyset pages: `{"items": […], "next": URL or null}`, the same speed at the first page and at the last.
+
+A page goes on after the last row that was seen, by a unique column and never by counting, so that rows that come or go
+meanwhile neither repeat nor hide others. The cursor is opaque to clients and only moves a position: it opens nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.core.exceptions import ValidationError
+from django.db.models import Model, Q, QuerySet
+from drf_spectacular.utils import OpenApiParameter
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal.errors import Invalid
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 500
+MAX_SEARCH = 200
+MAX_CURSOR = 400
+
+Row = TypeVar("Row", bound=Model)
+
+PAGE_PARAMETERS = [
+    OpenApiParameter("cursor", str, description="Where the page starts: take it from `next` of the page before."),
+    OpenApiParameter("limit", int, description=f"Rows of a page: 1 to {MAX_LIMIT}, {DEFAULT_LIMIT} when absent."),
+]
+SEARCH_PARAMETER = OpenApiParameter("search", str, description="Only rows that contain all of these words.")
+
+
+def page(request: Request, rows: QuerySet[Row], *, order: str, render: Callable[[Row], Any]) -> Response:
+    """One page of `rows` in the order of a unique column (`code`, or `-id` for descending). One query.
+
+    Raises Invalid at `cursor` or `limit`.
+    """
+    column, descending = order.removeprefix("-"), order.startswith("-")
+    limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
+    if cursor := text(request, "cursor", longest=MAX_CURSOR):
+        rows = rows.filter(**{f"{column}__{'lt' if descending else 'gt'}": _position(rows, column, cursor)})
+    found = list(rows.order_by(order)[: limit + 1])
+    following = None
+    if len(found) > limit:
+        query = request.query_params.copy()
+        query["cursor"] = base64.urlsafe_b64encode(str(getattr(found[limit - 1], column)).encode()).decode().rstrip("=")
+        following = request.build_absolute_uri(f"{request.path}?{query.urlencode()}")
+    return Response({"items": [render(row) for row in found[:limit]], "next": following})
+
+
+def everything(items: list[Any]) -> Response:
+    """A list that is short by its nature, in the shape of a page."""
+    return Response({"items": items, "next": None})
+
+
+def search(request: Request, rows: QuerySet[Row], *columns: str) -> QuerySet[Row]:
+    """The rows in which every word of `?search=` occurs in one of `columns`, in upper or lower case."""
+    for word in text(request, "search", longest=MAX_SEARCH).split():
+        wanted = Q()
+        for column in columns:
+            wanted |= Q(**{f"{column}__icontains": word})
+        rows = rows.filter(wanted)
+    return rows
+
+
+def text(request: Request, name: str, *, longest: int, default: str = "") -> str:
+    """A query parameter. Raises Invalid when it is longer than `longest` characters or contains a NUL character."""
+    value: str = request.query_params.get(name, default)
+    if len(value) > longest:
+        raise Invalid.at(name, message=f"At most {longest} characters.")
+    if "\0" in value:
+        raise Invalid.at(name, message="NUL characters are not allowed.")
+    return value
+
+
+def number(request: Request, name: str, *, default: int, low: int, high: int) -> int:
+    """A query parameter that is a whole number from `low` to `high`. Raises Invalid otherwise."""
+    value = request.query_params.get(name, "")
+    if value == "":
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= high):
+        raise Invalid.at(name, message=f"Give a whole number from {low} to {high}.")
+    return int(value)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A query parameter that is on (`?follow=true`, `?follow=1`, `?follow`) or off. Raises Invalid for anything else."""
+    value = request.query_params.get(name, "false").lower()
+    if value in ("", "1", "true", "yes", "on"):
+        return True
+    if value in ("0", "false", "no", "off"):
+        return False
+    raise Invalid.at(name, message="Say true or false.")
+
+
+def _position(rows: QuerySet[Row], column: str, cursor: str) -> Any:
+    try:
+        value = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        if "\0" in value:
+            raise ValueError("NUL")
+        position = rows.model._meta.get_field(column).to_python(value)  # type: ignore[union-attr]
+    except (binascii.Error, ValueError, ValidationError) as error:
+        raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.") from error
+    if isinstance(position, int) and not -(2**63) <= position < 2**63:
+        raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.")
+    return position

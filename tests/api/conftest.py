@@ -1,0 +1,53 @@
+"""The people of the tests with real tokens, and a catalogue to choose from. Imports wait until Django is set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def catalogue(db: None) -> None:
+    from clusters.models import Flavor, Image
+
+    Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
+    Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=1000, memory_mb=2048, gpus=1)
+    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr", container="example/tensorflow:2")
+    Image.objects.create(name="retired", title="Retired", environment="/usr", enabled=False)
+    Image.objects.create(name="remote", title="Remote", container="example/remote:1")
+
+
+@pytest.fixture
+def as_alice(alice: Any, catalogue: None) -> Any:
+    from tests.api.client import api_of
+
+    return api_of(alice)
+
+
+@pytest.fixture
+def as_bob(bob: Any, catalogue: None) -> Any:
+    from tests.api.client import api_of
+
+    return api_of(bob)
+
+
+@pytest.fixture
+def as_victor(victor: Any, catalogue: None) -> Any:
+    from tests.api.client import api_of
+
+    return api_of(victor)
+
+
+@pytest.fixture
+def as_mallory(mallory: Any, catalogue: None) -> Any:
+    from tests.api.client import api_of
+
+    return api_of(mallory)
+
+
+@pytest.fixture
+def as_root(root: Any, catalogue: None) -> Any:
+    from tests.api.client import api_of
+
+    return api_of(root)

@@ -1,0 +1,23 @@
+"""Clusters over REST: what is sent, what is kept and what is answered."""
+
+from __future__ import annotations
+
+from tests.api.client import Api, manifest
+
+CLUSTERS = "/appcodes/ops-demo/clusters"
+
+
+def test_a_created_cluster_is_answered_as_the_manifest_that_was_sent(as_alice: Api) -> None:
+    status, made = as_alice.post(CLUSTERS, manifest())
+    assert status == 201, made
+    assert made["metadata"] == {"name": "show1", "appcode": "ops-demo"}
+    assert made["spec"]["command"] == "python train.py"
+    assert made["status"]["phase"] == "Queued"
+    assert made["status"]["run"] == 1
+    assert made["status"]["roles"] == {
+        "master": {"ready": 0, "count": 1}, "ps": {"ready": 0, "count": 1}, "worker": {"ready": 0, "count": 2},
+    }  # fmt: skip
+    assert made["status"]["cost"]["currency"] == "USD"
+    assert as_alice.last.headers["Location"] == "http://testserver/api/v1/appcodes/ops-demo/clusters/show1"
+    status, read = as_alice.get(f"{CLUSTERS}/show1")
+    assert (status, read["spec"]) == (200, made["spec"])
