@@ -1,8 +1,8 @@
 """Everything that a person does to a cluster. Each action is one transaction: the change, its Event, and a wake-up on commit.
 
-Rows are locked in one order everywhere, appcode → cluster → run, and with NO KEY UPDATE, because a plain FOR UPDATE would
-wait for the foreign keys of rows that the watch inserts. Actions only write what is wanted. Nothing here talks to a cloud; `reconcile.py` does, woken up after the commit and, should
-that message be lost, by the sweep.
+Actions only write what is wanted. Nothing here talks to a cloud; `reconcile.py` does, woken up after the commit and, should
+that message be lost, by the sweep. Rows are locked in one order everywhere, appcode → cluster → run, and with NO KEY UPDATE,
+because a plain FOR UPDATE would wait for the foreign keys of rows that the watch inserts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def create_cluster(manifest: ClusterManifest, *, acting_user: User) -> Cluster:
         if "cluster_name_once" not in str(error):
             raise
         raise Invalid.at(
-            "metadata", "name", message=f"{appcode.code} already has a cluster “{manifest.metadata.name}”; choose another name."
+            "metadata",
+            "name",
+            message=f"{appcode.code} already has a cluster “{manifest.metadata.name}”; choose another name.",
         ) from error
     _record("cluster.created", cluster, acting_user, "Created.")
     _new_run(cluster, acting_user, scheduled=True)
@@ -137,7 +139,12 @@ def end_by_portal(run: Run, reason: str, message: str) -> None:
     """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
     _ask_to_end(run, reason, message)
     record(
-        "run.ended", actor=None, appcode=run.cluster.appcode.code, object=f"cluster {run.cluster}", message=message, run=run.number
+        "run.ended",
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=message,
+        run=run.number,
     )
 
 
@@ -167,7 +174,9 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
 def _usable_appcode(manifest: ClusterManifest, user: User) -> Appcode:
     appcode = appcodes_for(user).filter(code=manifest.metadata.appcode).first()
     if appcode is None:
-        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use.")
+        raise Invalid.at(
+            "metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use."
+        )
     require(user, appcode, OPERATE)
     _require_active(appcode)
     return appcode
@@ -182,7 +191,11 @@ def _require_active(appcode: Appcode) -> None:
 
 def _locked(cluster: Cluster) -> Cluster:
     """The row as it is now, locked until the end of the transaction, so that two clicks cannot both win."""
-    return Cluster.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "current_run").get(pk=cluster.pk)
+    return (
+        Cluster.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("appcode", "current_run")
+        .get(pk=cluster.pk)
+    )
 
 
 def _record(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> None:

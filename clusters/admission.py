@@ -56,7 +56,10 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
 
 
 def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str, str], capacity: Capacity) -> Judgement:
-    """Whether the GPUs exist and are free. `per_task`: role → (number of tasks, GPUs of each); `models`: role → GPU model or ""."""
+    """Whether the GPUs exist and are free.
+
+    `per_task`: role → (number of tasks, GPUs of each); `models`: role → GPU model, "" for any.
+    """
     if not any(count * gpus for count, gpus in per_task.values()):
         return Judgement("now", "", "It needs no GPU and can start now.")
     if not capacity.nodes:
@@ -66,7 +69,9 @@ def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str,
         nodes = [node for node in capacity.nodes if _matches(node, models.get(role, ""))]
         kind = models.get(role) or "GPU"
         if gpus and max((node.gpus for node in nodes), default=0) < gpus:
-            return Judgement("never", "Unschedulable", f"No machine has {gpus} {kind}s for one {role}. Choose a smaller flavor.")
+            return Judgement(
+                "never", "Unschedulable", f"No machine has {gpus} {kind}s for one {role}. Choose a smaller flavor."
+            )
         if sum(node.gpus // gpus for node in nodes if gpus) < count and gpus:
             have = sum(node.gpus for node in nodes)
             return Judgement(
@@ -76,14 +81,22 @@ def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str,
             )
     have, free = sum(node.gpus for node in capacity.nodes), sum(node.gpus_free for node in capacity.nodes)
     if total > have:
-        return Judgement("never", "Unschedulable", f"It needs {_gpus(total)} at one time; all machines together have {have}.")
+        return Judgement(
+            "never", "Unschedulable", f"It needs {_gpus(total)} at one time; all machines together have {have}."
+        )
     if capacity.queue:
         place = len(capacity.queue) + 1
         return Judgement(
-            "waits", "WaitingForGPUs", f"It needs {_gpus(total)}; {free} of {have} are free. It would be number {place} in the queue."
+            "waits",
+            "WaitingForGPUs",
+            f"It needs {_gpus(total)}; {free} of {have} are free. It would be number {place} in the queue.",
         )
     if total > free:
-        return Judgement("waits", "WaitingForGPUs", f"It needs {_gpus(total)}; {free} of {have} are free. It starts as soon as enough are.")
+        return Judgement(
+            "waits",
+            "WaitingForGPUs",
+            f"It needs {_gpus(total)}; {free} of {have} are free. It starts as soon as enough are.",
+        )
     return Judgement("now", "", f"It fits now: it needs {_gpus(total)}, and {free} of {have} are free.")
 
 

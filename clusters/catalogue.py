@@ -49,9 +49,15 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     if image is None:
         wrong(f"The catalogue has no image “{spec.image}”.", "image")
     elif not image.environment:
-        wrong(f"“{image.title}” has only a container reference and cannot run on this machine; choose another image.", "image")
+        wrong(
+            f"“{image.title}” has only a container reference and cannot run on this machine; choose another image.",
+            "image",
+        )
 
-    flavors = {flavor.name: flavor for flavor in Flavor.objects.filter(enabled=True, name__in=[r.flavor for r in spec.roles.values()])}
+    flavors = {
+        flavor.name: flavor
+        for flavor in Flavor.objects.filter(enabled=True, name__in=[r.flavor for r in spec.roles.values()])
+    }
     resources: dict[str, Resources] = {}
     for role, role_spec in spec.roles.items():
         flavor = flavors.get(role_spec.flavor)

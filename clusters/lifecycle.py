@@ -99,7 +99,13 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> D
     }
     if run.phase in TERMINAL:
         return Decision(
-            run.phase, run.verdict_reason, run.verdict_message, run.verdict, run.verdict_reason, run.verdict_message, ready
+            run.phase,
+            run.verdict_reason,
+            run.verdict_message,
+            run.verdict,
+            run.verdict_reason,
+            run.verdict_message,
+            ready,
         )
     verdict, reason, message = _verdict(run, tasks, newest)
     if verdict:
@@ -139,7 +145,9 @@ def _exhausted(run: RunState, tasks: list[TaskState]) -> TaskState | None:
         if task.counts_as_failure:
             failures.setdefault((task.role, task.index), []).append(task)
     over = [attempts for attempts in failures.values() if len(attempts) > run.retries]
-    return min((max(attempts, key=lambda t: t.attempt) for attempts in over), key=lambda t: (t.role, t.index), default=None)
+    return min(
+        (max(attempts, key=lambda t: t.attempt) for attempts in over), key=lambda t: (t.role, t.index), default=None
+    )
 
 
 def _failure(task: TaskState) -> str:
@@ -198,12 +206,20 @@ def _progress(
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
         what = f"{task.name} is being started again" if task else "A task is being started again"
         detail = f": {task.message}" if task and task.message else "."
-        return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running; {what}{detail}"
+        return (
+            "Running",
+            "Degraded",
+            f"{wanted - sum(ready.values())} of {wanted} tasks are not running; {what}{detail}",
+        )
     if run.storage_state == "failed":
         return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
     if troubled:
         task = min(troubled, key=lambda t: (t.role, t.index))
-        return "Starting", "Restarting", f"{_failure(task) if task.phase == 'Failed' else task.message} It is started again."
+        return (
+            "Starting",
+            "Restarting",
+            f"{_failure(task) if task.phase == 'Failed' else task.message} It is started again.",
+        )
     unschedulable = [task for task in pending if task.reason == "Unschedulable"]
     if unschedulable:
         message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
@@ -218,4 +234,8 @@ def _progress(
             return "Starting", reason, waiting[0].message or sentence
     if not newest:
         return "Queued", "Submitted", "Handed to the scheduler."
-    return "Starting", "StartingProgram", f"{sum(ready.values())} of {wanted} tasks run; the programs of the others are starting."
+    return (
+        "Starting",
+        "StartingProgram",
+        f"{sum(ready.values())} of {wanted} tasks run; the programs of the others are starting.",
+    )

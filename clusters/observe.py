@@ -18,8 +18,8 @@ from clusters.models import Run, Task
 from portal.events import record
 
 FIELDS = [
-    "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline", "finished_at",
-    "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate", "wait_reason", "wait_message",
+    "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
+    "finished_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
 ]  # fmt: skip
 
 
@@ -38,7 +38,15 @@ def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
     for row in Task.objects.filter(run__in=runs):
         tasks_of[row.run_id].append(
             TaskState(
-                row.role, row.index, row.attempt, row.phase, row.reason, row.message, row.exit_code, row.disrupted, row.log_tail
+                row.role,
+                row.index,
+                row.attempt,
+                row.phase,
+                row.reason,
+                row.message,
+                row.exit_code,
+                row.disrupted,
+                row.log_tail,
             )
         )
     money = totals([consumer(run) for run in runs], now)

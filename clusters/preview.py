@@ -42,10 +42,17 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     """Raises Invalid exactly where `actions.create_cluster` would (except for a name that is taken)."""
     appcode = appcodes_for(acting_user).filter(code=manifest.metadata.appcode).first()
     if appcode is None:
-        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use.")
+        raise Invalid.at(
+            "metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use."
+        )
     spec = manifest.spec
     resolved = resolve(spec, appcode)
-    in_use = Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))["n"] or 0
+    in_use = (
+        Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))[
+            "n"
+        ]
+        or 0
+    )
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if gpus]
     judgement = worst(
         judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)),

@@ -12,13 +12,21 @@ import logging
 import uuid
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 
 from clusters import tasks
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
 from clusters.catalogue import resolve
-from clusters.clouds.base import CloudError, CloudRefused, ImageRef, LocalSource, Mount, NfsSource, Plan, RunRef, S3Source, Source
+from clusters.clouds.base import (
+    CloudError,
+    CloudRefused,
+    ImageRef,
+    Mount,
+    Plan,
+    RunRef,
+    Source,
+)
 from clusters.clouds.registry import cloud
 from clusters.models import Cluster, Run
 from clusters.observe import refresh
@@ -37,7 +45,7 @@ SWEEP_LIMIT = 500
 
 
 def reconcile(run_id: int) -> None:
-    """Moves one run as far as it can go now. Returns at once when another worker holds it: that one looks again before it ends."""
+    """Moves one run as far as it can go now. Does nothing while another worker holds it: that one looks again at its end."""
     token = uuid.uuid4()
     while _claim(run_id, token):
         try:
@@ -52,7 +60,9 @@ def reconcile(run_id: int) -> None:
 
 def unsettled(at: dt.datetime) -> Q:
     """Runs of which the cloud has not yet been told what is wanted."""
-    to_start = Q(desired="running", verdict="", applied_at=None, refusal="") & (Q(not_before=None) | Q(not_before__lte=at))
+    to_start = Q(desired="running", verdict="", applied_at=None, refusal="") & (
+        Q(not_before=None) | Q(not_before__lte=at)
+    )
     to_end = (Q(desired="ended") | ~Q(verdict="") | ~Q(refusal="")) & (
         Q(release_asked_at=None) | Q(release_asked_at__lt=at - ASK_AGAIN)
     )
@@ -87,7 +97,9 @@ def _step(run_id: int, token: uuid.UUID) -> None:
         return
     if run.admitted_at is None and not _admit(run_id):
         # It stays unsettled; holding the claim for a moment keeps this loop from spinning.
-        Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=tasks.now() + dt.timedelta(seconds=2))
+        Run.objects.filter(pk=run_id, claim_token=token).update(
+            claim_token=None, claimed_until=tasks.now() + dt.timedelta(seconds=2)
+        )
         return
     try:
         cloud().apply(plan_of(run))
@@ -102,7 +114,12 @@ def _admit(run_id: int) -> bool:
     """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
     appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(clusters__runs=run_id)
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
-    held = Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))["n"] or 0
+    held = (
+        Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))[
+            "n"
+        ]
+        or 0
+    )
     older = [n for n in waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True) if n]
     judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, held, older))
     admitted = judgement.fits == "now"
@@ -187,7 +204,9 @@ def purge(cluster_id: int) -> None:
 def sweep() -> None:
     """Finds what wake-ups lost: unsettled runs, runs past their time limit, deleted clusters whose logs are left."""
     at = tasks.now()
-    for run_id in Run.objects.filter(deadline__lt=at, desired="running", verdict="").values_list("pk", flat=True)[:SWEEP_LIMIT]:
+    for run_id in Run.objects.filter(deadline__lt=at, desired="running", verdict="").values_list("pk", flat=True)[
+        :SWEEP_LIMIT
+    ]:
         _end_overdue(run_id)
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
     for run_id in Run.objects.filter(unsettled(at), free).values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:

@@ -30,7 +30,9 @@ Completion = Literal["master", "workers"]
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the portal itself sets; a user's value would silently break the run.
-RESERVED_ENV = frozenset({"TF_CONFIG", "TASK_INDEX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"})
+RESERVED_ENV = frozenset(
+    {"TF_CONFIG", "TASK_INDEX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
+)
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 
 
@@ -82,7 +84,9 @@ class ClusterSpec(Strict):
     roles: dict[RoleName, RoleSpec]
     completion: Completion = "master"
     retries: int = Field(default=1, ge=0, le=10, description="How often one task may fail and be started again.")
-    time_limit: int | None = Field(default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped.")
+    time_limit: int | None = Field(
+        default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
+    )
     schedule_after: dt.datetime | None = Field(default=None, description="The first deployment waits until this time.")
 
     @field_validator("command")
@@ -170,7 +174,7 @@ def field_error(message: str, *path: str) -> ValueError:
 
 
 def errors_by_path(errors: list[Any]) -> list[tuple[tuple[str, ...], str]]:
-    """Pydantic's `ValidationError.errors()` as (path, sentence) pairs; paths are JSON keys, e.g. ("spec","roles","worker","count")."""
+    """Pydantic's `ValidationError.errors()` as (path, sentence) pairs; paths are JSON keys, ("spec", "roles", "worker", …)."""
     out = []
     for item in errors:
         cause = (item.get("ctx") or {}).get("error")

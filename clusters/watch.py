@@ -43,7 +43,9 @@ def apply_listing(cloud: str, batch: Batch) -> None:
     with transaction.atomic():
         _write(cloud, batch.items)
         vanished = Run.objects.filter(gone=False, applied_at__isnull=False).exclude(pk__in=listed)
-        for run in vanished.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode", "created_by"):
+        for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
+            "cluster__appcode", "created_by"
+        ):
             _vanished(cloud, run)
         _save_position(cloud, batch.position)
 
@@ -85,7 +87,9 @@ def _note(run: Run, item: Seen) -> None:
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
     elif item.phase == "Failed":
         exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
-        _cloud_event(run, "task.failed", f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip())
+        _cloud_event(
+            run, "task.failed", f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()
+        )
 
 
 def _write_tasks(seen: Iterable[TaskSeen], at: dt.datetime) -> None:
@@ -163,4 +167,11 @@ def _vanished(cloud: str, run: Run) -> None:
 
 
 def _cloud_event(run: Run, verb: str, message: str) -> None:
-    record(verb, actor=None, appcode=run.cluster.appcode.code, object=f"cluster {run.cluster}", message=message, run=run.number)
+    record(
+        verb,
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=message,
+        run=run.number,
+    )

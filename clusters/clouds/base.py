@@ -144,8 +144,8 @@ class TaskSeen:
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
     for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Failed Error, OOMKilled,
-    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts), `finished_at` when
-    the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a
+    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts),
+    `finished_at` when the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a
     failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
     """
 
@@ -274,7 +274,17 @@ class Cloud(Protocol):
 
     def capacity(self) -> Capacity: ...
 
-    def log(self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, limit: int = 262_144, tail: int | None = None) -> LogChunk:
+    def log(
+        self,
+        run: RunRef,
+        role: str,
+        index: int,
+        *,
+        attempt: int,
+        offset: int = 0,
+        limit: int = 262_144,
+        tail: int | None = None,
+    ) -> LogChunk:
         """At most `limit` bytes of the log of one attempt, from `offset`, or the last `tail` bytes. `complete` is True when
         the task has ended and nothing is left to read. An absent log is empty and complete."""
 

@@ -31,9 +31,15 @@ def manifest():
     from clusters.specs import ClusterManifest
 
     def make(name="demo", command="true", *, flavor="small", ps=0, workers=0, appcode="ops-demo", **spec):
-        roles = {"master": {"flavor": flavor}, "ps": {"flavor": "small", "count": ps}, "worker": {"flavor": flavor, "count": workers}}
+        roles = {
+            "master": {"flavor": flavor},
+            "ps": {"flavor": "small", "count": ps},
+            "worker": {"flavor": flavor, "count": workers},
+        }
         body = {"image": "python", "command": command, "roles": roles, **spec}
-        return ClusterManifest.model_validate({"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body})
+        return ClusterManifest.model_validate(
+            {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body}
+        )
 
     return make
 
@@ -74,7 +80,9 @@ class Loop:
         deadline = time.monotonic() + PATIENCE
         self.work()
         while not condition():
-            assert time.monotonic() < deadline, f"not within {PATIENCE} s: {list(Run.objects.values('pk', 'phase', 'reason', 'message'))}"
+            assert time.monotonic() < deadline, (
+                f"not within {PATIENCE} s: {list(Run.objects.values('pk', 'phase', 'reason', 'message'))}"
+            )
             self.listen()
             self.work()
 

@@ -20,15 +20,19 @@ def log(run, role="master", index=0, attempt=0):
 
 def test_a_program_runs_exactly_as_typed_and_its_run_succeeds(loop, people, manifest):
     command = "printf '%s\\n' \"$GREETING\" '$(date)' 'ünï — \"quoted\"'\necho $((6 * 7)) $PORTAL_CLUSTER/$PORTAL_RUN"
-    cluster = actions.create_cluster(manifest("demo", command, env={"GREETING": "it's $HOME & $(x)"}), acting_user=people.bob)
+    cluster = actions.create_cluster(
+        manifest("demo", command, env={"GREETING": "it's $HOME & $(x)"}), acting_user=people.bob
+    )
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
-    assert log(run) == "it's $HOME & $(x)\n$(date)\nünï — \"quoted\"\n42 demo/1\n"
+    assert log(run) == 'it\'s $HOME & $(x)\n$(date)\nünï — "quoted"\n42 demo/1\n'
 
 
 def test_master_done_ends_everything_and_frees_the_gpus(loop, people, manifest):
     command = 'if [ "$PORTAL_ROLE" = master ]; then exit 0; else exec sleep 600; fi'
-    cluster = actions.create_cluster(manifest("demo", command, flavor="one-gpu", ps=1, workers=2), acting_user=people.bob)
+    cluster = actions.create_cluster(
+        manifest("demo", command, flavor="one-gpu", ps=1, workers=2), acting_user=people.bob
+    )
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert run.phase == "Succeeded"
     assert not Task.objects.filter(run=run, phase__in=["Pending", "Running"]).exists()
@@ -71,7 +75,9 @@ def test_disable_ends_a_run_and_redeploy_makes_the_next(loop, people, manifest):
 def test_quota_holds_a_run_back_until_another_ends(loop, people, manifest):
     people.ops.gpu_quota = 2
     people.ops.save()
-    first = actions.create_cluster(manifest("one", "exec sleep 600", flavor="one-gpu", workers=1), acting_user=people.bob)
+    first = actions.create_cluster(
+        manifest("one", "exec sleep 600", flavor="one-gpu", workers=1), acting_user=people.bob
+    )
     loop.until_phase(first, "Running")
     second = actions.create_cluster(manifest("two", "exec sleep 600", flavor="one-gpu"), acting_user=people.bob)
     loop.work()
@@ -137,7 +143,9 @@ def test_a_worker_that_dies_after_telling_the_cloud_is_followed_by_one_that_tell
 
 
 def test_news_that_come_twice_and_a_controller_that_forgets_its_position_count_once(loop, people, manifest):
-    cluster = actions.create_cluster(manifest("demo", "true", flavor="one-gpu", workers=1, completion="workers"), acting_user=people.bob)
+    cluster = actions.create_cluster(
+        manifest("demo", "true", flavor="one-gpu", workers=1, completion="workers"), acting_user=people.bob
+    )
     start = cloud().list().position
     run = loop.until_phase(cluster, "Succeeded")
     segments = list(UsageSegment.objects.order_by("uid").values("uid", "started", "ended"))

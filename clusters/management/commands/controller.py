@@ -1,7 +1,7 @@
 """The controller: one process that listens to the cloud and writes what happened (`clusters.watch`), for as long as it lives.
 
-Only one works at a time: the leader holds an advisory lock of PostgreSQL on a connection of its own; a second controller waits for that
-lock, so starting two is safe and the other takes over when the first dies.
+Only one works at a time: the leader holds an advisory lock of PostgreSQL on the connection that it writes with; a second
+controller waits for that lock, so starting two is safe and the other takes over when the first dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Command(BaseCommand):
         for attempt in Retrying(
             retry=retry_if_exception_type((CloudError, OperationalError, InterfaceError)),
             wait=wait_exponential_jitter(initial=0.2, max=5),
-            before_sleep=lambda state: log.warning("waiting to try again: %s", state.outcome and state.outcome.exception()),
+            before_sleep=lambda state: log.warning(
+                "waiting to try again: %s", state.outcome and state.outcome.exception()
+            ),
         ):
             with attempt:
                 connections.close_all()
