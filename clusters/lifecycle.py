@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
+Outcome = Literal["Succeeded", "Failed", "Stopped"]
 Verdict = Literal["", "Succeeded", "Failed", "Stopped"]
 TERMINAL: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped"})
 
@@ -167,7 +168,7 @@ def last_lines(text: str, *, lines: int = 6, characters: int = 800) -> str:
 
 def _ending(
     run: RunState,
-    verdict: Verdict,
+    verdict: Outcome,
     reason: str,
     message: str,
     newest: Mapping[tuple[str, int], TaskState],
@@ -176,7 +177,7 @@ def _ending(
     if run.gone:
         if not run.stored:
             lost = f"{message} Its output could not be stored: {run.gone_message}".strip()
-            outcome: Verdict = "Failed" if verdict == "Succeeded" else verdict
+            outcome: Outcome = "Failed" if verdict == "Succeeded" else verdict
             return Decision(outcome, "OutputNotStored", lost, outcome, "OutputNotStored", lost, ready)
         return Decision(verdict, reason, message, verdict, reason, message, ready)
     left = sum(1 for task in newest.values() if task.phase in ("Pending", "Running"))

@@ -87,7 +87,8 @@ class Run(models.Model):
     """One deployment of a cluster.
 
     Written by people (actions.py): `desired`, `stop_*`. Written by reconcile.py: `wait_*`, `admitted_at`, `applied_at`,
-    `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
+    `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*` are sums
+    over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
     """
 
     class Desired(models.TextChoices):
@@ -151,7 +152,9 @@ class Run(models.Model):
         ordering: ClassVar = ["-number"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["cluster", "number"], name="run_number_once"),
-            models.UniqueConstraint(fields=["cluster"], condition=~Q(phase__in=["Succeeded", "Failed", "Stopped"]), name="run_one_live"),
+            models.UniqueConstraint(
+                fields=["cluster"], condition=~Q(phase__in=["Succeeded", "Failed", "Stopped"]), name="run_one_live"
+            ),
         ]
         indexes: ClassVar = [
             models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),

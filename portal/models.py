@@ -16,9 +16,7 @@ from django.db import models
 from django.db.models import Q
 from knox.models import AbstractAuthToken
 
-MAX_OWNERS = 4
-MAX_EMAILS = 10
-MAX_REMARK = 100
+from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK
 
 org_path = RegexValidator(
     r"^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*\Z", "Use lower-case words divided by dots, like qunarcorp.ops.dev."
@@ -29,7 +27,7 @@ appcode_code = RegexValidator(
 namespace_name = RegexValidator(r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z", "Use lower-case letters, digits and '-'.")
 
 
-class User(AbstractUser):
+class User(AbstractUser):  # type: ignore[django-manager-missing]
     """A person. `is_superuser` makes a platform administrator; everything else follows from memberships."""
 
     @property
@@ -67,12 +65,14 @@ class OrgNode(models.Model):
 class Appcode(models.Model):
     """Who pays: the owner of clusters, datastores and bills.
 
-    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks).
+    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks). A refused
+    request stays, with the reason in `note`, until its owners change and send it again.
     """
 
     class State(models.TextChoices):
         REQUESTED = "requested"
         ACTIVE = "active"
+        REFUSED = "refused"
         DISABLED = "disabled"
 
     class ResourceType(models.TextChoices):
@@ -87,8 +87,9 @@ class Appcode(models.Model):
         max_length=20, choices=ResourceType.choices, default=ResourceType.GPU_CLOUD
     )
     state = models.CharField(max_length=10, choices=State.choices, default=State.REQUESTED)
+    note = models.CharField(max_length=300, blank=True, help_text="Why it was refused or disabled.")
     gpu_quota = models.PositiveIntegerField(
-        default=8, validators=[MaxValueValidator(100_000)], help_text="GPUs that its runs may hold at one time."
+        default=8, validators=[MaxValueValidator(MAX_GPU_QUOTA)], help_text="GPUs that its runs may hold at one time."
     )
     requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -99,8 +100,9 @@ class Appcode(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(condition=Q(emails__len__gte=1) & Q(emails__len__lte=MAX_EMAILS), name="appcode_emails_1_10"),
             models.CheckConstraint(condition=Q(resource_type="gpu-cloud"), name="appcode_resource_type"),
-            models.CheckConstraint(condition=Q(state__in=["requested", "active", "disabled"]), name="appcode_state"),
+            models.CheckConstraint(condition=Q(state__in=["requested", "active", "refused", "disabled"]), name="appcode_state"),
             models.CheckConstraint(condition=Q(code__regex=r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]$"), name="appcode_code"),
+            models.CheckConstraint(condition=Q(gpu_quota__lte=MAX_GPU_QUOTA), name="appcode_gpu_quota"),
         ]
 
     def __str__(self) -> str:
@@ -133,7 +135,7 @@ class Membership(models.Model):
         return f"{self.user} {self.role} of {self.appcode}"
 
 
-class ApiToken(AbstractAuthToken):
+class ApiToken(AbstractAuthToken):  # type: ignore[misc]
     """A bearer token: only its hash is stored; it has a name for its owner and always an end."""
 
     name = models.CharField(max_length=60)

@@ -145,8 +145,9 @@ class TaskSeen:
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
     for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Failed Error, OOMKilled,
     Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts),
-    `finished_at` when the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a
-    failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
+    `finished_at` when the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and
+    not counted as a failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed
+    task's log.
     """
 
     run_id: int
