@@ -193,13 +193,13 @@ def node_agent(folder: Path, agent_socket: Path, gpus: str = "") -> Service:
     return Service("agent", argv, ready, str(agent_socket), stop_seconds=60, stop_order=1)
 
 
-def http_ready(port: int, path: str = "/", host: str = "localhost") -> Callable[[], bool]:
-    """A probe: does a web server on that loopback port answer this path with anything but an error of its own?"""
-    request = f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode()
+def http_ready(port: int) -> Callable[[], bool]:
+    """A probe: does a web server on that loopback port answer, neither with an error of its own nor for lack of routes?"""
 
     def ready() -> bool:
-        status = _ask(port, request)[9:10]
-        return status.isdigit() and status < b"5"
+        answer = _ask(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        # A gateway listens a moment before it knows its routes; the text is Traefik's.
+        return answer.startswith(b"HTTP/") and answer[9:10] < b"5" and b"404 page not found" not in answer
 
     return ready
 
