@@ -1,12 +1,51 @@
-"""How people get in: allauth with local accounts, and OpenID Connect when it is configured."""
+"""How people get in: allauth with local accounts, and OpenID Connect when it is configured.
+
+Every page needs a signed-in person unless its view says otherwise (`login_not_required`), so forgetting it is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
-from django.http import HttpRequest
+from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.http import url_has_allowed_host_and_scheme
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set."""
+    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message)."""
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return bool(settings.PORTAL_OPEN_SIGNUP)
+
+    def add_message(self, request: HttpRequest, level: int, message_template: str | None = None, **kwargs: Any) -> None:
+        if message_template and message_template.endswith(("/logged_in.txt", "/logged_out.txt")):
+            return
+        super().add_message(request, level, message_template=message_template, **kwargs)
+
+
+class SignInMiddleware(LoginRequiredMiddleware):
+    """Sends people without a session to sign in and afterwards back to where they were.
+
+    A fragment (htmx) gets 401 instead, so that a page with half a form in it is never replaced by the sign-in page. What was
+    sent by POST cannot be repeated: they come back to the page with the form, and the browser fills in what they typed.
+    """
+
+    def handle_no_permission(self, request: HttpRequest, view_func: Callable[..., Any]) -> HttpResponseBase:
+        if request.headers.get("HX-Request") == "true":
+            return HttpResponse("You have been signed out.", status=401, content_type="text/plain")
+        back = request.get_full_path() if request.method in ("GET", "HEAD") else _referer_path(request)
+        return redirect_to_login(back, settings.LOGIN_URL)
+
+
+def _referer_path(request: HttpRequest) -> str:
+    referer = request.headers.get("Referer", "")
+    if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
+        return "/"
+    parts = urlsplit(referer)
+    return parts.path + (f"?{parts.query}" if parts.query else "")

@@ -1,11 +1,171 @@
-"""What every page shows around its content: the person, their appcodes, and where they are."""
+"""What every page shows around its content: where one can go, which appcode one looks at, GPUs in use, and a search over all.
+
+The portal knows nothing of the apps above it. They say what they bring when they start (`AppConfig.ready`): a search of their
+own things by `add_search`, the GPUs that runs hold by `count_gpus_with`. Navigation names routes by string and leaves out
+what does not resolve. Nothing here costs a page a query: counters and menus are fragments that the page fetches afterwards.
+"""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from django.http import HttpRequest
+from django.conf import settings
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.http.request import HttpRequest as _Request
+from django.urls import NoReverseMatch, reverse
+
+from portal.models import Appcode, User
+
+THEMES = ("auto", "light", "dark")
+THEME_COOKIE = "theme"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg."""
+
+    label: str
+    route: str
+    icon: str
+
+
+NAVIGATION = (
+    Entry("Clusters", "clusters", "cluster"),
+    Entry("Datastores", "datastores", "datastore"),
+    Entry("Billing", "billing", "billing"),
+    Entry("Appcodes", "appcodes", "appcode"),
+)
+ADMINISTRATION = (
+    Entry("Appcodes", "admin_appcodes", "approve"),
+    Entry("Business lines", "admin_orgs", "org"),
+    Entry("Nodes & flavors", "admin_flavors", "flavor"),
+    Entry("Images", "admin_images", "image"),
+    Entry("Allowed folders", "admin_folders", "folder"),
+    Entry("Prices", "admin_prices", "price"),
+    Entry("Usage", "admin_usage", "usage"),
+    Entry("People", "admin_people", "people"),
+    Entry("Audit", "admin_audit", "audit"),
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    label: str
+    url: str
+    icon: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One thing found: its name, a line about it, its page."""
+
+    title: str
+    note: str
+    url: str
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """GPUs held now by runs of some appcodes; `simulated` when they are no real GPUs, which every page says."""
+
+    in_use: int
+    simulated: bool = False
+
+
+Search = Callable[[User, str, int], list[Hit]]
+GpuCounter = Callable[[QuerySet[Appcode]], GpuUse]
+
+_searches: dict[str, Search] = {}
+_gpu_counters: list[GpuCounter] = []
+
+
+def add_search(title: str, search: Search) -> None:
+    """`search(user, words, limit)` gives at most `limit` hits that `user` may see; `title` heads them ("Clusters")."""
+    _searches[title] = search
+
+
+def searches() -> dict[str, Search]:
+    return dict(_searches)
+
+
+def count_gpus_with(counter: GpuCounter) -> None:
+    """`counter(appcodes)` tells the GPUs held now; asked at most once in some seconds per person."""
+    _gpu_counters[:] = [counter]
+
+
+def gpu_use(appcodes: QuerySet[Appcode]) -> GpuUse | None:
+    """None while no app has offered a counter."""
+    return _gpu_counters[0](appcodes) if _gpu_counters else None
+
+
+def selected_appcode(request: HttpRequest) -> str:
+    """The code of the appcode that lists are narrowed to, "" for all: `?appcode=` if given, else the switcher's choice.
+
+    It is a filter, not a permission: lists start from what the person may see and filter that by this code.
+    """
+    if "appcode" in request.GET:
+        return request.GET["appcode"]
+    return str(request.session.get("appcode", "")) if request.user.is_authenticated else ""
+
+
+def theme(request: HttpRequest) -> str:
+    """What this browser prefers; "auto" follows the system."""
+    chosen = request.COOKIES.get(THEME_COOKIE, "auto")
+    return chosen if chosen in THEMES else "auto"
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    return {}
+    """The context processor. Costs no query."""
+    user = request.user if hasattr(request, "user") else None
+    signed_in = user is not None and user.is_authenticated
+    administrator = signed_in and getattr(user, "is_administrator", False)
+    return {
+        "theme": theme(request),
+        "themes": THEMES,
+        "navigation": _links(NAVIGATION, request.path) if signed_in else [],
+        "administration": _links(ADMINISTRATION, request.path) if administrator else [],
+        "selected_appcode": selected_appcode(request) if signed_in else "",
+        "currency": settings.CURRENCY,
+        "error_id": getattr(request, "error_id", ""),
+    }
+
+
+def _links(entries: tuple[Entry, ...], path: str) -> list[Link]:
+    """The entries whose pages exist; the one with the longest address that begins `path` is the current one."""
+    there = [(entry, url) for entry in entries if (url := _resolve(entry.route))]
+    at = max((url for _, url in there if _is_below(path, url)), key=len, default=None)
+    return [Link(entry.label, url, entry.icon, url == at) for entry, url in there]
+
+
+def _is_below(path: str, url: str) -> bool:
+    if url == "/":
+        return path == "/" or path.startswith("/clusters/")
+    return path == url or path.startswith(url.rstrip("/") + "/")
+
+
+@cache
+def _resolve(route: str) -> str | None:
+    try:
+        return reverse(route)
+    except NoReverseMatch:
+        return None
+
+
+class RequestIdMiddleware:
+    """Gives every request an id that an error page shows, the log holds and the answer carries as X-Request-ID."""
+
+    def __init__(self, get_response: Callable[[_Request], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        error_id = secrets.token_hex(4)
+        request.error_id = error_id  # type: ignore[attr-defined]
+        response = self.get_response(request)
+        response["X-Request-ID"] = error_id
+        return response

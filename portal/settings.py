@@ -32,6 +32,23 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else Non
 SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
+CSRF_FAILURE_VIEW = "portal.views.form_too_old"
+# Nothing is loaded from elsewhere and no script stands in a page; style attributes (widths of bars) may.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'self'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "style-src-attr": ["'unsafe-inline'"],
+        "img-src": ["'self'", "data:"],
+        "connect-src": ["'self'"],
+        "object-src": ["'none'"],
+        "base-uri": ["'none'"],
+        # The button of the identity provider sends a form that answers with a redirect to it.
+        "form-action": ["'self'", *filter(None, [env.str("OIDC_SERVER_URL", default="")])],
+        "frame-ancestors": ["'none'"],
+    }
+}
 # Host-only cookies: content of users lives on other origins (<name>.apps.<domain>) and never receives them.
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
@@ -45,6 +62,8 @@ INSTALLED_APPS = [
     "django.contrib.postgres",
     "django.contrib.humanize",
     "django.contrib.staticfiles",
+    "django.forms",
+    "csp",
     "allauth",
     "allauth.account",
     "allauth.socialaccount",
@@ -62,12 +81,15 @@ INSTALLED_APPS = [
     "clusters",
 ]
 MIDDLEWARE = [
+    "portal.frame.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "portal.accounts.SignInMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",

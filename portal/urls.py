@@ -16,3 +16,6 @@ urlpatterns = [
     path("api/v1/", include("clusters.api_routes")),
     re_path(r"^api(/|\Z)", unknown_address),
 ]
+
+handler400, handler403 = "portal.views.bad_request", "portal.views.forbidden"
+handler404, handler500 = "portal.views.not_found", "portal.views.server_error"

@@ -81,7 +81,8 @@ class Migration(migrations.Migration):
                 ('emails', django.contrib.postgres.fields.ArrayField(base_field=models.EmailField(max_length=254), help_text='Notifications go to these 1 to 10 addresses.', size=None)),
                 ('remark', models.CharField(blank=True, max_length=100)),
                 ('resource_type', models.CharField(choices=[('gpu-cloud', 'GPU cloud')], default='gpu-cloud', max_length=20)),
-                ('state', models.CharField(choices=[('requested', 'Requested'), ('active', 'Active'), ('disabled', 'Disabled')], default='requested', max_length=10)),
+                ('state', models.CharField(choices=[('requested', 'Requested'), ('active', 'Active'), ('refused', 'Refused'), ('disabled', 'Disabled')], default='requested', max_length=10)),
+                ('note', models.CharField(blank=True, help_text='Why it was refused or disabled.', max_length=300)),
                 ('gpu_quota', models.PositiveIntegerField(default=8, help_text='GPUs that its runs may hold at one time.', validators=[django.core.validators.MaxValueValidator(100000)])),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('requested_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -145,10 +146,14 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['requested', 'active', 'disabled'])), name='appcode_state'),
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['requested', 'active', 'refused', 'disabled'])), name='appcode_state'),
         ),
         migrations.AddConstraint(
             model_name='appcode',
             constraint=models.CheckConstraint(condition=models.Q(('code__regex', '^[a-z][a-z0-9_-]{1,61}[a-z0-9]$')), name='appcode_code'),
+        ),
+        migrations.AddConstraint(
+            model_name='appcode',
+            constraint=models.CheckConstraint(condition=models.Q(('gpu_quota__lte', 100000)), name='appcode_gpu_quota'),
         ),
     ]

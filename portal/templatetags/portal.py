@@ -1,0 +1,196 @@
+"""How values look on every page: states, times, durations, money, bytes, GPU-hours; and the small blocks that pages share.
+
+Text that a live fragment renders must not change by itself, or the fragment would never answer 304: times are therefore
+rendered coarsely here and refined in the browser (static/portal/portal.js).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+from django import template
+from django.conf import settings
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+register = template.Library()
+
+# Which of the six shapes a word gets. Words are those of design.md, for runs, tasks, appcodes, tokens and tests alike.
+SHAPES = {
+    "queued": ("queued", "pending", "requested", "waiting", "scheduled", "new"),
+    "starting": ("starting", "stopping", "testing", "deploying", "storing", "fetching"),
+    "running": ("running", "active", "ready", "enabled", "live"),
+    "succeeded": ("succeeded", "ok", "reachable", "approved"),
+    "failed": ("failed", "refused", "unreachable", "error", "unschedulable", "lost"),
+    "stopped": ("stopped", "disabled", "cancelled", "expired", "inactive", "deleted"),
+}
+SHAPE_OF = {word: shape for shape, words in SHAPES.items() for word in words}
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """A symbol of static/portal/icons.svg, silent for screen readers: say the same in words beside it."""
+    return format_html(
+        '<svg class="icon" aria-hidden="true"><use href="{}#{}"/></svg>', static("portal/icons.svg"), name
+    )
+
+
+@register.simple_tag
+def state(word: str, note: str = "") -> SafeString:
+    """A state by shape, word and colour. `note` is a short reason behind the word: `{% state run.phase run.reason %}`."""
+    shape = SHAPE_OF.get(str(word).lower(), "none")
+    behind = format_html(' <span class="state-note">{}</span>', note) if note else ""
+    label = str(word)[:1].upper() + str(word)[1:]
+    return format_html('<span class="state state-{}">{}{}{}</span>', shape, icon(f"state-{shape}"), label, behind)
+
+
+@register.filter
+def duration(seconds: float | int | dt.timedelta | None) -> str:
+    """Seconds as "45 s", "3 min 20 s", "2 h 5 min", "3 d 4 h": the two largest units that are not zero."""
+    if seconds is None:
+        return "–"
+    rest = int(seconds.total_seconds() if isinstance(seconds, dt.timedelta) else seconds)
+    for n, (size, unit) in enumerate(UNITS):
+        if rest >= size and n < len(UNITS) - 1:
+            below, name = UNITS[n + 1]
+            second = rest % size // below
+            return f"{rest // size} {unit} {second} {name}" if second else f"{rest // size} {unit}"
+    return f"{max(rest, 0)} s"
+
+
+def coarse(seconds: float) -> str:
+    """A distance in time by its largest unit; below one minute "moments"."""
+    return next((f"{int(seconds // size)} {unit}" for size, unit in UNITS[:-1] if seconds >= size), "moments")
+
+
+@register.simple_tag
+def time(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
+    """ "3 min ago", "in 2 h", with the exact UTC time in the tooltip; kept up to date by the browser."""
+    if value is None:
+        return missing
+    away = (timezone.now() - value).total_seconds()
+    text = "just now" if -60 < away < 60 else f"{coarse(away)} ago" if away > 0 else f"in {coarse(-away)}"
+    return _time(value, "data-relative", text)
+
+
+@register.simple_tag
+def moment(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
+    """The exact time, "2026-01-31 18:00:00 UTC", for logs and audits."""
+    return missing if value is None else _time(value, "", _exact(value))
+
+
+@register.simple_tag
+def elapsed(start: dt.datetime | None, end: dt.datetime | None = None) -> SafeString | str:
+    """How long something took, or takes: without `end` it counts up in the browser."""
+    if start is None:
+        return "–"
+    if end is not None:
+        return format_html('<span title="{} to {}">{}</span>', _exact(start), _exact(end), duration(end - start))
+    seconds = (timezone.now() - start).total_seconds()
+    return _time(start, "data-since", coarse(seconds) if seconds >= 60 else "moments")
+
+
+@register.simple_tag
+def money(amount: Decimal | float | int | None, digits: int = 2) -> SafeString | str:
+    """An amount with its currency: `{% money cost %}`, `{% money price_per_hour 4 %}`. Rounded half-even, for eyes only."""
+    if amount is None:
+        return "–"
+    exact = Decimal(str(amount))
+    shown = round(exact, digits)
+    text = f"{shown:,.{digits}f}" if shown or not exact else f"< {Decimal(1).scaleb(-digits)}"
+    return format_html(
+        '<span class="money" title="{}">{} <small>{}</small></span>', f"{exact:f}", text, settings.CURRENCY
+    )
+
+
+@register.filter
+def gpu_hours(gpu_seconds: int | None) -> str:
+    """GPU-seconds as GPU-hours with two digits, "1,234.50"; a trace that rounds to nothing is "< 0.01"."""
+    if gpu_seconds is None:
+        return "–"
+    hours = gpu_seconds / 3600
+    return "< 0.01" if 0 < hours < 0.005 else f"{hours:,.2f}"
+
+
+@register.filter(name="bytes")
+def bytes_(count: int | None) -> str:
+    """ "0 B", "999 B", "1.5 MiB", "2.0 TiB"."""
+    if count is None:
+        return "–"
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{int(size)} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+@register.filter
+def number(value: float | int | None) -> str:
+    """Thousands divided: "12,345"."""
+    return "–" if value is None else f"{value:,}"
+
+
+@register.simple_tag
+def copy(text: str, label: str = "Copy") -> SafeString:
+    """A button that copies `text`; the browser shows it only where copying works."""
+    return format_html(
+        '<button type="button" class="btn btn-quiet copy" data-copy="{}" hidden>{}<span>{}</span></button>',
+        text,
+        icon("copy"),
+        label,
+    )
+
+
+@register.simple_block_tag
+def menu(content: str, label: str = "Actions", icon_name: str = "more") -> SafeString:
+    """`{% menu "Actions for show1" %}<a …>…</a><button …>…</button>{% endmenu %}`: an action menu, also without JavaScript."""
+    # `content` is template output: its variables have been escaped.
+    return format_html(
+        '<details class="menu"><summary class="btn btn-quiet btn-icon" aria-label="{}" title="{}">{}</summary>'
+        '<div class="menu-items">{}</div></details>',
+        label, label, icon(icon_name), mark_safe(content),  # noqa: S308
+    )  # fmt: skip
+
+
+@register.simple_tag(takes_context=True)
+def tab(context: dict[str, Any], label: str, url: str, count: int | None = None) -> SafeString:
+    """One tab, which is a link to a page of its own: inside `<nav class="tabs" aria-label="…">`."""
+    current = ' aria-current="page"' if context["request"].path == url else ""
+    number_ = format_html(' <span class="count">{}</span>', count) if count is not None else ""
+    return format_html('<a href="{}"{}>{}{}</a>', url, SafeString(current), label, number_)
+
+
+@register.simple_tag(takes_context=True)
+def chip(context: dict[str, Any], name: str, value: str, label: str, count: int | None = None) -> SafeString:
+    """A filter: a link that sets `?name=value` (or takes it away when it is set), starting again at the first page."""
+    query = context["request"].GET.copy()
+    active = query.get(name, "") == str(value)
+    query.pop("cursor", None)
+    query.pop(name, None)
+    if not active and value:
+        query[name] = str(value)
+    number_ = format_html(' <span class="count">{}</span>', f"{count:,}") if count is not None else ""
+    return format_html(
+        '<a class="chip" href="?{}"{}>{}{}</a>',
+        query.urlencode(),
+        SafeString(' aria-current="true"' if active else ""),
+        label,
+        number_,
+    )
+
+
+def _time(value: dt.datetime, mark: str, text: str) -> SafeString:
+    utc = value.astimezone(dt.UTC)
+    return format_html(
+        '<time datetime="{}" title="{}" {}>{}</time>', utc.isoformat(), _exact(value), SafeString(mark), text
+    )
+
+
+def _exact(value: dt.datetime) -> str:
+    return f"{value.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"

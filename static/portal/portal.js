@@ -1,0 +1,308 @@
+// What the frame does in the browser. Pages work without it, except what must be live. One idea: everything is attached to the
+// document once and works by attributes, so parts that arrive later (htmx) need no setting up.
+(function () {
+  "use strict";
+  const $ = (selector, root) => (root || document).querySelector(selector);
+  const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
+
+  // --- Messages ------------------------------------------------------------------------------------------------
+  function toast(text, level, id) {
+    const box = $("#toasts");
+    const line = (id && document.getElementById(id)) || document.createElement("div");
+    if (id) line.id = id;
+    line.className = "toast-line toast-" + (level || "info");
+    const words = document.createElement("span");
+    const button = document.createElement("button");
+    words.textContent = text;
+    button.type = "button";
+    button.className = "btn btn-quiet btn-icon";
+    button.dataset.dismiss = "";
+    button.setAttribute("aria-label", "Dismiss");
+    button.textContent = "×";
+    line.replaceChildren(words, button);
+    box.append(line);
+    if (!id && level !== "error") setTimeout(() => line.remove(), 8000);
+  }
+  window.portalToast = toast;
+  // Good news may leave by itself; what went wrong stays until it has been read.
+  $$(".toast-success, .toast-info", $("#toasts")).forEach((line) => setTimeout(() => line.remove(), 8000));
+
+  // --- Menus: <details class="menu">. One open at a time, placed so that no scrolling box cuts it off -----------------------
+  function place(menu) {
+    const items = $(":scope > .menu-items", menu);
+    const at = $("summary", menu).getBoundingClientRect();
+    items.classList.add("is-placed");
+    const width = items.offsetWidth, height = items.offsetHeight;
+    const left = menu.classList.contains("menu-start") ? at.left : at.right - width;
+    const below = at.bottom + 4 + height <= window.innerHeight;
+    items.style.left = Math.max(8, Math.min(left, window.innerWidth - width - 8)) + "px";
+    items.style.top = (below || at.top < height ? at.bottom + 4 : at.top - 4 - height) + "px";
+  }
+  function closeMenus(except) {
+    $$("details.menu[open]").forEach((menu) => { if (menu !== except && !menu.contains(except)) menu.open = false; });
+  }
+  document.addEventListener("toggle", (event) => {
+    const menu = event.target;
+    if (!menu.matches || !menu.matches("details.menu")) return;
+    if (menu.open) { closeMenus(menu); place(menu); }
+  }, true);
+  document.addEventListener("click", (event) => {
+    const inside = event.target.closest("details.menu");
+    closeMenus(inside);
+    if (inside && event.target.closest(".menu-items a, .menu-items button")) inside.open = false;
+    const dismiss = event.target.closest("[data-dismiss]");
+    if (dismiss) dismiss.parentElement.remove();
+  });
+  window.addEventListener("resize", () => closeMenus());
+  document.addEventListener("scroll", (event) => {
+    if (!(event.target.closest && event.target.closest(".menu-items"))) closeMenus();
+  }, true);
+
+  // --- Keys --------------------------------------------------------------------------------------------------
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input, textarea, select, [contenteditable]");
+    const menu = event.target.closest("details.menu") || $("details.menu[open]");
+    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      const search = $("[data-search-key]");
+      if (search) { event.preventDefault(); search.focus(); search.select(); }
+    } else if (event.key === "Escape" && menu && menu.open) {
+      menu.open = false;
+      $("summary", menu).focus();
+    } else if (event.key === "Escape" && $(".side.is-open")) {
+      navigation(false);
+    } else if ((event.key === "ArrowDown" || event.key === "ArrowUp") && menu && menu.contains(event.target)) {
+      const items = $$(".menu-items a, .menu-items button:not([disabled]), .menu-items input", menu);
+      if (!items.length) return;
+      event.preventDefault();
+      menu.open = true;
+      const step = event.key === "ArrowDown" ? 1 : -1;
+      const at = items.indexOf(document.activeElement);
+      items[(at < 0 && step < 0 ? items.length - 1 : at + step + items.length) % items.length].focus();
+    }
+  });
+
+  // --- Navigation on small screens (a link to #navigation without this script) ----------------------------------------
+  function navigation(open) {
+    $(".side").classList.toggle("is-open", open);
+    const button = $(".top-nav");
+    button.setAttribute("aria-expanded", String(open));
+    if (open) $(".side a").focus(); else button.focus();
+  }
+  document.addEventListener("click", (event) => {
+    const side = $(".side");
+    if (!side) return;
+    if (event.target.closest(".top-nav")) { event.preventDefault(); navigation(!side.classList.contains("is-open")); }
+    else if (event.target.closest(".side-close")) { event.preventDefault(); navigation(false); }
+    else if (side.classList.contains("is-open") && !event.target.closest(".side")) side.classList.remove("is-open");
+  });
+
+  // --- Theme -------------------------------------------------------------------------------------------------
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-theme-choice]");
+    if (!button) return;
+    event.preventDefault();
+    const choice = button.dataset.themeChoice;
+    const secure = location.protocol === "https:" ? "; Secure" : "";
+    document.cookie = "theme=" + choice + "; path=/; max-age=31536000; SameSite=Lax" + secure;
+    window.portalTheme(choice);
+    $$("[data-theme-choice]").forEach((other) => other.setAttribute("aria-pressed", String(other.dataset.themeChoice === choice)));
+  });
+
+  // --- Copy --------------------------------------------------------------------------------------------------
+  function showCopyButtons(root) { if (navigator.clipboard) $$("[data-copy][hidden], [data-copy-from][hidden]", root).forEach((b) => { b.hidden = false; }); }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy], [data-copy-from]");
+    if (!button) return;
+    const source = button.dataset.copyFrom && $(button.dataset.copyFrom);
+    const words = $("span", button);
+    const before = words && words.textContent;
+    try {
+      await navigator.clipboard.writeText(source ? source.value || source.textContent : button.dataset.copy);
+      if (words) { words.textContent = "Copied"; setTimeout(() => { words.textContent = before; }, 1500); }
+      else toast("Copied.", "success");
+    } catch (error) {
+      toast("The browser did not allow copying; select the text and copy it by hand.", "error");
+    }
+  });
+
+  // --- Asking before something is lost: data-confirm on a button or link, hx-confirm on anything htmx ------------------------
+  function ask(element, text, go) {
+    const dialog = $("#confirm"), form = $("form", dialog), typed = $("#confirm-typed"), input = $("input", typed);
+    const [no, yes] = $$("button", form);
+    const name = element.dataset.confirmName || "";
+    $("#confirm-title").textContent = element.dataset.confirmTitle || element.textContent.trim() + "?";
+    $("#confirm-text").textContent = text;
+    yes.textContent = element.dataset.confirmYes || element.textContent.trim() || "Go on";
+    no.textContent = element.dataset.confirmNo || "Keep it";
+    typed.hidden = !name;
+    $("b", typed).textContent = name;
+    input.value = "";
+    yes.disabled = !!name;
+    input.oninput = () => { yes.disabled = input.value !== name; };
+    input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); if (!yes.disabled) yes.click(); } };
+    dialog.onclose = () => { if (dialog.returnValue === "yes") go(); else element.focus(); };
+    dialog.returnValue = "no";
+    dialog.showModal();
+    (name ? input : no).focus();
+  }
+  let confirmed = null;
+  document.addEventListener("click", (event) => {
+    const element = event.target.closest("[data-confirm]");
+    if (!element || element === confirmed) { confirmed = null; return; }
+    event.preventDefault();
+    event.stopPropagation();
+    closeMenus();
+    ask(element, element.dataset.confirm, () => { confirmed = element; element.click(); });
+  }, true);
+  document.addEventListener("htmx:confirm", (event) => {
+    if (!event.detail.question) return;
+    event.preventDefault();
+    ask(event.detail.elt, event.detail.question, () => event.detail.issueRequest(true));
+  });
+
+  // --- Times: the server writes them coarsely, here they are kept exact ------------------------------------------------
+  const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  function two(seconds) {
+    const n = UNITS.findIndex(([size]) => seconds >= size);
+    if (n < 0) return "0 s";
+    const [size, unit] = UNITS[n], next = UNITS[n + 1];
+    const second = next ? Math.floor((seconds % size) / next[0]) : 0;
+    return Math.floor(seconds / size) + " " + unit + (second ? " " + second + " " + next[1] : "");
+  }
+  function one(seconds) {
+    const [size, unit] = UNITS.find(([each]) => seconds >= each) || UNITS[3];
+    return Math.floor(seconds / size) + " " + unit;
+  }
+  function tick(root) {
+    const now = Date.now();
+    $$("time[data-since], time[data-relative]", root).forEach((time) => {
+      const away = (now - Date.parse(time.dateTime)) / 1000;
+      let text;
+      if ("since" in time.dataset) text = two(Math.max(0, away));
+      else if (Math.abs(away) < 5) text = "just now";
+      else text = away > 0 ? one(away) + " ago" : "in " + one(-away);
+      if (time.textContent !== text) time.textContent = text;
+    });
+  }
+  setInterval(() => { if (!document.hidden) tick(); }, 1000);
+
+  // --- Live parts: [data-live] with hx-get and hx-trigger="every Ns" ---------------------------------------------------
+  // Not asked for in hidden tabs; an unchanged part answers 304; a new version waits while somebody uses the old one.
+  const etags = new WeakMap();
+  const isLive = (element) => element && element.matches && element.matches("[data-live]");
+  function inUse(part) {
+    const active = document.activeElement, selection = document.getSelection();
+    return !!$("details.menu[open]", part) || ($("dialog[open]") !== null) ||
+      (part.contains(active) && active.matches("input:not([type=checkbox]), textarea, select")) ||
+      (selection && !selection.isCollapsed && part.contains(selection.anchorNode));
+  }
+  function keyOf(element) {
+    return element.id ? "#" + element.id : [element.tagName, element.getAttribute("href"), element.getAttribute("formaction"),
+      element.name, element.value, element.getAttribute("aria-label"), element.dataset.key].join("|");
+  }
+  let kept = null;
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (isLive(event.detail.elt) && document.hidden) event.preventDefault();
+  });
+  document.addEventListener("htmx:configRequest", (event) => {
+    const etag = isLive(event.detail.elt) && etags.get(event.detail.elt);
+    if (etag && etag.path === event.detail.path) event.detail.headers["If-None-Match"] = etag.value;
+  });
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const part = event.detail.target, live = isLive(event.detail.requestConfig.elt);
+    if (event.detail.xhr.status === 304) { event.detail.shouldSwap = false; return; }
+    if (!live || !event.detail.shouldSwap) return;
+    if (inUse(part)) { event.detail.shouldSwap = false; return; }
+    const value = event.detail.xhr.getResponseHeader("ETag");
+    if (value) etags.set(event.detail.requestConfig.elt, { path: event.detail.pathInfo.finalRequestPath, value });
+    kept = {
+      part,
+      focus: part.contains(document.activeElement) ? keyOf(document.activeElement) : null,
+      scroll: $$("*", part).filter((e) => e.scrollLeft || e.scrollTop).map((e) => [keyOf(e) + e.className, e.scrollLeft, e.scrollTop]),
+      open: $$("details[open]:not(.menu)", part).map((e) => e.id || $("summary", e).textContent),
+      checked: $$("input[type=checkbox]", part).filter((e) => e.checked !== e.defaultChecked).map((e) => [keyOf(e), e.checked]),
+    };
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    const root = event.detail.target;
+    showCopyButtons(root);
+    tick(root);
+    // A menu whose items have just arrived has another size.
+    const menu = root.closest && root.closest("details.menu[open]");
+    if (menu) { place(menu); const first = $("input", root); if (first) first.focus(); }
+    if (!kept || kept.part !== root) return;
+    const all = $$("*", root);
+    kept.scroll.forEach(([key, left, top]) => {
+      const element = all.find((e) => keyOf(e) + e.className === key);
+      if (element) { element.scrollLeft = left; element.scrollTop = top; }
+    });
+    kept.open.forEach((key) => { const d = $$("details", root).find((e) => (e.id || $("summary", e).textContent) === key); if (d) d.open = true; });
+    kept.checked.forEach(([key, on]) => { const box = $$("input[type=checkbox]", root).find((e) => keyOf(e) === key); if (box) box.checked = on; });
+    if (kept.focus) { const element = all.find((e) => keyOf(e) === kept.focus); if (element) element.focus({ preventScroll: true }); }
+    kept = null;
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || !window.htmx) return;
+    tick();
+    $$("[data-live][hx-get]").forEach((part) => window.htmx.ajax("GET", part.getAttribute("hx-get"), { source: part, target: part, swap: part.getAttribute("hx-swap") || "innerHTML" }));
+  });
+  let failures = 0;
+  function failed(event) {
+    const status = event.detail.xhr ? event.detail.xhr.status : 0;
+    if (status === 401) return toast("You have been signed out. Sign in again in another tab; what you typed here stays.", "error", "signed-out");
+    if (isLive(event.detail.elt)) {
+      failures += 1;
+      if (failures > 1) toast("The portal does not answer; this page shows what was known before. Trying again…", "warning", "offline");
+      return;
+    }
+    toast(status ? "That did not work (" + status + "). Nothing was lost; please try again." : "The portal does not answer. Nothing was lost; please try again.", "error");
+  }
+  document.addEventListener("htmx:responseError", failed);
+  document.addEventListener("htmx:sendError", failed);
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (!event.detail.successful && !(event.detail.xhr && event.detail.xhr.status === 304)) return;
+    failures = 0;
+    ["offline", "signed-out"].forEach((id) => { const line = document.getElementById(id); if (line) line.remove(); });
+  });
+
+  // --- Forms: what was typed survives a session that ran out; the first wrong field has the focus; no double sending ----------
+  const draftOf = (form) => "draft:" + location.pathname + ":" + (form.id || form.getAttribute("action") || "");
+  function values(form) {
+    return $$("input, select, textarea", form).filter((e) => e.name && e.name !== "csrfmiddlewaretoken" && !["password", "file", "hidden"].includes(e.type))
+      .map((e) => [e.name, ["checkbox", "radio"].includes(e.type) ? e.value + ":" + e.checked : e.value]);
+  }
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.matches("form[data-keep]")) sessionStorage.setItem(draftOf(form), JSON.stringify(values(form)));
+    if (form.method === "post" && !form.hasAttribute("hx-post") && event.submitter) setTimeout(() => event.submitter.setAttribute("aria-busy", "true"));
+    if (form.getAttribute("aria-busy") === "true") event.preventDefault();
+    else if (form.method === "post" && form.id !== "post" && !form.hasAttribute("hx-post")) form.setAttribute("aria-busy", "true");
+  });
+  window.addEventListener("pageshow", () => $$("[aria-busy]").forEach((e) => e.removeAttribute("aria-busy")));
+  function restore() {
+    const keepers = $$("form[data-keep]");
+    keepers.forEach((form) => {
+      const saved = sessionStorage.getItem(draftOf(form));
+      sessionStorage.removeItem(draftOf(form));
+      // An answer to a sent form brings its own values; only a fresh form (after signing in again) gets them back.
+      if (!saved || $(".errorlist, .notice-error", form)) return;
+      const rest = JSON.parse(saved);
+      $$("input, select, textarea", form).forEach((e) => {
+        const at = rest.findIndex(([name]) => name === e.name);
+        if (at < 0 || ["password", "file", "hidden"].includes(e.type)) return;
+        const [, value] = rest.splice(at, 1)[0];
+        if (["checkbox", "radio"].includes(e.type)) e.checked = value.endsWith(":true"); else e.value = value;
+      });
+      toast("What you had typed is back; it has not been sent yet.", "info");
+    });
+    if (!keepers.length && !$("[data-entrance]")) Object.keys(sessionStorage).filter((k) => k.startsWith("draft:")).forEach((k) => sessionStorage.removeItem(k));
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    showCopyButtons();
+    tick();
+    restore();
+    const wrong = $(".field-wrong input, .field-wrong select, .field-wrong textarea, [aria-invalid=true]");
+    if (wrong) wrong.focus();
+  });
+})();
