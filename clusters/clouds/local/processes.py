@@ -7,6 +7,7 @@ and the folder is locked, or it is not; nothing can be started twice in a folder
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import select
@@ -38,7 +39,7 @@ class Detached:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
-            starter = subprocess.Popen(  # noqa: S603
+            starter = subprocess.Popen(
                 [sys.executable, "-I", "-S", script, str(folder), str(lock)],
                 pass_fds=(lock,),
                 stdin=subprocess.DEVNULL,
@@ -76,10 +77,8 @@ class Detached:
         loop = asyncio.get_running_loop()
         pid = int((self.folder / "lock").read_text().strip() or 0)
         if pid:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 self.pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                pass
         if not is_locked(self.folder):  # also a pid that by now belongs to somebody else
             self._close()
             loop.call_soon(self.on_exit)
@@ -96,10 +95,8 @@ class Detached:
         if self.pidfd < 0:
             self._waiting.append(number)
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
-        except ProcessLookupError:
-            pass
 
     def _ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.pidfd)
@@ -118,7 +115,7 @@ def run_once(script: str, folder: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         argv = [sys.executable, "-I", "-S", script, str(folder), str(lock)]
-        subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")  # noqa: S603
+        subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")
     finally:
         os.close(lock)
     again = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, StorageSeen, Waiting
+from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, Seen, StorageSeen, Waiting
 from clusters.clouds.local import sandbox, wire
 from clusters.clouds.local.data import Data
 from clusters.clouds.local.files import read_json, write_json
@@ -106,7 +106,7 @@ class Run:
         self.data.start()
         if not self.data.ready:
             for task in self.tasks:
-                self.node.emit(task.view(reason="FetchingInput", message=self.data.message))
+                self.node.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
         elif self.given is not None or not self.ask.needs:
             for task in self.tasks:
                 task.advance()
@@ -132,10 +132,11 @@ class Run:
         if self.data.over:
             self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
 
-    def seen(self) -> list[Any]:
+    def seen(self) -> list[Seen]:
         """Every attempt as last told, and the state of the data."""
-        views = [end for task in self.tasks for end in task.ended]
-        views += [self.node.told[uid] for task in self.tasks if (uid := task.view().uid) in self.node.told and not task.final]
+        views: list[Seen] = [end for task in self.tasks for end in task.ended]
+        uids = [task.view().uid for task in self.tasks if not task.final]
+        views += [self.node.told[uid] for uid in uids if uid in self.node.told]
         return [*views, StorageSeen(self.ref.id, self.data.state, self.data.message)]
 
     def binds(self) -> list[sandbox.Bind]:

@@ -139,7 +139,8 @@ def forbidden(error: OSError) -> str:
     else:
         advice = (
             "set sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 and "
-            "kernel.apparmor_restrict_unprivileged_userns=0, or run the portal as root; in a container, start it with --privileged"
+            "kernel.apparmor_restrict_unprivileged_userns=0, or run the portal as root; "
+            "in a container, start it with --privileged"
         )
     return f"This machine does not let the portal isolate tasks in namespaces ({error.strerror}): {advice}."
 
@@ -171,8 +172,7 @@ def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool) -> N
             os.mkdir(f"{root}/{name}")
         os.symlink("/tmp", root + "/var/tmp")  # noqa: S108  the task's own /tmp
         if tmp is not None:
-            mount(tmp, root + "/tmp", None, _MS_BIND)
-            seal(root + "/tmp", _ATTR_NOSUID | _ATTR_NODEV)
+            _bind(root, {"source": tmp, "target": "/tmp"})  # noqa: S108
         for bind in sorted(binds, key=lambda item: item["target"].count("/")):
             step = bind["source"]
             _bind(root, bind)

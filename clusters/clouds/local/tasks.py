@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import RolePlan, TaskSeen, expand
-from clusters.clouds.local import processes, sandbox, shim, wire
+from clusters.clouds.local import processes, shim, wire
 from clusters.clouds.local.files import read_json, when, write_json
 from clusters.clouds.local.scheduler import Ended, next_attempt
 

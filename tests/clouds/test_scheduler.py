@@ -1,0 +1,106 @@
+"""Whoever asks, no GPU is given twice, nobody is started by half, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.clouds.local import scheduler
+from clusters.clouds.local.scheduler import Ask, Ended, Slot
+
+MODELS = ["A100", "T4"]
+slots = st.lists(st.sampled_from(MODELS), max_size=8).map(
+    lambda models: tuple(Slot(str(number), model) for number, model in enumerate(models))
+)
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Ask]:
+    sizes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([*MODELS, ""])), min_size=1, max_size=4)
+    return [
+        Ask(run, tuple((("worker", index), count, model) for index, (count, model) in enumerate(needs)))
+        for run, needs in enumerate(draw(st.lists(sizes, max_size=6)))
+    ]
+
+
+@given(slots, queues())
+def test_no_gpu_is_given_twice_and_every_gpu_is_of_the_model_asked_for(free: tuple[Slot, ...], queue: list[Ask]) -> None:
+    placed = scheduler.place(free, queue)
+    models = {slot.id: slot.model for slot in free}
+    given_ids = [gpu for given in placed.values() for gpus in given.values() for gpu in gpus]
+    assert len(given_ids) == len(set(given_ids))
+    for ask in queue:
+        for key, count, model in ask.needs if ask.run_id in placed else ():
+            gpus = placed[ask.run_id][key]
+            assert len(gpus) == count
+            assert all(model in ("", models[gpu]) for gpu in gpus)
+
+
+@given(slots, queues())
+def test_the_first_that_fits_at_all_is_never_passed_by(free: tuple[Slot, ...], queue: list[Ask]) -> None:
+    placed = scheduler.place(free, queue)
+    if queue:
+        assert (scheduler.fit(free, queue[0]) is not None) == (queue[0].run_id in placed)
+
+
+@given(slots, queues())
+def test_who_comes_later_changes_nothing_for_who_came_before(free: tuple[Slot, ...], queue: list[Ask]) -> None:
+    everybody = scheduler.place(free, queue)
+    for length in range(len(queue)):
+        some = scheduler.place(free, queue[:length])
+        assert some == {run: given for run, given in everybody.items() if run < length}
+
+
+@given(slots, queues())
+def test_with_runs_that_end_everybody_possible_is_started(machine: tuple[Slot, ...], queue: list[Ask]) -> None:
+    waiting = [ask for ask in queue if not scheduler.refusal(machine, ask)]
+    held: dict[int, scheduler.Given] = {}
+    for _ in range(2 * len(waiting) + 1):
+        held |= scheduler.place(scheduler.free_slots(machine, held), waiting)
+        waiting = [ask for ask in waiting if ask.run_id not in held]
+        if held:
+            del held[min(held)]
+    assert waiting == []
+
+
+@given(st.lists(st.builds(Ended, st.booleans(), st.booleans(), st.floats(0, 1000)), max_size=20), st.integers(0, 10))
+def test_a_task_is_tried_exactly_as_often_as_asked(ends: list[Ended], retries: int) -> None:
+    failures = sum(not end.succeeded and not end.disrupted for end in ends)
+    delay = scheduler.next_attempt(ends, "OnFailure", retries)
+    if ends and ends[-1].succeeded:
+        assert delay is None
+    elif not ends or ends[-1].disrupted:
+        assert delay is not None
+    else:
+        assert (delay is None) == (failures > retries)
+    always = scheduler.next_attempt(ends, "Always", retries)
+    assert always is not None
+    assert 0 <= always <= scheduler.LONGEST_DELAY
+
+
+def test_delays_grow_and_start_anew_after_a_steady_attempt() -> None:
+    crash, steady = Ended(False, False, 1.0), Ended(False, False, 3600.0)
+    delays = [scheduler.next_attempt([crash] * count, "Always", 0) for count in (1, 2, 3, 4, 30)]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 300.0]
+    assert scheduler.next_attempt([crash] * 9 + [steady], "Always", 0) == 1.0
+    assert scheduler.next_attempt([Ended(False, True, 5.0)], "OnFailure", 0) == 0.0
+
+
+def test_waiting_and_refusing_are_said_in_sentences() -> None:
+    machine = [Slot(str(number), "T4") for number in range(8)]
+    ask = Ask(1, ((("worker", 0), 3, ""),))
+    assert scheduler.explain(ask, 1, 8, 1) == "Waits for 3 GPUs: 1 of 8 free; second in the queue."
+    assert scheduler.refusal(machine, ask) == ""
+    assert (
+        scheduler.refusal(machine, Ask(1, ((("worker", 0), 9, ""),)))
+        == "The run needs 9 GPUs at once and this machine has 8 GPUs."
+    )
+    assert (
+        scheduler.refusal(machine, Ask(1, ((("worker", 0), 1, "A100"),)))
+        == "The run needs 1 × A100 at once and this machine has 8 × T4."
+    )
+
+
+def test_simulated_gpus_are_of_any_model() -> None:
+    machine = [Slot("0", "simulated", simulated=True)]
+    assert scheduler.place(machine, [Ask(1, ((("worker", 0), 1, "H200"),))]) == {1: {("worker", 0): ("0",)}}
