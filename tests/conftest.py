@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from portal import services
+from tests.running import Portal
 
 _servers = contextlib.ExitStack()
 
@@ -50,6 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     _servers.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests on the one running portal go to the same process of `pytest -n`, and have the time that training takes."""
+    for item in items:
+        if "portal_up" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("portal"))
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def _start_servers() -> None:
@@ -109,6 +120,16 @@ def node_agent() -> Iterator[Path]:
     folder, agent_socket = Path(os.environ["LOCAL_CLOUD_DIR"]), Path(os.environ["LOCAL_CLOUD_SOCKET"])
     with services.running([services.node_agent(folder, agent_socket)], folder.parent, os.environ):
         yield agent_socket
+
+
+@pytest.fixture(scope="session")
+def portal_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+    """The whole portal as a newcomer gets it, demonstration included, on a port of its own; see tests/running.py."""
+    portal = Portal(tmp_path_factory.mktemp("portal") / "var")
+    portal.start()
+    yield portal
+    assert portal.stop() == 0
+    assert portal.left() == []
 
 
 @pytest.fixture

