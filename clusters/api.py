@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from rest_framework import status
@@ -15,12 +16,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from billing.access import usage_of
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.clouds.base import CloudError
 from clusters.clouds.registry import cloud
 from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream
 from clusters.models import Cluster, Flavor, Image, Run
+from clusters.observe import consumer
 from clusters.reconcile import run_ref
 from clusters.search import Search
 from clusters.serializers import (
@@ -31,12 +34,14 @@ from clusters.serializers import (
     RunDocument,
     RunPage,
     TaskPage,
+    UsageDocument,
     flavor_document,
     image_document,
     read_manifest,
     run_document,
     task_documents,
     to_manifest,
+    usage_document,
 )
 from clusters.specs import ROLES, ClusterManifest
 from portal.access import OPERATE, appcode_for
@@ -279,6 +284,22 @@ class TaskLog(APIView):
             raise Unavailable(str(error)) from error
         stream = LogStream(source, first, follow=follow, is_over=lambda: _is_over(row, role, index), slots=slots)
         return _text(StreamingHttpResponse(stream), first.offset - len(first.data))
+
+
+class ClusterUsage(APIView):
+    @extend_schema(
+        operation_id="clusters_usage",
+        summary="What a cluster has used and what it costs",
+        parameters=[OpenApiParameter("run", int, description="Whose segments to show; the latest run when absent.")],
+        responses=UsageDocument,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        cluster = cluster_for(person(request), code, name)
+        chosen = number(request, "run", default=0, low=1, high=2**31 - 1)
+        run = run_for(person(request), code, name, chosen) if chosen else cluster.current_run
+        now = timezone.now()
+        segments = usage_of([consumer(run)], now) if run else []
+        return Response(usage_document(cluster, run, segments, now))
 
 
 class Flavors(APIView):

@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>", api.OneRun.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks", api.Tasks.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", api.TaskLog.as_view()),
+    path(f"{ONE}/usage", api.ClusterUsage.as_view()),
     path("flavors", api.Flavors.as_view()),
     path("images", api.Images.as_view()),
 ]

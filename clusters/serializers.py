@@ -15,6 +15,7 @@ from django.conf import settings
 from django.utils import timezone
 from pydantic import Field, ValidationError
 
+from billing.access import SegmentRow
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName, errors_by_path
 from portal.errors import FieldError, Invalid
@@ -105,6 +106,36 @@ class TaskPage(Answer):
     next: str | None
 
 
+class SegmentDocument(Answer):
+    """The time for which one task held its resources; `ended` is null while it does."""
+
+    role: str
+    index: int
+    uid: str
+    gpus: int
+    gpu_model: str
+    cpu_milli: int
+    memory_mb: int
+    started: dt.datetime
+    ended: dt.datetime | None
+    seconds: int
+    gpu_seconds: int
+    cost: Money
+    notes: list[str] = Field(description="A sentence for each thing that was estimated or mended.")
+
+
+class UsageDocument(Answer):
+    """What a cluster has used in all of its runs, and the segments of one of them."""
+
+    kind: Literal["usage"] = "usage"
+    appcode: str
+    cluster: str
+    gpu_seconds: int
+    cost: Money
+    run: int | None = Field(description="The run whose segments these are.")
+    segments: list[SegmentDocument]
+
+
 class FlavorDocument(Answer):
     """A size of task; `name` is what a manifest says."""
 
@@ -193,7 +224,7 @@ def run_status(run: Run, now: dt.datetime) -> RunStatus:
         started=run.started_at,
         finished=run.finished_at,
         gpu_seconds=run.gpu_seconds_at(now),
-        cost=Money(amount=str(Decimal(run.cost_at(now)).quantize(MILLIONTH)), currency=settings.CURRENCY),
+        cost=money(run.cost_at(now)),
     )
 
 
@@ -206,6 +237,25 @@ def task_documents(run: Run, latest: Iterable[Task]) -> list[dict[str, Any]]:
         for role in ROLES
         for index in range(counts.get(role, 0))
     ]
+
+
+def usage_document(
+    cluster: Cluster, run: Run | None, segments: Iterable[SegmentRow], now: dt.datetime
+) -> dict[str, Any]:
+    """Usage until `now`: the sums over all runs, and `segments` of `run`. One query."""
+    runs = list(cluster.runs.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"))
+    return UsageDocument(
+        appcode=cluster.appcode.code,
+        cluster=cluster.name,
+        gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),
+        cost=money(sum((each.cost_at(now) for each in runs), Decimal(0))),
+        run=run.number if run else None,
+        segments=[_segment(row) for row in segments],
+    ).json_value()
+
+
+def money(amount: Decimal) -> Money:
+    return Money(amount=str(Decimal(amount).quantize(MILLIONTH)), currency=settings.CURRENCY)
 
 
 def flavor_document(flavor: Flavor) -> dict[str, Any]:
@@ -247,4 +297,23 @@ def _task_status(run: Run, role: RoleName, index: int, task: Task | None) -> Tas
         restarts=task.attempt,
         reason=task.reason,
         message=task.message,
+    )
+
+
+def _segment(row: SegmentRow) -> SegmentDocument:
+    segment, resources = row.segment, row.segment.resources
+    return SegmentDocument(
+        role=segment.labels.get("role", ""),
+        index=segment.labels.get("index", 0),
+        uid=segment.uid,
+        gpus=resources.gpus,
+        gpu_model=resources.gpu_model,
+        cpu_milli=resources.cpu_milli,
+        memory_mb=resources.memory_mb,
+        started=segment.started,
+        ended=segment.ended,
+        seconds=row.seconds,
+        gpu_seconds=row.gpu_seconds,
+        cost=money(row.cost),
+        notes=row.notes,
     )

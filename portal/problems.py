@@ -12,12 +12,12 @@ away but an id; the log has the rest under the same id.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import pydantic
+from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -25,6 +25,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 
 from portal.errors import Conflict, FieldError, Invalid
+from portal.specs import errors_by_path
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def problem_details(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
         case OperationalError() | InterfaceError():
             log.error("The database does not answer: %s", exc)
             return _framework(path, Unavailable("The database does not answer; try again in a few seconds."))
-    number = uuid.uuid4().hex[:12]
+    number = context["request"].error_id  # see frame.RequestIdMiddleware
     log.error("Internal error %s: %s %s", number, context["request"].method, path, exc_info=exc)
     sentence = f"This is a mistake of the portal, not yours. Please tell an administrator this number: {number}."
     return problem(path, HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", sentence, id=number)
@@ -116,15 +117,12 @@ def problem(
 
 
 def invalid(error: pydantic.ValidationError) -> Invalid:
-    """What pydantic found, as our own error. Values stay out of the sentences: one of them may be a secret."""
-    found = []
-    for item in error.errors(include_url=False, include_input=False):
-        cause = item.get("ctx", {}).get("error")
-        path = (*(str(part) for part in item["loc"] if part != "[key]"), *getattr(cause, "field_path", ()))
-        found.append(FieldError(path, str(cause) if cause is not None else item["msg"]))
-    return Invalid(found)
+    """What pydantic found, as our own error."""
+    found = errors_by_path(error.errors(include_url=False, include_input=False))
+    return Invalid([FieldError(path, message) for path, message in found])
 
 
+@login_not_required
 @csrf_exempt
 def unknown_address(request: HttpRequest) -> HttpResponse:
     """The end of /api/: every address that no view has taken."""

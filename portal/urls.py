@@ -14,7 +14,7 @@ urlpatterns = [
     path("api/v1/", include("datastores.api_routes")),
     path("api/v1/", include("billing.api_routes")),
     path("api/v1/", include("clusters.api_routes")),
-    re_path(r"^api(/|\Z)", unknown_address),
+    re_path(r"^api(?:/|\Z)", unknown_address),
 ]
 
 handler400, handler403 = "portal.views.bad_request", "portal.views.forbidden"

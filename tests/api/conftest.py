@@ -51,3 +51,12 @@ def as_root(root: Any, catalogue: None) -> Any:
     from tests.api.client import api_of
 
     return api_of(root)
+
+
+@pytest.fixture
+def everybody(people: Any, catalogue: None) -> dict[str, Any]:
+    """Clients by name: alice, bob, victor, mallory, root, and nobody (without a token)."""
+    from tests.api.client import Api, api_of
+
+    named = {name: api_of(getattr(people, name)) for name in ("alice", "bob", "victor", "mallory", "root")}
+    return {**named, "nobody": Api("")}
