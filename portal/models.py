@@ -7,16 +7,18 @@ tables and is a deferred constraint trigger (see migration 0002).
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
+from django.utils import timezone
 from knox.models import AbstractAuthToken
 
-from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK
+from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK, MAX_TOKEN_DAYS
 
 org_path = RegexValidator(
     r"^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*\Z", "Use lower-case words divided by dots, like qunarcorp.ops.dev."
@@ -29,6 +31,10 @@ namespace_name = RegexValidator(r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z", "Use lowe
 
 class User(AbstractUser):  # type: ignore[django-manager-missing]
     """A person. `is_superuser` makes a platform administrator; everything else follows from memberships."""
+
+    must_change_password = models.BooleanField(
+        default=False, help_text="The password was made by an administrator and opens nothing but its own change."
+    )
 
     @property
     def is_administrator(self) -> bool:
@@ -83,9 +89,7 @@ class Appcode(models.Model):
     org_node = models.ForeignKey(OrgNode, on_delete=models.PROTECT, related_name="appcodes")
     emails = ArrayField(models.EmailField(), help_text="Notifications go to these 1 to 10 addresses.")
     remark = models.CharField(max_length=MAX_REMARK, blank=True)
-    resource_type = models.CharField(
-        max_length=20, choices=ResourceType.choices, default=ResourceType.GPU_CLOUD
-    )
+    resource_type = models.CharField(max_length=20, choices=ResourceType.choices, default=ResourceType.GPU_CLOUD)
     state = models.CharField(max_length=10, choices=State.choices, default=State.REQUESTED)
     note = models.CharField(max_length=300, blank=True, help_text="Why it was refused or disabled.")
     gpu_quota = models.PositiveIntegerField(
@@ -98,9 +102,13 @@ class Appcode(models.Model):
     class Meta:
         ordering: ClassVar = ["code"]
         constraints: ClassVar = [
-            models.CheckConstraint(condition=Q(emails__len__gte=1) & Q(emails__len__lte=MAX_EMAILS), name="appcode_emails_1_10"),
+            models.CheckConstraint(
+                condition=Q(emails__len__gte=1) & Q(emails__len__lte=MAX_EMAILS), name="appcode_emails_1_10"
+            ),
             models.CheckConstraint(condition=Q(resource_type="gpu-cloud"), name="appcode_resource_type"),
-            models.CheckConstraint(condition=Q(state__in=["requested", "active", "refused", "disabled"]), name="appcode_state"),
+            models.CheckConstraint(
+                condition=Q(state__in=["requested", "active", "refused", "disabled"]), name="appcode_state"
+            ),
             models.CheckConstraint(condition=Q(code__regex=r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]$"), name="appcode_code"),
             models.CheckConstraint(condition=Q(gpu_quota__lte=MAX_GPU_QUOTA), name="appcode_gpu_quota"),
         ]
@@ -136,10 +144,23 @@ class Membership(models.Model):
 
 
 class ApiToken(AbstractAuthToken):  # type: ignore[misc]
-    """A bearer token: only its hash is stored; it has a name for its owner and always an end."""
+    """A bearer token: only its hash is stored; it has a name for its owner and always an end, at most a year away."""
 
     name = models.CharField(max_length=60)
     last_used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            # `created` is set a moment after `expiry` has been reckoned; the day more is for clocks, not for people.
+            models.CheckConstraint(
+                condition=Q(expiry__isnull=False) & Q(expiry__lte=F("created") + dt.timedelta(days=MAX_TOKEN_DAYS + 1)),
+                name="api_token_expires",
+            ),
+        ]
+
+    @property
+    def state(self) -> str:
+        return "active" if self.expiry is not None and self.expiry > timezone.now() else "expired"
 
     def __str__(self) -> str:
         return f"{self.name} of {self.user}"

@@ -16,6 +16,7 @@ MAX_OWNERS = 4
 MAX_EMAILS = 10
 MAX_REMARK = 100
 MAX_GPU_QUOTA = 100_000
+MAX_TOKEN_DAYS = 365
 
 CODE = re.compile(r"[a-z][a-z0-9_-]{1,61}[a-z0-9]")
 ORG_PATH = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*")
