@@ -241,6 +241,19 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 # Logs that may be streamed at one time: fewer than one web process has threads (see gunicorn.conf.py), for each holds one.
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=12)
 
+# One file sent through the portal; larger ones go by an S3 client.
+UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=5 * 1024) * 2**20
+# Where datastores may not lie: link-local addresses (there the metadata services of cloud providers answer), and what is
+# no machine's address. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
+DENIED_NETWORKS = env.list(
+    "PORTAL_DENIED_NETWORKS",
+    default=[
+        "0.0.0.0/8", "169.254.0.0/16", "100.100.100.200/32", "224.0.0.0/3",
+        "::/128", "fe80::/10", "fd00:ec2::254/128", "ff00::/8",
+    ],
+)  # fmt: skip
+SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
+
 # The clouds. On one machine that is the node agent behind this socket.
 LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock"))
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
