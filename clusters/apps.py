@@ -3,3 +3,13 @@ from django.apps import AppConfig
 
 class ClustersConfig(AppConfig):
     name = "clusters"
+
+    def ready(self) -> None:
+        # Imported here because models do not exist before the apps are ready.
+        from clusters import contributions
+        from datastores import uses
+        from portal import frame
+
+        uses.add(contributions.clusters_using)
+        frame.count_gpus_with(contributions.gpus_held)
+        frame.add_search("Clusters", contributions.find_clusters)

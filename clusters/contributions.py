@@ -1,0 +1,65 @@
+"""What this app tells the apps beneath it, which may not import it: who uses a datastore, GPUs held, clusters that are found.
+
+Registered once by `apps.py`; each answer costs one query or two, whatever is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from django.db.models import Q, QuerySet, Sum
+from django.urls import reverse
+
+from clusters.access import clusters_for
+from clusters.models import Cluster, Run
+from clusters.preview import latest_capacity
+from clusters.search import Search, page
+from datastores import uses
+from datastores.models import Datastore
+from portal import frame
+from portal.models import Appcode, User
+
+
+def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
+    """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
+    names = [store.name for store in stores]
+    in_definition = Q(spec__input__in=names) | Q(spec__output__in=names)
+    in_run = Q(current_run__gone=False) & (
+        Q(current_run__spec__input__in=names) | Q(current_run__spec__output__in=names)
+    )
+    clusters = Cluster.objects.filter(
+        Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
+    )
+    found: dict[int, list[uses.Use]] = {store.pk: [] for store in stores}
+    keys = {(store.appcode_id, store.name): store.pk for store in stores}
+    for cluster in clusters.select_related("appcode", "current_run"):
+        specs = [cluster.spec] if cluster.deleted_at is None else []
+        if cluster.current_run and not cluster.current_run.gone:
+            specs.append(cluster.current_run.spec)
+        named = {spec.get(key) for spec in specs for key in ("input", "output")}
+        for name in sorted(name for name in named if name):
+            if (cluster.appcode_id, name) in keys:
+                found[keys[cluster.appcode_id, name]].append(uses.Use(cluster.name, cluster_url(cluster)))
+    return found
+
+
+def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
+    """GPUs that pods of `appcodes` hold now."""
+    runs = Run.objects.filter(gone=False, cluster__appcode__in=appcodes.values("pk"))
+    held = runs.aggregate(held=Sum("gpu_rate"))["held"] or 0
+    return frame.GpuUse(held, simulated=any(node.simulated for node in latest_capacity().nodes))
+
+
+def find_clusters(user: User, words: str, limit: int) -> list[frame.Hit]:
+    """For the search over everything: the newest clusters that match and that `user` may see."""
+    found, _ = page(Search(text=words).narrow(clusters_for(user)), "", limit)
+    return [
+        frame.Hit(
+            c.name, f"{c.appcode.code} · {c.current_run.phase if c.current_run else 'never deployed'}", cluster_url(c)
+        )
+        for c in found
+    ]
+
+
+def cluster_url(cluster: Cluster) -> str:
+    return reverse("cluster", args=[cluster.appcode.code, cluster.name])
