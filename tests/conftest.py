@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from portal import services
+from portal import servers, services
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
@@ -69,9 +69,9 @@ def _start_servers() -> None:
     logs = folder / "log"
     logs.mkdir()
     access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
-    postgres = services.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
-    valkey = services.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
-    s3 = services.s3(folder / "s3", services.free_port(), access_key, secret_key)
+    postgres = servers.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
+    valkey = servers.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
+    s3 = servers.s3(folder / "s3", services.free_port(), access_key, secret_key)
     _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))
     os.environ |= {
         "PORTAL_TEST_FOLDER": str(folder),
@@ -118,7 +118,7 @@ def bucket(s3: S3Server) -> str:
 def node_agent() -> Iterator[Path]:
     """The node agent of this test process; yields its socket, which the settings already name."""
     folder, agent_socket = Path(os.environ["LOCAL_CLOUD_DIR"]), Path(os.environ["LOCAL_CLOUD_SOCKET"])
-    with services.running([services.node_agent(folder, agent_socket)], folder.parent, os.environ):
+    with services.running([servers.node_agent(folder, agent_socket)], folder.parent, os.environ):
         yield agent_socket
 
 

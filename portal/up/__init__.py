@@ -74,7 +74,7 @@ async def _start(data: Data, supervisor: Supervisor) -> None:
     """Everything from the empty folder to the first page, with a line for people at each step."""
     began = time.monotonic()
     _say(f"Starting the portal with its data in {data.folder}")
-    servers = await asyncio.to_thread(programs.servers, data)
+    servers = await asyncio.to_thread(programs.own_servers, data)
     await supervisor.start(*servers)
     _say("  " + (", ".join(_TITLES[server.name] for server in servers) or "The given servers") + ": ready")
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from portal import services
+from portal import servers, services
 from portal.services import Service
 from portal.up.data import Data, host_of
 
@@ -17,17 +17,17 @@ from portal.up.data import Data, host_of
 FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def servers(data: Data) -> list[Service]:
+def own_servers(data: Data) -> list[Service]:
     """Those of PostgreSQL, Valkey and S3 that the environment does not name already."""
     found = []
     if not data.given.get("DATABASE_URL"):
-        found.append(services.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
+        found.append(servers.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
     if not data.given.get("REDIS_URL"):
         password = data.secrets["VALKEY_PASSWORD"]
-        found.append(services.valkey(data.folder / "valkey", data.inner_port("valkey"), password))
+        found.append(servers.valkey(data.folder / "valkey", data.inner_port("valkey"), password))
     if not data.given.get("PORTAL_S3_URL"):
         keys = data.secrets["PORTAL_S3_ACCESS_KEY"], data.secrets["PORTAL_S3_SECRET_KEY"]
-        found.append(services.s3(data.folder / "s3", data.inner_port("s3"), *keys))
+        found.append(servers.s3(data.folder / "s3", data.inner_port("s3"), *keys))
     return found
 
 
@@ -38,7 +38,7 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
     celery = (sys.executable, "-m", "celery", "--app", "portal")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
     return [
-        services.node_agent(
+        servers.node_agent(
             Path(env["LOCAL_CLOUD_DIR"]), Path(env["LOCAL_CLOUD_SOCKET"]), data.given.get("LOCAL_CLOUD_GPUS", "")
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),

@@ -163,12 +163,12 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
     """Returns when the process is gone, and reaps it."""
     if process.poll() is not None:
         return
-    gone = asyncio.get_running_loop().create_future()
-    fd = os.pidfd_open(process.pid)
     loop = asyncio.get_running_loop()
-    loop.add_reader(fd, lambda: gone.done() or gone.set_result(None))
+    gone = asyncio.Event()
+    fd = os.pidfd_open(process.pid)
+    loop.add_reader(fd, gone.set)
     try:
-        await gone
+        await gone.wait()
     finally:
         loop.remove_reader(fd)
         os.close(fd)

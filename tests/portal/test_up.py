@@ -164,7 +164,7 @@ def test_servers_that_the_environment_names_are_used_and_not_started(tmp_path):
     urls = {"DATABASE_URL": "postgresql://db/portal", "REDIS_URL": "redis://cache/0", "PORTAL_S3_URL": "http://store"}
     port = str(services.free_port())
     with Data.open({"PORTAL_DATA": str(tmp_path), "PORTAL_PORT": port, **urls}) as data:
-        assert programs.servers(data) == []
+        assert programs.own_servers(data) == []
         assert urls.items() <= data.portal_env({}).items()
         assert not urls.keys() & data.public_env.keys() - {"PORTAL_S3_URL"}
 
