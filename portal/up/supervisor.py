@@ -73,18 +73,13 @@ class Supervisor:
             )
 
     async def stop(self) -> None:
-        """Ends everything, the last started group first; within `stop_seconds` of each, or at once after `hurry`."""
+        """Ends everything, what faces people first, within `stop_seconds` of each."""
         self._stopping = True
         if self._rotation:
             self._rotation.cancel()
         for order in sorted({kept.service.stop_order for kept in self._kept}):
             await asyncio.gather(*(self._stop(kept) for kept in self._kept if kept.service.stop_order == order))
         self._kept.clear()
-
-    def hurry(self) -> None:
-        """No more patience: SIGKILL for whatever still runs."""
-        for kept in self._kept:
-            _kill(kept.process)
 
     def watch_logs(self) -> None:
         self._rotation = asyncio.create_task(self._rotate())
