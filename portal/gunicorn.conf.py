@@ -12,6 +12,8 @@ timeout = 60
 graceful_timeout = 3
 keepalive = 75
 worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat on a slow disk would look like a hang
+# Its place would be in the home folder, where a second portal of the same user wants it too.
+control_socket_disable = True
 forwarded_allow_ips = "127.0.0.1"
 accesslog = "-"
 access_log_format = "%(t)s %(s)s %(m)s %(U)s %(M)sms"
