@@ -14,15 +14,31 @@ from portal.models import Appcode, User
 class AllowedFolder(models.Model):
     """A folder of this machine that a platform administrator opened for datastores of kind `local`."""
 
-    path = models.CharField(max_length=500, unique=True, help_text="An absolute path; datastores may lie in it or below.")
-    read_only = models.BooleanField(default=False)
+    path = models.CharField(
+        max_length=500, unique=True, help_text="An absolute path; datastores may lie in it or below."
+    )
+    read_only = models.BooleanField(default=False, help_text="Clusters may read it and not write to it.")
+    appcodes = models.ManyToManyField(
+        Appcode, blank=True, related_name="+", help_text="Who may use it; everybody when none is chosen."
+    )
+
+    class Meta:
+        ordering: ClassVar = ["path"]
+        constraints: ClassVar = [models.CheckConstraint(condition=Q(path__startswith="/"), name="folder_absolute")]
 
     def __str__(self) -> str:
         return self.path
 
+    def contains(self, path: str) -> bool:
+        """Whether `path`, without '..', lies in it by its name. Links are the driver's business."""
+        return path == self.path or path.startswith(self.path.rstrip("/") + "/")
+
 
 class Datastore(models.Model):
-    """Where data lives. `spec` is the manifest's spec without secrets; `secret` is encrypted at rest and never shown again."""
+    """Where data lives. `spec` holds the fields of its kind without secrets, e.g. {"server": …, "bucket": …};
+
+    `secret` is encrypted at rest and never shown again.
+    """
 
     class Kind(models.TextChoices):
         S3 = "s3", "S3"
@@ -33,7 +49,7 @@ class Datastore(models.Model):
     name = models.CharField(max_length=63)
     kind = models.CharField(max_length=10, choices=Kind.choices)
     spec = models.JSONField()
-    secret = EncryptedTextField(blank=True)
+    secret = EncryptedTextField(null=True)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
@@ -50,3 +66,15 @@ class Datastore(models.Model):
 
     def __str__(self) -> str:
         return f"{self.appcode.code}/{self.name}"
+
+    @property
+    def where(self) -> str:
+        """In one line, as people would say it: "minio.example.com:9000/tmp/photos", "10.0.0.7:/data", "/data"."""
+        match self.kind:
+            case self.Kind.S3:
+                server = str(self.spec["server"]).split("://", 1)[1]
+                return "/".join(part for part in (server, self.spec["bucket"], self.spec["prefix"]) if part)
+            case self.Kind.NFS:
+                return f"{self.spec['server']}:{self.spec['path']}"
+            case _:
+                return str(self.spec["path"])

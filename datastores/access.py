@@ -1,0 +1,38 @@
+"""Reading datastores: the only way from a person to rows. What is not theirs raises the same Http404 as what does not exist."""
+
+from __future__ import annotations
+
+from django.db.models import Q, QuerySet
+from django.http import Http404
+
+from datastores.models import AllowedFolder, Datastore
+from portal.access import VIEW, Capability, appcodes_for, require
+from portal.models import Appcode, User
+
+
+def datastores_for(user: User, capability: Capability = VIEW) -> QuerySet[Datastore]:
+    """Datastores of the appcodes in which `user` has `capability`, with appcode and creator joined."""
+    stores = Datastore.objects.select_related("appcode", "created_by")
+    if user.is_administrator:
+        return stores
+    return stores.filter(appcode__in=appcodes_for(user, capability).values("pk"))
+
+
+def datastore_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Datastore:
+    """Raises Http404 (absent or not theirs) or PermissionDenied (visible, but they may not do that)."""
+    store = datastores_for(user).filter(appcode__code=appcode, name=name).first()
+    if store is None:
+        raise Http404(f"There is no datastore “{name}” in {appcode} that you can see.")
+    require(user, store.appcode, capability)
+    return store
+
+
+def allowed_folders(appcode: Appcode) -> QuerySet[AllowedFolder]:
+    """The folders of this machine that datastores of `appcode` may lie in."""
+    return AllowedFolder.objects.filter(Q(appcodes=None) | Q(appcodes=appcode)).distinct()
+
+
+def allowed_folder(appcode: Appcode, path: str) -> AllowedFolder | None:
+    """The allowed folder that `path` lies in, the innermost one if there are several."""
+    inside = [folder for folder in allowed_folders(appcode) if folder.contains(path)]
+    return max(inside, key=lambda folder: len(folder.path), default=None)

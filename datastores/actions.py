@@ -1,0 +1,200 @@
+"""Everything that a person does to a datastore. Each change is one transaction with its Event; a test talks to the server
+first, outside of any transaction, and writes down afterwards what came of it.
+
+The secret key goes in and never comes out: a change without one keeps the one that is stored, as long as it is for the same
+server and access key. Nothing here touches the data itself: deleting a datastore leaves every file where it is.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooSlow
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from datastores.access import allowed_folder
+from datastores.drivers import addresses, driver_for
+from datastores.drivers.base import Driver, DriverError
+from datastores.models import Datastore
+from datastores.specs import DatastoreManifest, Kind
+from datastores.uses import uses_of
+from portal.access import OPERATE, appcodes_for, require
+from portal.errors import Conflict, Invalid
+from portal.events import record
+from portal.models import Appcode, User
+
+TEST_SECONDS = 5
+SHOWN_USES = 5
+
+# Tests that wait for a silent server hold a thread for a while after their answer was given; never more than these.
+_testers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="datastore-test")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a test: a sentence, and where it failed the field to mend by its path in the manifest."""
+
+    ok: bool
+    message: str
+    path: tuple[str, ...] = ()
+
+
+@transaction.atomic
+def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
+    """Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied."""
+    appcode = _usable_appcode(manifest, acting_user)
+    _check(manifest, appcode, manifest.spec.secret)
+    name = manifest.metadata.name
+    try:
+        with transaction.atomic():
+            store = Datastore.objects.create(
+                appcode=appcode,
+                name=name,
+                kind=manifest.spec.kind,
+                spec=manifest.spec.public,
+                secret=manifest.spec.secret or None,
+                created_by=acting_user,
+            )
+    except IntegrityError as error:
+        if "datastore_name_once" not in str(error):
+            raise
+        raise Invalid.at(
+            "metadata", "name", message=f"{appcode.code} already has a datastore “{name}”; choose another name."
+        ) from error
+    _record("datastore.created", store, acting_user, f"Created: {store.where}.")
+    return store
+
+
+@transaction.atomic
+def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
+    """Replaces what the datastore points to; runs that have begun keep what they mounted."""
+    store = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").get(pk=store.pk)
+    require(acting_user, store.appcode, OPERATE)
+    if manifest.metadata.appcode != store.appcode.code:
+        raise Invalid.at("metadata", "appcode", message="A datastore stays in its appcode; make another one there.")
+    if manifest.metadata.name != store.name:
+        raise Invalid.at("metadata", "name", message="A datastore keeps its name: clusters mount it by that.")
+    secret = manifest.spec.secret or _kept_secret(store, manifest)
+    _check(manifest, store.appcode, secret)
+    fields = {"kind": manifest.spec.kind, "spec": manifest.spec.public, "secret": secret or None}
+    if any(getattr(store, name) != value for name, value in fields.items()):
+        for name, value in fields.items():
+            setattr(store, name, value)
+        store.tested_at, store.test_ok, store.test_message = None, None, ""
+        store.save()
+        _record("datastore.changed", store, acting_user, f"Changed: {store.where}.")
+    return store
+
+
+@transaction.atomic
+def delete_datastore(store: Datastore, *, acting_user: User) -> None:
+    """Forgets the datastore; its files stay where they are. Raises Conflict naming what uses it."""
+    found = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
+    if found is None:
+        return
+    require(acting_user, found.appcode, OPERATE)
+    if uses := uses_of([found])[found.pk]:
+        names = ", ".join(use.name for use in uses[:SHOWN_USES])
+        more = f" and {len(uses) - SHOWN_USES} more" if len(uses) > SHOWN_USES else ""
+        raise Conflict(f"{found.name} is used by {names}{more}; delete or change them first.")
+    _record("datastore.deleted", found, acting_user, f"Deleted; its files stay at {found.where}.")
+    found.delete()
+
+
+def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:
+    """Tries the connection and remembers how it went. Takes at most TEST_SECONDS."""
+    require(acting_user, store.appcode, OPERATE)
+    outcome = _try(store)
+    # Only if it still is what was tried.
+    Datastore.objects.filter(pk=store.pk, changed_at=store.changed_at).update(
+        tested_at=timezone.now(), test_ok=outcome.ok, test_message=outcome.message
+    )
+    return outcome
+
+
+def try_manifest(manifest: DatastoreManifest, *, acting_user: User, store: Datastore | None = None) -> Outcome:
+    """Tries what a form or a body says, without saving it; `store` is the one that it would change.
+
+    Raises Invalid where saving would.
+    """
+    appcode = _usable_appcode(manifest, acting_user)
+    secret = manifest.spec.secret or (_kept_secret(store, manifest) if store else "")
+    _check(manifest, appcode, secret)
+    tried = Datastore(appcode=appcode, kind=manifest.spec.kind, spec=manifest.spec.public, secret=secret)
+    return _try(tried)
+
+
+def open_store(store: Datastore) -> Driver:
+    """The driver of a datastore. Raises DriverError for a folder that is not allowed. One query for `local`."""
+    allowed = allowed_folder(store.appcode, store.spec["path"]) if store.kind == Datastore.Kind.LOCAL else None
+    return driver_for(
+        cast("Kind", store.kind),
+        store.spec,
+        store.secret or "",
+        root=allowed.path if allowed else None,
+        read_only=allowed.read_only if allowed else False,
+    )
+
+
+def _try(store: Datastore) -> Outcome:
+    try:
+        message = _testers.submit(open_store(store).test).result(TEST_SECONDS)
+    except DriverError as error:
+        return Outcome(False, str(error), ("spec", store.kind, error.field) if error.field else ())
+    except TooSlow:
+        return Outcome(False, f"Unreachable: no answer within {TEST_SECONDS} seconds.", ("spec", store.kind, "server"))
+    return Outcome(True, message)
+
+
+def _kept_secret(store: Datastore, manifest: DatastoreManifest) -> str:
+    """The stored secret, if it may go where the manifest says: nobody sends it to another server than its owner did."""
+    spec = manifest.spec.s3
+    if spec is None or not store.secret:
+        return ""
+    same = store.spec.get("server") == spec.server and store.spec.get("access_key") == spec.access_key
+    if not same:
+        raise Invalid.at(
+            "spec",
+            "s3",
+            "secret_key",
+            message="Give the secret key again: the server or the access key is another one.",
+        )
+    return str(store.secret)
+
+
+def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
+    """What cannot be judged from the manifest alone. Raises Invalid."""
+    spec = manifest.spec
+    if spec.s3 and not secret:
+        raise Invalid.at("spec", "s3", "secret_key", message="Give the secret key that belongs to the access key.")
+    if spec.local and allowed_folder(appcode, spec.local.path) is None:
+        sentence = "This folder is not one that an administrator allowed; ask them for another or to allow it."
+        raise Invalid.at("spec", "local", "path", message=sentence)
+    server = spec.s3 or spec.nfs
+    if server:
+        host = urlsplit(server.server).hostname or "" if spec.s3 else server.server
+        try:
+            addresses.check_literal(host)
+        except addresses.Denied as error:
+            raise Invalid.at("spec", spec.kind, "server", message=str(error)) from error
+
+
+def _usable_appcode(manifest: DatastoreManifest, user: User) -> Appcode:
+    appcode = appcodes_for(user).filter(code=manifest.metadata.appcode).first()
+    if appcode is None:
+        sentence = f"There is no appcode “{manifest.metadata.appcode}” that you can use."
+        raise Invalid.at("metadata", "appcode", message=sentence)
+    require(user, appcode, OPERATE)
+    if appcode.state == Appcode.State.REQUESTED:
+        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} waits for an administrator's approval.")
+    if appcode.state == Appcode.State.DISABLED:
+        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is disabled; ask an administrator.")
+    return appcode
+
+
+def _record(verb: str, store: Datastore, actor: User, message: str) -> None:
+    record(verb, actor=actor, appcode=store.appcode.code, object=f"datastore {store}", message=message)

@@ -1,0 +1,34 @@
+"""From the fields of a spec to the driver of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from datastores.drivers.base import Driver, NotPossible
+from datastores.specs import Kind
+
+
+def driver_for(
+    kind: Kind, fields: Mapping[str, str], secret: str = "", *, root: str | None = None, read_only: bool = False
+) -> Driver:
+    """`fields` and `secret` as a Datastore row has them. `root` is the allowed folder of a `local` one, None for none.
+
+    Drivers are imported when they are needed: the S3 client alone takes 30 MB, which most processes of the portal never use.
+    """
+    match kind:
+        case "s3":
+            from datastores.drivers.s3 import S3
+
+            return S3(secret=secret, **fields)
+        case "nfs":
+            from datastores.drivers.nfs import Nfs
+
+            return Nfs(**fields)
+        case "local":
+            from datastores.drivers.local import Local
+
+            if root is None:
+                raise NotPossible(
+                    "This folder is not one that an administrator allowed; ask them for another or to allow it.", "path"
+                )
+            return Local(root=root, path=fields["path"], read_only=read_only)

@@ -1,0 +1,98 @@
+"""The contract between pages and wherever data lies. One driver a kind; a driver knows no rows, no people and no requests.
+
+Paths are relative to the datastore, divided by '/', without a slash at either end and without '.' and '..' ("" is the
+datastore itself); callers have passed them through `specs.relative_path`. A folder exists by what is in it, so listing one that
+does not exist gives an empty page, and storing a file makes the folders above it. All calls may block on the network for
+seconds: no caller holds a transaction.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+# Bytes of one piece of a download.
+CHUNK = 256 * 1024
+# Seconds that a connection may take to be made, and that a server may stay silent.
+CONNECT_SECONDS, SILENCE_SECONDS = 3, 20
+
+
+class DriverError(Exception):
+    """It did not work. The text is a sentence for people; `field` names the part of the spec to mend ("" for none)."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class NotThere(DriverError):
+    """No such file."""
+
+
+class NotPossible(DriverError):
+    """This kind of datastore, or this one, can never do that."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a folder. `name` is the last part of `path`; folders have neither size nor time.
+
+    `etag` changes whenever the bytes of a file do.
+    """
+
+    name: str
+    path: str
+    is_folder: bool = False
+    size: int = 0
+    modified: dt.datetime | None = None
+    etag: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Some entries of one folder, in the order of their names, and the opaque position of the next ones ("" at the end)."""
+
+    entries: tuple[Entry, ...]
+    cursor: str = ""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file being read: exactly `size` bytes come out of `chunks`, or DriverError. Iterate it to the end or close it."""
+
+    size: int
+    chunks: Iterator[bytes]
+
+
+class Stream(Protocol):
+    """What an upload is read from: `read(n)` gives at most n bytes, and none at the end."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class Driver(Protocol):
+    def test(self) -> str:
+        """A sentence about what was reached. Raises DriverError naming the field to mend. Changes nothing there."""
+
+    def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
+        """One level of `folder`, only names that start with `search`. A cursor of another listing gives DriverError."""
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """All files in `folder` and below, in no promised order, asked for as they are consumed."""
+
+    def open(self, path: str) -> Content:
+        """Raises NotThere."""
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start`, fewer at the end, none behind it. Raises NotThere."""
+
+    def upload(self, path: str, stream: Stream, size: int) -> None:
+        """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing."""
+
+    def delete(self, path: str) -> None:
+        """Removes one file. One that is absent is as good as removed."""
+
+    def delete_folder(self, folder: str) -> int:
+        """Removes a folder with everything in it; the number of files that were removed."""

@@ -1,0 +1,204 @@
+"""A folder of this machine. Every path is walked one name at a time from the allowed folder, and no link is ever followed.
+
+Looking first and opening afterwards would leave a moment in which a task swaps a folder for a link to /etc; here each
+step opens the next name below an open folder (openat with O_NOFOLLOW), so that there is no such moment.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import heapq
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+
+from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing, NotPossible, NotThere, Stream
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A pipe must not make us wait for its other end.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# The name of a file while it is being uploaded; listings leave it out.
+PARTIAL = ".uploading-"
+
+
+class Local:
+    def __init__(self, *, root: str, path: str, read_only: bool = False) -> None:
+        self.root, self.read_only = root, read_only
+        self._inside = PurePosixPath(path).relative_to(root).parts
+
+    def test(self) -> str:
+        with self._told("path"), self._folder("") as folder:
+            os.listdir(folder)
+            if not self.read_only and not os.access(".", os.W_OK, dir_fd=folder):
+                raise DriverError("The portal may read this folder and not write to it.", "path")
+        return "The folder can be read." if self.read_only else "The folder can be read and written."
+
+    def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
+        try:
+            with self._told(), self._folder(folder) as fd:
+                names = (name for name in os.listdir(fd) if name > cursor and name.startswith(search))
+                some = heapq.nsmallest(limit + 1, (name for name in names if _shown(name)))
+                entries = [entry for name in some[:limit] if (entry := _entry(fd, name, folder)) is not None]
+        except NotThere:
+            return Listing(())
+        entries.sort(key=lambda entry: (not entry.is_folder, entry.name))
+        return Listing(tuple(entries), some[limit - 1] if len(some) > limit else "")
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        left = [folder]
+        while left:
+            at = left.pop()
+            cursor = ""
+            while True:
+                listing = self.list(at, cursor=cursor, limit=1000)
+                left += [entry.path for entry in listing.entries if entry.is_folder]
+                yield from (entry for entry in listing.entries if not entry.is_folder)
+                if not (cursor := listing.cursor):
+                    break
+
+    def open(self, path: str) -> Content:
+        fd = self._open(path)
+        size = os.fstat(fd).st_size
+        return Content(size, _chunks(fd, size))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        fd = self._open(path)
+        try:
+            return os.pread(fd, max(0, length), start)
+        finally:
+            os.close(fd)
+
+    def upload(self, path: str, stream: Stream, size: int) -> None:
+        self._writable()
+        above, _, name = path.rpartition("/")
+        partial = PARTIAL + secrets.token_hex(8)
+        with self._told(), self._folder(above, make=True) as folder:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+            try:
+                with open(fd, "wb") as file:
+                    _copy(stream, file.fileno(), size)
+                os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.unlink(partial, dir_fd=folder)
+                raise
+
+    def delete(self, path: str) -> None:
+        self._writable()
+        above, _, name = path.rpartition("/")
+        try:
+            with self._told(), self._folder(above) as folder:
+                os.unlink(name, dir_fd=folder)
+        except NotThere:
+            return
+
+    def delete_folder(self, folder: str) -> int:
+        self._writable()
+        count = sum(1 for _ in self.walk(folder))
+        above, _, name = folder.rpartition("/")
+        with self._told(), self._folder(above) as fd:
+            # By open folders too, never through a link: see shutil.rmtree.avoids_symlink_attacks.
+            shutil.rmtree(name, dir_fd=fd)
+        return count
+
+    def _writable(self) -> None:
+        if self.read_only:
+            raise NotPossible("An administrator allowed this folder for reading only.")
+
+    def _open(self, path: str) -> int:
+        above, _, name = path.rpartition("/")
+        with self._told(), self._folder(above) as folder:
+            fd = os.open(name, _FILE, dir_fd=folder)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise NotThere("There is no such file any more.")
+        return fd
+
+    @contextmanager
+    def _folder(self, path: str, *, make: bool = False) -> Iterator[int]:
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for word in (*self._inside, *path.split("/")) if path else self._inside:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(word, 0o755, dir_fd=fd)
+                below = os.open(word, _FOLDER, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _told(self, field: str = "") -> Iterator[None]:
+        """Turns what the kernel says into a DriverError."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if field:
+                raise DriverError("There is no such folder on this machine.", field) from error
+            raise NotThere("There is no such file any more.") from error
+        except OSError as error:
+            match error.errno:
+                case errno.ELOOP:
+                    what = "A link is in the way; links are not followed."
+                case errno.ENOTDIR:
+                    what = "There is a file or a link where a folder should be."
+                case errno.EISDIR:
+                    what = "There is a folder of that name."
+                case errno.ENOSPC | errno.EDQUOT:
+                    what = "The disk is full; nothing was stored."
+                case errno.EACCES | errno.EPERM | errno.EROFS:
+                    what = "The portal may not do this here; ask an administrator about the folder's permissions."
+                case errno.ENAMETOOLONG:
+                    what = "This name is too long."
+                case _:
+                    what = f"This machine says: {error.strerror}."
+            raise DriverError(what, field) from error
+
+
+def _shown(name: str) -> bool:
+    """Not what is still being uploaded, and not what cannot be written on a page (names are bytes here)."""
+    return name.isprintable() and not name.startswith(PARTIAL)
+
+
+def _entry(folder: int, name: str, above: str) -> Entry | None:
+    """None for what is neither file nor folder, or has gone meanwhile."""
+    try:
+        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    path = f"{above}/{name}" if above else name
+    if stat.S_ISDIR(facts.st_mode):
+        return Entry(name, path, is_folder=True)
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    modified = dt.datetime.fromtimestamp(facts.st_mtime, dt.UTC)
+    return Entry(name, path, size=facts.st_size, modified=modified, etag=f"{facts.st_mtime_ns:x}-{facts.st_size:x}")
+
+
+def _chunks(fd: int, size: int) -> Iterator[bytes]:
+    with open(fd, "rb", buffering=0) as file:
+        left = size
+        while left:
+            chunk = file.read(min(CHUNK, left))
+            if not chunk:
+                raise DriverError("The file became shorter while it was read.")
+            left -= len(chunk)
+            yield chunk
+
+
+def _copy(stream: Stream, target: int, size: int) -> None:
+    left = size
+    while left:
+        data = stream.read(min(CHUNK, left))
+        if not data:
+            raise DriverError("The upload was cut off; nothing was stored.")
+        left -= len(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(target, view) :]

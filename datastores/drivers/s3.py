@@ -1,0 +1,317 @@
+"""S3: a bucket of any server that speaks it, or a folder of one.
+
+One client for each address and pair of keys is kept, because making one costs 50 ms and its connections stay open. What the
+many servers answer when something is wrong is turned into the few sentences that help, each at the field to mend.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore import awsrequest, exceptions
+from botocore.config import Config
+
+from datastores.drivers import addresses
+from datastores.drivers.base import (
+    CHUNK,
+    CONNECT_SECONDS,
+    SILENCE_SECONDS,
+    Content,
+    DriverError,
+    Entry,
+    Listing,
+    NotThere,
+    Stream,
+)
+
+# One piece at a time in memory for each upload.
+TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 * 2**20, use_threads=False)
+MANY = 1000
+
+Raised = TypeVar("Raised", bound=BaseException)
+
+# The server's word → the field to mend and what to say about it.
+_WORDS = {
+    "NoSuchBucket": ("bucket", "There is no such bucket on this server."),
+    "InvalidBucketName": ("bucket", "The server does not take this as the name of a bucket."),
+    "InvalidAccessKeyId": ("access_key", "The server does not know this access key."),
+    "SignatureDoesNotMatch": ("secret_key", "The secret key does not belong to this access key."),
+    "AccessDenied": ("bucket", "The server knows this key, and it may not do that in this bucket."),
+    "AllAccessDisabled": ("bucket", "The server has closed this bucket."),
+    "ExpiredToken": ("access_key", "This access key has expired."),
+    "RequestTimeTooSkewed": ("server", "The server's clock and ours differ too much."),
+    "AuthorizationHeaderMalformed": ("region", "The bucket lies in another region."),
+    "PermanentRedirect": ("region", "The bucket lies in another region."),
+    "IllegalLocationConstraintException": ("region", "The bucket lies in another region."),
+    "EntityTooLarge": ("", "The server does not take files of this size."),
+    "QuotaExceeded": ("", "The bucket is full."),
+    "XMinioStorageFull": ("", "The server's disks are full."),
+    "SlowDown": ("", "The server is overloaded; try again in a minute."),
+}
+_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_DENIED = {"403", "Forbidden"}
+
+
+class S3:
+    def __init__(
+        self, *, server: str, access_key: str, bucket: str, prefix: str = "", region: str = "us-east-1", secret: str
+    ) -> None:
+        self.server, self.bucket, self.prefix = server, bucket, prefix
+        self._keys = (access_key, secret, region)
+
+    def test(self) -> str:
+        with self._told():
+            answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._folder(""), MaxKeys=1)
+            # A web page may pass for XML.
+            answer["IsTruncated"]
+        return f"Reached: the bucket “{self.bucket}” can be read."
+
+    def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
+        prefix = self._folder(folder)
+        position = {"ContinuationToken": cursor} if cursor else {}
+        with self._told():
+            answer = self._client.list_objects_v2(
+                Bucket=self.bucket, Prefix=prefix + search, Delimiter="/", MaxKeys=limit, **position
+            )
+        below = folder + "/" if folder else ""
+        folders = [part["Prefix"][len(prefix) :].rstrip("/") for part in answer.get("CommonPrefixes", ())]
+        entries = [Entry(name, below + name, is_folder=True) for name in folders if name]
+        # The object of a folder itself, which some tools make, is no file.
+        entries += [self._entry(item, folder) for item in answer.get("Contents", ()) if item["Key"] != prefix]
+        entries.sort(key=lambda entry: (not entry.is_folder, entry.name))
+        return Listing(tuple(entries), answer.get("NextContinuationToken", "") if answer.get("IsTruncated") else "")
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        prefix = self._folder(folder)
+        with self._told():
+            for answer in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                for item in answer.get("Contents", ()):
+                    if not item["Key"].endswith("/"):
+                        yield self._entry(item, folder)
+
+    def open(self, path: str) -> Content:
+        with self._told():
+            answer = self._client.get_object(Bucket=self.bucket, Key=self._key(path))
+        return Content(answer["ContentLength"], self._chunks(answer["Body"]))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        with self._told():
+            try:
+                answer = self._client.get_object(
+                    Bucket=self.bucket, Key=self._key(path), Range=f"bytes={start}-{start + length - 1}"
+                )
+            except exceptions.ClientError as error:
+                if _word(error) in ("InvalidRange", "416"):
+                    return b""
+                raise
+            with answer["Body"] as body:
+                return bytes(body.read(length))
+
+    def upload(self, path: str, stream: Stream, size: int) -> None:
+        with self._told():
+            self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
+
+    def delete(self, path: str) -> None:
+        with self._told():
+            self._client.delete_object(Bucket=self.bucket, Key=self._key(path))
+
+    def delete_folder(self, folder: str) -> int:
+        prefix, removed = self._folder(folder), 0
+        with self._told():
+            # From the start again and again: what was removed is no longer listed.
+            while keys := self._some_keys(prefix):
+                wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+                answer = self._client.delete_objects(Bucket=self.bucket, Delete=wanted)
+                if refused := answer.get("Errors"):
+                    raise DriverError(f"{len(refused)} files could not be removed: {refused[0].get('Message', '')}")
+                removed += len([key for key in keys if not key.endswith("/")])
+        return removed
+
+    def _some_keys(self, prefix: str) -> tuple[str, ...]:
+        answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, MaxKeys=MANY)
+        return tuple(item["Key"] for item in answer.get("Contents", ()))
+
+    def _chunks(self, body: Any) -> Iterator[bytes]:
+        with self._told(), body:
+            while chunk := body.read(CHUNK):
+                yield chunk
+
+    def _entry(self, item: Any, folder: str) -> Entry:
+        path = item["Key"][len(self._folder("")) :]
+        return Entry(
+            name=path[len(folder) + 1 :] if folder else path,
+            path=path,
+            size=item["Size"],
+            modified=item["LastModified"],
+            etag=item["ETag"].strip('"'),
+        )
+
+    def _key(self, path: str) -> str:
+        return f"{self.prefix}/{path}" if self.prefix else path
+
+    def _folder(self, path: str) -> str:
+        """What the keys of a folder start with: "" for the whole bucket, otherwise with a slash at its end."""
+        key = self._key(path).rstrip("/")
+        return key + "/" if key else ""
+
+    @property
+    def _client(self) -> Any:
+        return _client(self.server, *self._keys)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns what botocore raises into a DriverError."""
+        where = self.server.split("://", 1)[1]
+        try:
+            yield
+        except exceptions.ClientError as error:
+            raise _from_answer(error) from error
+        except exceptions.SSLError as error:
+            raise DriverError(f"{where} has no certificate that we trust, or speaks no TLS.", "server") from error
+        except exceptions.ProxyConnectionError as error:
+            raise DriverError("The proxy on the way to this server does not answer.", "server") from error
+        except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError) as error:
+            raise DriverError(f"Unreachable: {where} does not answer.", "server") from error
+        except exceptions.EndpointConnectionError as error:
+            raise DriverError(f"Unreachable: {_why(error)} at {where}.", "server") from error
+        except exceptions.HTTPClientError as error:
+            if denied := _cause(error, addresses.Denied):
+                raise DriverError(str(denied), "server") from error
+            raise DriverError(f"The connection to {where} broke.", "server") from error
+        except (exceptions.BotoCoreError, KeyError) as error:
+            raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
+
+
+class _Whole:
+    """A stream that ends early, because a browser went away, is an error and not a short file."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._left = stream, size
+
+    def read(self, size: int = -1) -> bytes:
+        if self._left == 0:
+            return b""
+        data = self._stream.read(min(size, self._left) if size >= 0 else self._left)
+        self._left -= len(data)
+        if not data:
+            raise DriverError("The upload was cut off; nothing was stored.")
+        return data
+
+
+class _Connection(awsrequest.AWSHTTPConnection):
+    def _new_conn(self) -> Any:
+        addresses.check_literal(self.host)
+        connection = super()._new_conn()
+        addresses.check_peer(connection)
+        return connection
+
+
+class _SecureConnection(awsrequest.AWSHTTPSConnection):
+    def _new_conn(self) -> Any:
+        addresses.check_literal(self.host)
+        connection = super()._new_conn()
+        addresses.check_peer(connection)
+        return connection
+
+
+class _Pool(awsrequest.AWSHTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(awsrequest.AWSHTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+_session_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _session() -> boto3.session.Session:
+    return boto3.session.Session(aws_access_key_id="unused", aws_secret_access_key="unused")  # noqa: S106 - see _client
+
+
+@lru_cache(maxsize=32)
+def _client(server: str, access_key: str, secret: str, region: str) -> Any:
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=SILENCE_SECONDS,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=16,
+        s3={"addressing_style": "path"},
+        # Servers other than Amazon's do not all know the newer checksums.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    with _session_lock:
+        client = _session().client(
+            "s3",
+            endpoint_url=server,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret,
+            region_name=region,
+            config=config,
+        )
+    client.meta.events.register("before-call.s3", _stay_here)
+    # botocore has no public way to look at a connection's address; a test watches over this one.
+    session = client._endpoint.http_session
+    session._pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    session._manager.pool_classes_by_scheme = session._pool_classes_by_scheme
+    return client
+
+
+def _stay_here(params: dict[str, Any], **_: Any) -> None:
+    """Tells botocore that a redirect to another region was followed already: what redirects for ever would never end."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _word(error: exceptions.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _from_answer(error: exceptions.ClientError) -> DriverError:
+    word = _word(error)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if word in _WORDS:
+        field, sentence = _WORDS[word]
+        return DriverError(sentence, field)
+    if word in _ABSENT:
+        return NotThere("There is no such file any more.")
+    if word in _DENIED:
+        return DriverError("The server refuses these keys.", "access_key")
+    if status in (301, 307):
+        return DriverError("The bucket lies in another region.", "region")
+    if status >= 500:
+        return DriverError(
+            "The server answers with an error of its own; is this an S3 server, and is it well?", "server"
+        )
+    if not word:
+        return DriverError("The server answers, but not as an S3 server does.", "server")
+    # The message is the server's and may be anything; its word is short and known to whoever runs the server.
+    return DriverError(f"The server answers “{word[:60]}”.", "server")
+
+
+def _why(error: BaseException) -> str:
+    text = repr(_cause(error, OSError) or error.__cause__ or error.__context__ or error)
+    if "Name or service" in text or "NameResolution" in text or "name resolution" in text:
+        return "there is no server of this name"
+    return "the connection is refused" if "refused" in text else "nothing answers"
+
+
+def _cause(error: BaseException, kind: type[Raised]) -> Raised | None:
+    """The first `kind` among an error, what it was raised from, and what botocore wrapped in it."""
+    left: list[BaseException | None] = [error]
+    while left:
+        item = left.pop()
+        if isinstance(item, kind):
+            return item
+        if item is not None:
+            left += [getattr(item, "kwargs", {}).get("error"), item.__cause__]
+    return None

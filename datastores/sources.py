@@ -1,0 +1,54 @@
+"""Where a datastore lies, for whoever mounts it: plain values, with the secret in a field that no repr shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from datastores.access import allowed_folder
+from datastores.models import Datastore
+from datastores.specs import Kind
+
+
+class SourceError(Exception):
+    """It cannot be mounted any more. The text is a sentence for people."""
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """One folder of a datastore. `fields` by kind, paths with the folder joined:
+
+    s3: endpoint, bucket, prefix, access_key, region (`secret` is the secret key) · nfs: server, path ·
+    local: root (the allowed folder), path (inside it).
+    """
+
+    kind: Kind
+    fields: Mapping[str, str]
+    read_only: bool = False
+    secret: str = field(default="", repr=False)
+
+
+def source_for(store: Datastore, folder: str = "") -> StoreSource:
+    """`folder` is relative to the datastore, "" for all of it. One query for `local`, none otherwise.
+
+    Raises SourceError when an administrator has closed the folder that it lies in.
+    """
+    spec: dict[str, str] = store.spec
+    if store.kind == Datastore.Kind.S3:
+        fields = {
+            "endpoint": spec["server"],
+            "bucket": spec["bucket"],
+            "prefix": "/".join(part for part in (spec["prefix"], folder) if part),
+            "access_key": spec["access_key"],
+            "region": spec["region"],
+        }
+        return StoreSource("s3", fields, secret=store.secret or "")
+    path = f"{spec['path'].rstrip('/')}/{folder}" if folder else spec["path"]
+    if store.kind == Datastore.Kind.NFS:
+        return StoreSource("nfs", {"server": spec["server"], "path": path})
+    allowed = allowed_folder(store.appcode, spec["path"])
+    if allowed is None:
+        raise SourceError(
+            f"Datastore {store.name}: an administrator does not allow the folder {spec['path']} any more."
+        )
+    return StoreSource("local", {"root": allowed.path, "path": path}, read_only=allowed.read_only)

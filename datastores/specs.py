@@ -1,0 +1,192 @@
+"""What people say about a datastore: its manifest, as one typed and validated value.
+
+    {"kind": "datastore", "metadata": {"name": "demo-nfs-output", "appcode": "ops-demo"},
+     "spec": {"nfs": {"server": "10.0.0.7", "path": "/data/output"}}}
+
+The form, a REST body and a seed all become a `DatastoreManifest`. Exactly one kind stands in `spec`, under the kind's own name.
+Everything that can be judged from the value alone is judged here; whether a name is taken, a folder allowed or a server
+reachable is not. The secret key is a `SecretStr`: it never shows in a repr, a log or an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
+
+MAX_NAME = 63
+MAX_PATH = 1000
+
+Kind = Literal["s3", "nfs", "local"]
+KINDS: tuple[Kind, ...] = ("s3", "nfs", "local")
+
+_DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]+\]?")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
+
+
+def _dns_label(value: str) -> str:
+    if not _DNS_LABEL.fullmatch(value):
+        raise ValueError("Use lower-case letters, digits and '-'; start with a letter and end with a letter or digit.")
+    return value
+
+
+def _server(value: str) -> str:
+    """An origin like https://minio.example.com:9000, without a slash at its end."""
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ValueError("This is not an address; write it like https://s3.example.com:9000.") from error
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
+        raise ValueError("Give an address that starts with http:// or https://, like https://s3.example.com:9000.")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("Keys belong into their own fields, not into the address.")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("Give only the server's address; the bucket and its folder have fields of their own.")
+    return value.rstrip("/")
+
+
+def _host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("Give the name or the IP address of the NFS server.")
+    return value
+
+
+def _bucket(value: str) -> str:
+    if not _BUCKET.fullmatch(value):
+        raise ValueError("A bucket's name has 3 to 63 lower-case letters, digits, '-' and '.'.")
+    return value
+
+
+def _region(value: str) -> str:
+    if not _REGION.fullmatch(value):
+        raise ValueError("Use lower-case letters, digits and '-', like us-east-1.")
+    return value
+
+
+def _printable(value: str) -> str:
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("A key has no spaces, line breaks or special characters; was all of it copied?")
+    return value
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    _printable(value.get_secret_value())
+    return value
+
+
+def relative_path(value: str) -> str:
+    """A folder or file inside a datastore, without slashes at its ends. Raises ValueError for what could leave it."""
+    words = value.strip("/").split("/") if value.strip("/") else []
+    if any(word in ("", ".", "..") for word in words):
+        raise ValueError("Give a path inside the datastore, without empty parts, '.' and '..'.")
+    if not value.isprintable() or len(value.encode()) > MAX_PATH:
+        raise ValueError(f"A path has at most {MAX_PATH} bytes and no control characters.")
+    return "/".join(words)
+
+
+def _absolute_path(value: str) -> str:
+    if not value.startswith("/") or value.startswith("//"):
+        raise ValueError("Give an absolute path, like /data/training.")
+    return "/" + relative_path(value)
+
+
+def _none_if_empty(value: Any) -> Any:
+    return None if value == "" else value
+
+
+DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(_dns_label)]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_printable)]
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=500), AfterValidator(_secret)]
+
+
+class Strict(BaseModel):
+    """A frozen value that refuses keys it does not know, and keeps what was sent out of its error messages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class S3Spec(Strict):
+    """A bucket, or a folder (`prefix`) of it. Without `secret_key` a change keeps the one that is stored."""
+
+    server: Annotated[str, StringConstraints(max_length=300), AfterValidator(_server)]
+    access_key: Key
+    secret_key: Annotated[Secret | None, BeforeValidator(_none_if_empty)] = None
+    bucket: Annotated[str, AfterValidator(_bucket)]
+    prefix: Annotated[str, AfterValidator(relative_path)] = ""
+    region: Annotated[str, AfterValidator(_region)] = "us-east-1"
+
+
+class NfsSpec(Strict):
+    """A folder of an NFS server, mounted by the node that runs a task."""
+
+    server: Annotated[str, StringConstraints(max_length=253), AfterValidator(_host)]
+    path: Annotated[str, AfterValidator(_absolute_path)]
+
+
+class LocalSpec(Strict):
+    """A folder of the portal's own machine; it has to lie in one that an administrator allowed."""
+
+    path: Annotated[str, AfterValidator(_absolute_path)]
+
+
+class DatastoreSpec(Strict):
+    """Exactly one of the three."""
+
+    s3: S3Spec | None = None
+    nfs: NfsSpec | None = None
+    local: LocalSpec | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"Give exactly one of {', '.join(KINDS)}; here are {len(given)}.")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def public(self) -> dict[str, str]:
+        """The fields of the one kind, without secrets: what is stored, shown and sent."""
+        only: BaseModel = getattr(self, self.kind)
+        fields: dict[str, str] = only.model_dump(mode="json", exclude={"secret_key"})
+        return fields
+
+    @property
+    def secret(self) -> str:
+        """The secret key, or "" where none was given."""
+        return self.s3.secret_key.get_secret_value() if self.s3 and self.s3.secret_key else ""
+
+
+class Metadata(Strict):
+    name: DnsLabel
+    appcode: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+
+
+class DatastoreManifest(Strict):
+    """`status` is ours and is ignored when it comes back."""
+
+    kind: Literal["datastore"] = "datastore"
+    metadata: Metadata
+    spec: DatastoreSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_status(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if key != "status"} if isinstance(value, dict) else value
