@@ -135,12 +135,8 @@ class Supervisor:
         _kill_group(kept)
 
     async def _rotate(self) -> None:
-        """Keeps one older file of each log. Programs append, so a file can be emptied under their hands."""
         while True:
-            for log in self._logs.glob("*.log"):
-                if log.stat().st_size > LOG_BYTES:
-                    shutil.copyfile(log, log.with_suffix(".log.1"))
-                    os.truncate(log, 0)
+            rotate(self._logs)
             await asyncio.sleep(60)
 
     def _spawn(self, service: Service) -> subprocess.Popen[bytes]:
@@ -152,6 +148,14 @@ class Supervisor:
     def _failure(self, service: Service, what: str) -> str:
         log = self._log(service)
         return f"{service.name} {what}: {services.last_line(log)} (more in {log})"
+
+
+def rotate(logs: Path, limit: int = LOG_BYTES) -> None:
+    """Keeps one older file of each log above `limit` bytes. Programs append, so a file can be emptied under their hands."""
+    for log in logs.glob("*.log"):
+        if log.stat().st_size > limit:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> None:

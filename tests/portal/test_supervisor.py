@@ -1,0 +1,121 @@
+"""The supervisor with small programs of our own: what it does when they misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from portal.services import Service, ServiceError
+from portal.up.supervisor import Supervisor, rotate
+
+
+def script(name: str, code: str, **more: object) -> Service:
+    return Service(name, (sys.executable, "-S", "-c", code), **more)  # type: ignore[arg-type]
+
+
+def supervised(logs: Path, during, *programs: Service) -> None:
+    """Runs `during(supervisor)` while they are kept alive, and stops them."""
+
+    async def run() -> None:
+        supervisor = Supervisor(logs, os.environ)
+        try:
+            await supervisor.start(*programs)
+            await during(supervisor)
+        finally:
+            await supervisor.stop()
+
+    asyncio.run(run())
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def nothing(supervisor: Supervisor) -> None:
+    pass
+
+
+def test_a_program_that_cannot_start_is_named_with_its_last_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("portal.up.supervisor.LEFTOVER_SECONDS", 0)
+    broken = script("broken", "raise SystemExit('no such table')", ready=lambda: False)
+    with pytest.raises(ServiceError, match="broken ended at once: no such table"):
+        supervised(tmp_path, nothing, broken)
+
+
+def test_a_program_that_keeps_ending_is_started_again_ever_more_slowly_and_people_are_told(tmp_path, capfd):
+    starts = tmp_path / "starts"
+    ending = script("ending", f"open({str(starts)!r}, 'a').write('x')")
+
+    async def watch(supervisor: Supervisor) -> None:
+        await until(lambda: starts.exists() and len(starts.read_text()) == 4)
+
+    began = time.monotonic()
+    supervised(tmp_path, watch, ending)
+    assert time.monotonic() - began > 0.5 + 1 + 2
+    assert "ending ended (exit status 0) and is started again." in capfd.readouterr().err
+
+
+def test_a_program_that_ignores_the_polite_signal_is_killed_in_time(tmp_path):
+    ready = tmp_path / "ready"
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(99)"
+    began = time.monotonic()
+    supervised(tmp_path, nothing, script("deaf", code, ready=ready.exists, stop_seconds=0.5))
+    assert time.monotonic() - began < 10
+
+
+def test_what_faces_people_stops_before_what_it_needs(tmp_path):
+    order = tmp_path / "order"
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal(15, lambda *_: (open({str(order)!r}, 'a').write(sys.argv[1]), sys.exit()))\n"
+        "open(sys.argv[2], 'w')\ntime.sleep(99)"
+    )
+    programs = [
+        Service(
+            name, (sys.executable, "-c", code, name, str(tmp_path / name)), (tmp_path / name).exists, stop_order=number
+        )
+        for number, name in [(9, "c"), (0, "a"), (1, "b")]
+    ]
+    supervised(tmp_path, nothing, *programs)
+    assert order.read_text() == "abc"
+
+
+def test_what_a_killed_leader_leaves_in_its_group_goes_too(tmp_path):
+    child = tmp_path / "child"
+    code = f"import os, time\nif os.fork() == 0:\n    open({str(child)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)"
+
+    async def watch(supervisor: Supervisor) -> None:
+        await until(lambda: child.exists() and child.read_text())
+        first = int(child.read_text())
+        os.kill(os.getpgid(first), signal.SIGKILL)
+        await until(lambda: child.read_text() not in ("", str(first)))
+        await until(lambda: not alive(first))
+
+    supervised(tmp_path, watch, script("leader", code, with_group=True))
+    assert not alive(int(child.read_text()))
+
+
+def alive(pid: int) -> bool:
+    """A process that nobody has reaped yet (a container's first process may be slow at it) is dead all the same."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_log_that_grew_too_large_is_kept_once_and_emptied(tmp_path):
+    log = tmp_path / "web.log"
+    with log.open("ab", buffering=0) as file:
+        file.write(b"x" * 100)
+        rotate(tmp_path, limit=50)
+        file.write(b"new")
+    assert (tmp_path / "web.log.1").read_bytes() == b"x" * 100
+    assert log.read_bytes() == b"new"
