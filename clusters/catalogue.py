@@ -6,7 +6,7 @@ the same words at the same field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from clusters.admission import Quota, judge_quota
@@ -14,6 +14,7 @@ from clusters.models import Flavor, Image
 from clusters.plans import Resources
 from clusters.specs import ClusterSpec
 from datastores.models import Datastore
+from datastores.sources import SourceError, source_for
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode
 
@@ -39,7 +40,7 @@ class Resolved:
 
 
 def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
-    """Four queries. Raises Invalid with every field that names something absent, disabled or out of reach."""
+    """Raises Invalid with every field that names something absent, disabled or out of reach. Three queries, five at most."""
     errors: list[FieldError] = []
 
     def wrong(message: str, *path: str) -> None:
@@ -66,14 +67,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         else:
             resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
-    stores = {
-        store.name: store
-        for store in Datastore.objects.filter(appcode=appcode, name__in=[n for n in (spec.input, spec.output) if n])
-    }
-    for path, name in (("input", spec.input), ("output", spec.output)):
-        if name and name not in stores:
-            wrong(f"{appcode.code} has no datastore “{name}”.", path)
-
+    stores = _datastores(spec, appcode, wrong)
     if errors or image is None:
         raise Invalid(errors)
     resolved = Resolved(spec, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
@@ -82,3 +76,22 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
         raise Invalid.at("spec", "roles", role, "count" if role != "master" else "flavor", message=quota.message)
     return resolved
+
+
+def _datastores(spec: ClusterSpec, appcode: Appcode, wrong: Callable[..., None]) -> dict[str, Datastore]:
+    """The datastores that `spec` names, by name; tells `wrong` of each that cannot serve."""
+    names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
+    stores = {
+        store.name: store
+        for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related("appcode")
+    }
+    for path, name in names.items():
+        if name not in stores:
+            wrong(f"{appcode.code} has no datastore “{name}”.", path)
+            continue
+        try:
+            if source_for(stores[name]).read_only and path == "output":
+                wrong(f"The folder of “{name}” may only be read; choose another datastore for output.", path)
+        except SourceError as error:
+            wrong(str(error), path)
+    return stores

@@ -22,9 +22,12 @@ from clusters.clouds.base import (
     CloudError,
     CloudRefused,
     ImageRef,
+    LocalSource,
     Mount,
+    NfsSource,
     Plan,
     RunRef,
+    S3Source,
     Source,
 )
 from clusters.clouds.registry import cloud
@@ -33,6 +36,7 @@ from clusters.observe import refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
 from datastores.models import Datastore
+from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
 from portal.models import Appcode, OrgNode
 
@@ -103,7 +107,7 @@ def _step(run_id: int, token: uuid.UUID) -> None:
         return
     try:
         cloud().apply(plan_of(run))
-    except (CloudRefused, Invalid) as refusal:
+    except (CloudRefused, Invalid, SourceError) as refusal:
         _refuse(run_id, token, str(refusal))
         return
     Run.objects.filter(pk=run_id, claim_token=token).update(applied_at=tasks.now())
@@ -187,8 +191,11 @@ def plan_of(run: Run) -> Plan:
 
 
 def mount_source(store: Datastore, folder: str) -> Source:
-    """What the cloud needs to mount `folder` of a datastore."""
-    raise NotImplementedError
+    """What the cloud needs to mount `folder` of a datastore. Raises SourceError when it cannot be mounted any more."""
+    source = source_for(store, folder)
+    if source.kind == "s3":
+        return S3Source(**source.fields, secret_key=source.secret)
+    return NfsSource(**source.fields) if source.kind == "nfs" else LocalSource(**source.fields)
 
 
 def purge(cluster_id: int) -> None:

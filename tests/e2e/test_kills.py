@@ -1,0 +1,108 @@
+"""kill -9 of every process of the portal while a run is going: nothing is lost, started twice or counted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from contextlib import closing
+
+import psycopg2
+import pytest
+
+from tests.running import eventually
+
+pytestmark = pytest.mark.e2e
+
+# Long enough for every program to be killed and started again meanwhile, and it says so itself when it was interrupted.
+COMMAND = """
+set -e
+if [ "$PORTAL_ROLE" = ps ]; then exec sleep 3600; fi
+echo started >> "/elearn/output/$PORTAL_ROLE-$TASK_INDEX"
+while [ ! -e /elearn/output/stop ] && [ $SECONDS -lt 300 ]; do sleep 0.5; done
+echo done >> "/elearn/output/$PORTAL_ROLE-$TASK_INDEX"
+if [ "$PORTAL_ROLE" = master ]; then while [ "$(cat /elearn/output/worker-*| grep -c done)" -lt 2 ]; do sleep 0.2; done; fi
+"""
+
+
+class Client:
+    def __init__(self, portal, person):
+        self.url = f"{portal.url}/api/v1"
+        self.token = portal.credentials["users"][person]["token"]
+
+    def call(self, method, path, body=None):
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return json.load(response)
+
+
+def test_a_run_survives_the_death_of_everything_around_it(portal_up):
+    bob = Client(portal_up, "bob")
+    gpu, cpu = "middle-1gpu", "small"
+    bob.call(
+        "POST",
+        "/appcodes/ops-demo/clusters",
+        {
+            "kind": "cluster",
+            "metadata": {"name": "survivor", "appcode": "ops-demo"},
+            "spec": {
+                "image": "tensorflow-2.21",
+                "command": COMMAND,
+                "output": "demo-output",
+                "roles": {
+                    "master": {"flavor": gpu},
+                    "ps": {"flavor": cpu, "count": 1},
+                    "worker": {"flavor": gpu, "count": 2},
+                },
+            },
+        },
+    )
+    path = "/appcodes/ops-demo/clusters/survivor"
+
+    def phase():
+        try:
+            return bob.call("GET", path)["status"]["phase"]
+        except OSError:  # the web server is one of the killed
+            return ""
+
+    assert eventually(lambda: phase() == "Running", 60), bob.call("GET", path)
+
+    for pid, line in portal_up.programs().items():
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda pid=pid: pid not in portal_up.programs()), line
+        assert eventually(lambda: phase() == "Running", 60), f"not running after the death of: {line}"
+
+    run = next((portal_up.data / "cloud" / "runs").glob("*/output/master-0")).parent
+    (run / "stop").touch()
+    assert eventually(lambda: phase() in ("Succeeded", "Failed"), 90), bob.call("GET", path)
+    manifest = bob.call("GET", path)
+    assert manifest["status"]["phase"] == "Succeeded", manifest["status"]
+
+    tasks = bob.call("GET", f"{path}/runs/1/tasks")["items"]
+    assert sorted((task["role"], task["index"], task["restarts"]) for task in tasks) == [
+        ("master", 0, 0),
+        ("ps", 0, 0),
+        ("worker", 0, 0),
+        ("worker", 1, 0),
+    ]
+    connection = psycopg2.connect(f"postgresql://portal@/portal?host={portal_up.data / 'run'}")
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*), count(ended), sum(gpus * extract(epoch FROM ended - started))"
+            " FROM billing_usagesegment WHERE labels->>'cluster' = 'survivor'"
+        )
+        segments, ended, gpu_seconds = cursor.fetchone()
+        cursor.execute(
+            "SELECT sum(extract(epoch FROM date_trunc('second', finished_at) - date_trunc('second', scheduled_at)))"
+            " FROM clusters_task t JOIN clusters_run r ON r.id = t.run_id JOIN clusters_cluster c ON c.id = r.cluster_id"
+            " WHERE c.name = 'survivor' AND t.role IN ('master', 'worker')"
+        )
+        (seen,) = cursor.fetchone()
+    assert (segments, ended) == (4, 4)
+    assert gpu_seconds == seen == manifest["status"]["gpuSeconds"]
