@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from portal.models import Appcode, Membership, User
+from portal.models import ApiToken, Appcode, Event, Membership, User
 
 
 class Capability(enum.Enum):
@@ -60,3 +60,27 @@ def require_administrator(user: User) -> None:
     """Raises Http404: whether an administrator's page exists is nobody else's business."""
     if not user.is_administrator:
         raise Http404("There is no such page.")
+
+
+def people_for(user: User) -> QuerySet[User]:
+    """Whom one may know of: an administrator everybody, others themselves and who shares an appcode with them."""
+    if user.is_administrator:
+        return User.objects.order_by("username")
+    mine = Membership.objects.filter(user_id=user.pk).values("appcode")
+    together = Membership.objects.filter(appcode__in=mine).values("user")
+    return User.objects.filter(Q(pk=user.pk) | Q(pk__in=together), is_active=True).order_by("username")
+
+
+def events_for(user: User) -> QuerySet[Event]:
+    """What one may read of the log: an administrator everything, others what happened in their appcodes and by themselves."""
+    if user.is_administrator:
+        return Event.objects.all()
+    return Event.objects.filter(Q(appcode__in=appcodes_for(user).values("code")) | Q(actor_id=user.pk))
+
+
+def token_for(user: User, token_key: str) -> ApiToken:
+    """A token of one's own by its first characters. Raises Http404."""
+    token = ApiToken.objects.filter(user=user, token_key=token_key).first()
+    if token is None:
+        raise Http404("You have no such token.")
+    return token

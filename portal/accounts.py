@@ -10,11 +10,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.signals import password_changed, password_reset
 from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+
+from portal import events
+from portal.models import User
+
+# A one-time password was seen by two people: it opens nothing but the choice of another.
+ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
@@ -28,6 +37,9 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
             return
         super().add_message(request, level, message_template=message_template, **kwargs)
 
+    def get_password_change_redirect_url(self, request: HttpRequest) -> str:
+        return reverse("profile")
+
 
 class SignInMiddleware(LoginRequiredMiddleware):
     """Sends people without a session to sign in and afterwards back to where they were.
@@ -35,6 +47,19 @@ class SignInMiddleware(LoginRequiredMiddleware):
     A fragment (htmx) gets 401 instead, so that a page with half a form in it is never replaced by the sign-in page. What was
     sent by POST cannot be repeated: they come back to the page with the form, and the browser fills in what they typed.
     """
+
+    def process_view(
+        self,
+        request: HttpRequest,
+        view_func: Callable[..., Any],
+        view_args: tuple[Any, ...],
+        view_kwargs: dict[str, Any],
+    ) -> HttpResponseBase | None:
+        must_change = request.user.is_authenticated and getattr(request.user, "must_change_password", False)
+        name = request.resolver_match.url_name if request.resolver_match else None
+        if must_change and name not in ONE_TIME_PASSWORD_OPENS:
+            return HttpResponseRedirect(reverse("account_change_password"))
+        return super().process_view(request, view_func, view_args, view_kwargs)
 
     def handle_no_permission(self, request: HttpRequest, view_func: Callable[..., Any]) -> HttpResponseBase:
         if request.headers.get("HX-Request") == "true":
@@ -49,3 +74,17 @@ def _referer_path(request: HttpRequest) -> str:
         return "/"
     parts = urlsplit(referer)
     return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def connect() -> None:
+    """Called once when the portal starts."""
+    password_changed.connect(_password_chosen, dispatch_uid="portal.password_chosen")
+    password_reset.connect(_password_chosen, dispatch_uid="portal.password_chosen_by_mail")
+
+
+def _password_chosen(sender: object, request: HttpRequest, user: User, **kwargs: Any) -> None:
+    """A password of one's own replaces the one-time password."""
+    with transaction.atomic():
+        user.must_change_password = False
+        user.save(update_fields=["must_change_password"])
+        events.record("person.password", actor=user, object=f"person {user.username}", message="chose a new password")

@@ -1,12 +1,20 @@
-"""The portal's forms. A form only reads what was typed into a manifest; the manifest and the action judge it."""
+"""The portal's forms. A form only reads what was typed into a manifest; the manifest and the action judge it.
+
+So the form and REST accept and refuse the same things in the same words.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from django import forms
+from pydantic import ValidationError
 
-from portal.errors import Invalid
+from portal.errors import FieldError, Invalid
+from portal.models import Appcode, Membership, OrgNode
+from portal.specs import MAX_EMAILS, MAX_OWNERS, MAX_REMARK, MAX_TOKEN_DAYS, AppcodeManifest, errors_by_path
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:
@@ -22,3 +30,145 @@ def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str])
             form.add_error(name, item.message)
         else:
             form.add_error(None, f"{'.'.join(parts)}: {item.message}" if parts else item.message)
+
+
+class Words(forms.CharField):
+    """Text as typed. `required` is for the label and the browser; whether it may be empty is the manifest's to say."""
+
+    def validate(self, value: Any) -> None:
+        return
+
+
+class AppcodeForm(forms.Form):
+    """Ask for an appcode, or change one: every field of its manifest."""
+
+    PATHS: ClassVar = {
+        "metadata.name": "code",
+        "spec.orgNode": "org_node",
+        "spec.name": "name",
+        "spec.owners": "owners",
+        "spec.emails": "emails",
+        "spec.remark": "remark",
+        "spec.resourceType": "resource_type",
+        "spec.gpuQuota": "gpu_quota",
+    }
+
+    org_node = Words(
+        label="Owning org node", help_text="The part of the organisation that pays.", widget=forms.Select()
+    )
+    code = Words(
+        label="Code",
+        help_text="3 to 63 lower-case letters, digits, “_” and “-”, like <code>npe_ix_test_gpu</code>. It stays for ever.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    name = Words(label="Name", required=False, help_text="Default: the same as the code.")
+    owners = Words(
+        label="Owners",
+        help_text=f"1 to {MAX_OWNERS} user names, divided by commas. Owners manage members, addresses and money.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    emails = Words(
+        label="Notification e-mails",
+        help_text=f"1 to {MAX_EMAILS} addresses, one a line.",
+        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false", "inputmode": "email"}),
+    )
+    remark = Words(
+        label="Remark",
+        required=False,
+        help_text=f"What it is for, in at most {MAX_REMARK} characters.",
+        widget=forms.TextInput(attrs={"data-count": MAX_REMARK}),
+    )
+    resource_type = Words(label="Resource type", widget=forms.Select(choices=Appcode.ResourceType.choices))
+    gpu_quota = Words(
+        label="GPU quota",
+        required=False,
+        help_text="GPUs that its runs may hold at one time.",
+        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
+    )
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        administrator: bool,
+        appcode: Appcode | None = None,
+        initial: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(data, initial=initial)
+        nodes = [
+            (node.path, f"{node.path} · {node.title}" if node.title else node.path) for node in OrgNode.objects.all()
+        ]
+        self.fields["org_node"].widget.choices = [("", "Choose…"), *nodes]  # type: ignore[attr-defined]
+        if appcode is not None:
+            self.fields["code"].disabled = True
+            self.fields["code"].help_text = "A code cannot be changed."
+        if not administrator:
+            del self.fields["gpu_quota"]
+
+    def manifest(self) -> AppcodeManifest:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        typed = self.cleaned_data
+        spec: dict[str, Any] = {name: typed[name] for name in ("org_node", "name", "remark", "resource_type")}
+        spec["owners"] = [name for name in re.split(r"[\s,;]+", typed["owners"]) if name]
+        spec["emails"] = [email for email in re.split(r"[\s,;]+", typed["emails"]) if email]
+        if typed.get("gpu_quota"):
+            spec["gpu_quota"] = typed["gpu_quota"]
+        try:
+            return AppcodeManifest.model_validate({"metadata": {"name": typed["code"]}, "spec": spec})
+        except ValidationError as error:
+            found = errors_by_path(list(error.errors()))
+            raise Invalid([FieldError(path, message) for path, message in found]) from error
+
+    @staticmethod
+    def fields_of(appcode: Appcode) -> dict[str, Any]:
+        """What a filled form shows."""
+        owners = appcode.memberships.filter(role=Membership.Role.OWNER).values_list("user__username", flat=True)
+        return {
+            "org_node": appcode.org_node.path, "code": appcode.code, "name": appcode.name, "owners": ", ".join(sorted(owners)),
+            "emails": "\n".join(appcode.emails), "remark": appcode.remark, "resource_type": appcode.resource_type,
+            "gpu_quota": appcode.gpu_quota,
+        }  # fmt: skip
+
+
+class MemberForm(forms.Form):
+    PATHS: ClassVar = {"spec.members": "username"}
+
+    username = Words(label="User name", widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}))
+    role = forms.ChoiceField(label="Role", choices=Membership.Role.choices, initial=Membership.Role.DEVELOPER)
+
+
+class TokenForm(forms.Form):
+    name = Words(label="Name", help_text="Where it will be used, for example “laptop”.")
+    days = forms.IntegerField(
+        label="Lives for days",
+        initial=90,
+        help_text=f"1 to {MAX_TOKEN_DAYS}.",
+        widget=forms.NumberInput(attrs={"class": "num"}),
+    )
+
+
+class OrgNodeForm(forms.Form):
+    path = Words(
+        label="Path", help_text="Lower-case words divided by dots, for example <code>qunarcorp.ops.dev</code>."
+    )
+    title = Words(label="Title", required=False, help_text="As people say it, for example “OPS”.")
+    namespace = Words(
+        label="Namespace",
+        required=False,
+        help_text="Makes it a business line: everything below runs in this Kubernetes namespace. Leave it empty otherwise.",
+    )
+
+
+class PersonForm(forms.Form):
+    username = Words(label="User name", widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}))
+    name = Words(label="Full name", required=False)
+    email = Words(label="E-mail", widget=forms.EmailInput())
+    administrator = forms.BooleanField(
+        label="Platform administrator", required=False, help_text="Sees and may do everything, in every appcode."
+    )
+
+
+class NoteForm(forms.Form):
+    note = Words(label="Why", help_text="The owners will read it.", widget=forms.Textarea(attrs={"rows": 2}))

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db.models import QuerySet
+from django.core.exceptions import ValidationError
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.http.request import HttpRequest as _Request
 from django.urls import NoReverseMatch, reverse
 
 from portal.models import Appcode, User
+
+PAGE = 50
+MAX_WORDS = 200
+Row = TypeVar("Row", bound=Model)
 
 THEMES = ("auto", "light", "dark")
 THEME_COOKIE = "theme"
@@ -110,8 +115,41 @@ def selected_appcode(request: HttpRequest) -> str:
     It is a filter, not a permission: lists start from what the person may see and filter that by this code.
     """
     if "appcode" in request.GET:
-        return request.GET["appcode"]
+        return words(request, "appcode")
     return str(request.session.get("appcode", "")) if request.user.is_authenticated else ""
+
+
+def words(request: HttpRequest, name: str = "search") -> str:
+    """A query parameter as people type it: without NUL characters, which PostgreSQL refuses, and of bearable length."""
+    return request.GET.get(name, "").replace("\0", "").strip()[:MAX_WORDS]
+
+
+def matching(rows: QuerySet[Row], typed: str, *columns: str) -> QuerySet[Row]:
+    """The rows in which every word typed occurs in one of `columns`, in upper or lower case."""
+    for word in typed.split():
+        wanted = Q()
+        for column in columns:
+            wanted |= Q(**{f"{column}__icontains": word})
+        rows = rows.filter(wanted)
+    return rows
+
+
+def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = PAGE) -> tuple[list[Row], str]:
+    """The rows of one page and the cursor of the next ("" at the end), after `?cursor=`, by a unique column.
+
+    `order` is like "code" or "-id". Rows that come or go meanwhile neither repeat nor hide others. One query; a cursor that
+    is none is the first page.
+    """
+    column, descending = order.removeprefix("-"), order.startswith("-")
+    if cursor := words(request, "cursor"):
+        # A cursor that somebody made up may be no number at all, or a larger one than the column holds.
+        with suppress(ValidationError):
+            field = rows.model._meta.get_field(column)
+            after = field.to_python(cursor)  # type: ignore[union-attr]
+            if not isinstance(after, int) or abs(after) < 2**63:
+                rows = rows.filter(**{f"{column}__{'lt' if descending else 'gt'}": after})
+    found = list(rows.order_by(order)[: limit + 1])
+    return found[:limit], str(getattr(found[limit - 1], column)) if len(found) > limit else ""
 
 
 def theme(request: HttpRequest) -> str:
@@ -132,6 +170,8 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "administration": _links(ADMINISTRATION, request.path) if administrator else [],
         "selected_appcode": selected_appcode(request) if signed_in else "",
         "currency": settings.CURRENCY,
+        "sends_mail": "console" not in settings.EMAIL_BACKEND,
+        "open_signup": settings.PORTAL_OPEN_SIGNUP,
         "error_id": getattr(request, "error_id", ""),
     }
 
@@ -160,7 +200,7 @@ def _resolve(route: str) -> str | None:
 class RequestIdMiddleware:
     """Gives every request an id that an error page shows, the log holds and the answer carries as X-Request-ID."""
 
-    def __init__(self, get_response: Callable[[_Request], HttpResponse]) -> None:
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:

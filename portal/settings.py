@@ -32,7 +32,7 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else Non
 SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
-CSRF_FAILURE_VIEW = "portal.views.form_too_old"
+CSRF_FAILURE_VIEW = "portal.oops.form_too_old"
 # Nothing is loaded from elsewhere and no script stands in a page; style attributes (widths of bars) may.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

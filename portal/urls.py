@@ -17,5 +17,5 @@ urlpatterns = [
     re_path(r"^api(?:/|\Z)", unknown_address),
 ]
 
-handler400, handler403 = "portal.views.bad_request", "portal.views.forbidden"
-handler404, handler500 = "portal.views.not_found", "portal.views.server_error"
+handler400, handler403 = "portal.oops.bad_request", "portal.oops.forbidden"
+handler404, handler500 = "portal.oops.not_found", "portal.oops.server_error"

@@ -1,29 +1,33 @@
-"""Pages of the frame itself: its fragments, search, theme; and what is shown when something went wrong."""
+"""Pages of appcodes and of one's own profile, and the fragments of the frame. Thin: parse, access, action, render."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
-from django.core.exceptions import PermissionDenied
-from django.db.models import Sum
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.shortcuts import render
+from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
-from django.views.decorators.csrf import requires_csrf_token
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from portal import access, frame
-from portal.models import Appcode, User
+from portal import access, actions, frame
+from portal.access import MANAGE
+from portal.errors import Conflict, Invalid
+from portal.forms import AppcodeForm, MemberForm, TokenForm, show_errors
+from portal.models import Appcode, Membership, User
 
-log = logging.getLogger(__name__)
 GPU_CACHE_SECONDS = 5
 SWITCHER_LIMIT = 30
 SEARCH_LIMIT = 8
+ACTIVITY = 20
+
+get_or_post = require_http_methods(["GET", "HEAD", "POST"])
 
 
 def person(request: HttpRequest) -> User:
@@ -36,6 +40,23 @@ def safe_next(request: HttpRequest, default: str = "/") -> str:
     """Where `?next=` points if that is a page of ours."""
     target = request.GET.get("next", "")
     return target if url_has_allowed_host_and_scheme(target, {request.get_host()}) else default
+
+
+def attempt(request: HttpRequest, action: Callable[[], Any], done: str) -> bool:
+    """Runs the action of a button and tells how it went in a message; what a form shows beside fields becomes one sentence."""
+    try:
+        action()
+    except Conflict as error:
+        messages.error(request, str(error))
+        return False
+    except Invalid as error:
+        messages.error(request, " ".join(item.message for item in error.errors))
+        return False
+    messages.success(request, done)
+    return True
+
+
+# The frame
 
 
 @require_GET
@@ -59,122 +80,210 @@ def gpus(request: HttpRequest) -> HttpResponse:
 @never_cache
 def appcode_menu(request: HttpRequest) -> HttpResponse:
     """The switcher's menu, fetched when it is opened."""
-    words = request.GET.get("words", "").strip()
-    found = access.appcodes_for(person(request))
-    found = found.filter(code__icontains=words) if words else found
+    typed = frame.words(request, "words")
+    found = frame.matching(access.appcodes_for(person(request)), typed, "code", "name")
     shown = list(found[: SWITCHER_LIMIT + 1])
-    context = {
-        "appcodes": shown[:SWITCHER_LIMIT],
-        "more": len(shown) > SWITCHER_LIMIT,
-        "words": words,
-        "next": safe_next(request),
-    }
-    return render(request, "portal/_appcode_menu.html", context)
+    context = {"appcodes": shown[:SWITCHER_LIMIT], "more": len(shown) > SWITCHER_LIMIT, "words": typed}
+    return render(request, "portal/_appcode_menu.html", context | {"next": safe_next(request)})
 
 
 @require_POST
 def switch_appcode(request: HttpRequest) -> HttpResponse:
     """Keeps the choice of the switcher in the session; "" is all."""
-    code = request.POST.get("appcode", "")
+    code = request.POST.get("appcode", "").replace("\0", "")
     if code:
         access.appcode_for(person(request), code)
     request.session["appcode"] = code
-    target = safe_next(request).partition("?")[0]
-    return HttpResponseRedirect(target)
+    return HttpResponseRedirect(safe_next(request).partition("?")[0])
 
 
 @require_POST
 @login_not_required
 def set_theme(request: HttpRequest) -> HttpResponse:
-    """Without JavaScript; with it the browser sets the same cookie itself."""
-    response = HttpResponseRedirect(safe_next(request))
+    """For browsers without JavaScript; with it the page sets the same cookie itself."""
     chosen = request.POST.get("theme", "auto")
-    response.set_cookie(
-        frame.THEME_COOKIE, chosen if chosen in frame.THEMES else "auto", max_age=365 * 86400, samesite="Lax",
-        secure=request.is_secure(),
-    )  # fmt: skip
+    chosen = chosen if chosen in frame.THEMES else "auto"
+    response = HttpResponseRedirect(safe_next(request))
+    response.set_cookie(frame.THEME_COOKIE, chosen, max_age=365 * 86400, samesite="Lax", secure=request.is_secure())
     return response
 
 
 @require_GET
 def search(request: HttpRequest) -> HttpResponse:
     """Everything that one may see and that has these words in its name."""
-    words = request.GET.get("q", "").strip()[:100]
-    user = person(request)
-    groups = [(title, find(user, words, SEARCH_LIMIT)) for title, find in frame.searches().items()] if words else []
-    found = [(title, hits) for title, hits in groups if hits]
-    return render(request, "portal/search.html", {"words": words, "groups": found})
+    typed, user = frame.words(request, "q"), person(request)
+    groups = [(title, find(user, typed, SEARCH_LIMIT)) for title, find in frame.searches().items()] if typed else []
+    return render(
+        request, "portal/search.html", {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
+    )
 
 
-# What is shown when something went wrong: what happened, whether anything was lost, what to do, and an id to quote.
+def find_appcodes(user: User, typed: str, limit: int) -> list[frame.Hit]:
+    found = frame.matching(access.appcodes_for(user), typed, "code", "name", "remark")[:limit]
+    return [
+        frame.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
+        for each in found
+    ]
 
 
-def oops(request: HttpRequest, status: int, title: str, *, lost: str, advice: str, detail: str = "") -> HttpResponse:
-    """An error page, or problem details below /api/. It must not need the database: that may be what went wrong."""
-    error_id = getattr(request, "error_id", "")
-    if request.path.startswith("/api/"):
-        problem = {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": detail or advice,
-            "instance": error_id,
-        }
-        return JsonResponse(problem, status=status, content_type="application/problem+json")
-    context = {
-        "status": status, "title": title, "detail": detail, "lost": lost, "advice": advice, "error_id": error_id,
-        "theme": frame.theme(request),
-    }  # fmt: skip
-    return render(request, "portal/oops.html", context, status=status)
-
-
-def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return oops(
-        request, 400, "The portal could not read this request", lost="Nothing was changed.",
-        advice="Go back and try again; if it happens again, tell an administrator the id below.",
-    )  # fmt: skip
-
-
-def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    said = str(exception.args[0]) if isinstance(exception, Http404) and exception.args else ""
-    return oops(
-        request, 404, "There is no such page", lost="Nothing was lost.", detail=said if said.endswith(".") else "",
-        advice="It may have been deleted, or it belongs to an appcode that you are not a member of. An owner of that appcode can add you.",
-    )  # fmt: skip
-
-
-def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    said = str(exception) if isinstance(exception, PermissionDenied) else ""
-    return oops(
-        request, 403, "You may look at this, but not do that", lost="Nothing was changed.", detail=said,
-        advice="Ask an owner of the appcode to do it or to give you the role that it needs.",
-    )  # fmt: skip
-
-
-@requires_csrf_token
-def form_too_old(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """CSRF_FAILURE_VIEW: nearly always a page that was open while somebody signed in or out in another tab."""
-    return oops(
-        request, 403, "This page was too old to be sent", lost="Nothing was changed. What you typed is still in your browser.",
-        advice="Go back, load the page again and send it once more. This happens after signing in or out in another tab.",
-    )  # fmt: skip
-
-
-def server_error(request: HttpRequest) -> HttpResponse:
-    log.error("error id %s: %s %s", getattr(request, "error_id", "-"), request.method, request.path)
-    try:
-        return oops(
-            request, 500, "Something went wrong in the portal",
-            lost="Your clusters keep running and their data is safe. What you just sent was probably not done.",
-            advice="Look whether it was done before you send it again. If it happens again, tell an administrator the id below.",
-        )  # fmt: skip
-    except Exception:
-        log.exception("the error page could not be shown either")
-        return HttpResponse(
-            "Something went wrong in the portal. Please try again in a minute.", status=500, content_type="text/plain"
+def find_people(user: User, typed: str, limit: int) -> list[frame.Hit]:
+    found = frame.matching(access.people_for(user), typed, "username", "first_name", "last_name", "email")[:limit]
+    page = "admin_person" if user.is_administrator else None
+    return [
+        frame.Hit(
+            each.username, each.get_full_name(), reverse(page, args=[each.username]) if page else f"mailto:{each.email}"
         )
+        for each in found
+    ]
 
 
-def find_appcodes(user: User, words: str, limit: int) -> list[frame.Hit]:
-    found = access.appcodes_for(user).filter(code__icontains=words)[:limit]
-    return [frame.Hit(each.code, each.org_node.path, reverse("appcode", args=[each.code])) for each in found]
+# Appcodes
+
+
+def with_members(appcodes: QuerySet[Appcode], user: User) -> QuerySet[Appcode]:
+    """Adds `my_role` and `member_count`, so that a list needs no query a row."""
+    mine = Membership.objects.filter(appcode=OuterRef("pk"), user=user).values("role")
+    counts = (
+        Membership.objects.filter(appcode=OuterRef("pk"))
+        .order_by()
+        .values("appcode")
+        .annotate(n=Count("pk"))
+        .values("n")
+    )
+    return appcodes.annotate(my_role=Subquery(mine[:1]), member_count=Subquery(counts))
+
+
+@require_GET
+def appcodes(request: HttpRequest) -> HttpResponse:
+    user, state = person(request), frame.words(request, "state")
+    rows = with_members(access.appcodes_for(user), user)
+    rows = rows.filter(state=state) if state in Appcode.State.values else rows
+    rows = frame.matching(rows, frame.words(request), "code", "name", "remark", "org_node__path")
+    found, following = frame.page_of(request, rows, "code")
+    return render(
+        request, "portal/appcodes.html", {"appcodes": found, "next_cursor": following, "states": Appcode.State}
+    )
+
+
+@get_or_post
+def new_appcode(request: HttpRequest) -> HttpResponse:
+    user = person(request)
+    first = {
+        "owners": user.username,
+        "emails": user.email,
+        "gpu_quota": Appcode._meta.get_field("gpu_quota").get_default(),
+    }
+    form = AppcodeForm(request.POST or None, administrator=user.is_administrator, initial=first)
+    if request.method == "POST":
+        try:
+            appcode = actions.request_appcode(form.manifest(), acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, form.PATHS)
+        else:
+            active = appcode.state == Appcode.State.ACTIVE
+            how = "ready" if active else "requested; an administrator will look at it"
+            messages.success(request, f"{appcode.code} is {how}.")
+            return redirect("appcode", appcode.code)
+    return render(request, "portal/appcode_form.html", {"form": form})
+
+
+@require_GET
+def appcode(request: HttpRequest, code: str) -> HttpResponse:
+    return _appcode_page(request, access.appcode_for(person(request), code))
+
+
+def _appcode_page(
+    request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, status: int = 200
+) -> HttpResponse:
+    user = person(request)
+    # Read again by the caller's eyes: an administrator without membership sees no role of their own.
+    members = appcode.memberships.select_related("user").order_by("-role", "user__username")
+    activity = access.events_for(user).filter(appcode=appcode.code)[:ACTIVITY]
+    context = {
+        "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,
+        "may_manage": access.may(user, appcode, MANAGE), "member_form": member_form or MemberForm(),
+    }  # fmt: skip
+    return render(request, "portal/appcode.html", context, status=status)
+
+
+@get_or_post
+def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    form = AppcodeForm(
+        request.POST or None,
+        administrator=user.is_administrator,
+        appcode=appcode,
+        initial=AppcodeForm.fields_of(appcode),
+    )
+    if request.method == "POST":
+        try:
+            changed = actions.change_appcode(appcode, form.manifest(), acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, form.PATHS)
+        else:
+            again = appcode.state == Appcode.State.REFUSED and changed.state == Appcode.State.REQUESTED
+            messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
+            return redirect("appcode", code)
+    return render(request, "portal/appcode_form.html", {"form": form, "appcode": appcode})
+
+
+@require_POST
+def set_member(request: HttpRequest, code: str) -> HttpResponse:
+    """Adds a member, changes a role, or with role "" takes somebody out."""
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    name, role = request.POST.get("username", "").replace("\0", "").strip(), request.POST.get("role", "")
+    try:
+        actions.set_member(appcode, name, role or None, acting_user=user)
+    except Conflict as error:
+        messages.error(request, str(error))
+    except Invalid as error:
+        if request.POST.get("from") != "form":
+            messages.error(request, " ".join(item.message for item in error.errors))
+        else:
+            form = MemberForm(request.POST)
+            form.is_valid()
+            show_errors(form, error, form.PATHS)
+            return _appcode_page(request, appcode, form)
+    else:
+        messages.success(request, f"{name} is {role} now." if role else f"{name} is no member any more.")
+    if not access.appcodes_for(user).filter(pk=appcode.pk).exists():
+        return redirect("appcodes")
+    return redirect("appcode", code)
+
+
+# One's own
+
+
+@get_or_post
+@never_cache
+def profile(request: HttpRequest) -> HttpResponse:
+    """Who I am, my appcodes and my tokens. The text of a new token is in the answer to its form and nowhere else."""
+    user = person(request)
+    form, made = TokenForm(request.POST or None), None
+    if request.method == "POST" and form.is_valid():
+        try:
+            token, text = actions.make_token(form.cleaned_data["name"], form.cleaned_data["days"], acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, {"name": "name", "days": "days"})
+        except Conflict as error:
+            form.add_error(None, str(error))
+        else:
+            made, form = {"token": token, "text": text}, TokenForm()
+    context = {
+        "form": form, "made": made, "tokens": user.auth_token_set.order_by("-created"),
+        "memberships": user.memberships.select_related("appcode").order_by("appcode__code"),
+    }  # fmt: skip
+    return render(request, "portal/profile.html", context)
+
+
+@require_POST
+def revoke_token(request: HttpRequest, token_key: str) -> HttpResponse:
+    token = access.token_for(person(request), token_key)
+    attempt(
+        request,
+        lambda: actions.revoke_token(token, acting_user=person(request)),
+        f"The token “{token.name}” is revoked.",
+    )
+    return redirect("profile")
