@@ -1,0 +1,245 @@
+"""`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
+
+Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
+in them, and the example cluster `show1` that trains on these. Objects are stored first, because storing them again changes
+nothing; then one transaction makes all rows, or none. An event remembers that it was done: what people change or delete
+afterwards stays changed or deleted, and passwords are printed only that once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import secrets
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+from django.utils import timezone
+
+from billing.models import Price
+from clusters.actions import create_cluster
+from clusters.clouds.local import gpus
+from clusters.models import Flavor, Image
+from clusters.specs import ClusterManifest
+from datastores.actions import create_datastore
+from datastores.models import Datastore
+from datastores.specs import DatastoreManifest
+from portal.actions import make_token, request_appcode, set_member
+from portal.events import record
+from portal.models import Event, OrgNode, User
+from portal.services import write_private
+from portal.specs import AppcodeManifest
+
+DONE = "demo.seeded"
+TOKEN_DAYS = 365
+INPUT, OUTPUT = "demo-input", "demo-output"
+
+# Name → what they are, as a script that reads credentials.json wants to know it.
+PEOPLE = {
+    "root": "administrator",
+    "alice": "owner",
+    "bob": "developer",
+    "victor": "viewer",
+    "mallory": "outsider",
+}
+BUSINESS_LINES = (("example", "Example", None), ("example.ops", "OPS", "ops"), ("example.flight", "Flight", "flight"))
+APPCODES = (
+    ("ops-demo", "OPS demonstration", "example.ops", "alice"),
+    ("flight-demo", "Flight demonstration", "example.flight", "mallory"),
+)
+
+# name, as people say it, cores × 1000, MiB, GPUs. A TensorFlow process takes 700 MiB before it does anything.
+FLAVORS = (
+    ("small", "Small", 500, 1536, 0),
+    ("middle", "Middle", 1000, 2048, 0),
+    ("middle-1-gpu", "Middle + 1 GPU", 1000, 2048, 1),
+    ("large", "Large", 4000, 8192, 0),
+    ("large-2-gpu", "Large + 2 GPU", 4000, 8192, 2),
+    ("large-4-gpu", "Large + 4 GPU", 8000, 16384, 4),
+    ("large-8-gpu", "Large + 8 GPU", 16000, 32768, 8),
+)
+# Per hour: a GPU, a core, a GiB.
+PRICES = (("gpu", Decimal("1.2")), ("cpu", Decimal("0.03")), ("memory", Decimal("0.004")))
+
+
+class Command(BaseCommand):
+    help = "Makes the demonstration: people, appcodes, catalogue, prices, data and the cluster show1. Once."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        credentials = settings.DATA_DIR / "credentials.json"
+        if Event.objects.filter(verb=DONE).exists():
+            _keep_addresses(credentials)
+            return
+        _store_digits()
+        with transaction.atomic():
+            people = _people()
+            _appcodes(people)
+            _catalogue()
+            for name in (INPUT, OUTPUT):
+                create_datastore(_datastore(name), acting_user=people["alice"][0])
+            create_cluster(_show1(), acting_user=people["alice"][0])
+            record(DONE, actor=None, message="The demonstration was made.")
+            # Last, and before the commit: passwords that nobody knows would be worse than none.
+            users = {
+                name: {"password": password, "token": _token(user), "role": PEOPLE[name]}
+                for name, (user, password) in people.items()
+            }
+            write_private(credentials, json.dumps({"url": settings.PORTAL_ORIGIN, "users": users}, indent=2) + "\n")
+        self.stdout.write("  Sign in as one of these; it is shown only now, and kept in credentials.json:")
+        for name, (_, password) in people.items():
+            self.stdout.write(f"    {name:8} {password}   {PEOPLE[name]}")
+
+
+def _people() -> dict[str, tuple[User, str]]:
+    """Everybody with their password. Names that are taken stop the whole: these are somebody's own people."""
+    if taken := User.objects.filter(username__in=PEOPLE).values_list("username", flat=True).first():
+        raise CommandError(
+            f"This portal has a “{taken}” already; the demonstration is for an empty one (PORTAL_DEMO=0)."
+        )
+    people = {}
+    for name, role in PEOPLE.items():
+        password = "-".join(secrets.token_hex(2) for _ in range(4))
+        make = User.objects.create_superuser if role == "administrator" else User.objects.create_user
+        people[name] = (make(name, f"{name}@example.com", password), password)
+    return people
+
+
+def _appcodes(people: dict[str, tuple[User, str]]) -> None:
+    for path, title, namespace in BUSINESS_LINES:
+        OrgNode.objects.create(path=path, title=title, namespace=namespace)
+    root = people["root"][0]
+    for code, name, path, owner in APPCODES:
+        spec = {"orgNode": path, "name": name, "owners": [owner], "emails": [f"{code}@example.com"]}
+        manifest = AppcodeManifest.model_validate({"metadata": {"name": code}, "spec": spec})
+        appcode = request_appcode(manifest, acting_user=root)
+        if code == "ops-demo":
+            set_member(appcode, "bob", "developer", acting_user=root)
+            set_member(appcode, "victor", "viewer", acting_user=root)
+
+
+def _catalogue() -> None:
+    for name, title, cpu_milli, memory_mb, gpus_ in FLAVORS:
+        Flavor.objects.create(name=name, title=title, cpu_milli=cpu_milli, memory_mb=memory_mb, gpus=gpus_)
+    # The environment that we run in has TensorFlow, too: it comes with requirements.txt.
+    version = ".".join(importlib.metadata.version("tensorflow").split(".")[:2])
+    Image.objects.create(
+        name=f"tensorflow-{version.replace('.', '-')}",
+        title=f"TensorFlow {version}",
+        description="With TensorBoard, NumPy and scikit-learn; the example programs are in /elearn/program.",
+        container=f"gpu-cloud/tensorflow:{version}",
+        environment=sys.prefix,
+        program=str(settings.BASE_DIR / "examples"),
+    )
+    Image.objects.create(
+        name="pytorch-2-9",
+        title="PyTorch 2.9",
+        description="A container only: for clusters on Kubernetes.",
+        container="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
+    )
+    now = timezone.now().replace(microsecond=0)
+    for sku, per_hour in PRICES:
+        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=now)
+
+
+def _datastore(name: str) -> DatastoreManifest:
+    """A bucket of the S3 server, called like the datastore."""
+    spec = {
+        "server": _given("PORTAL_S3_URL"),
+        "access_key": _given("PORTAL_S3_ACCESS_KEY"),
+        "secret_key": _given("PORTAL_S3_SECRET_KEY"),
+        "bucket": name,
+    }
+    return DatastoreManifest.model_validate({"metadata": {"name": name, "appcode": "ops-demo"}, "spec": {"s3": spec}})
+
+
+def _given(name: str) -> str:
+    if not os.environ.get(name):
+        raise CommandError(f"{name} is not set: the demonstration needs an S3 server. Set it, or PORTAL_DEMO=0.")
+    return os.environ[name]
+
+
+def _show1() -> ClusterManifest:
+    """One master, one parameter server, two workers. Those that compute get a GPU each where the machine has enough."""
+    there = len(gpus.find(int(os.environ.get("LOCAL_CLOUD_GPUS", "8"))).slots)
+    worker = "middle-1-gpu" if there >= 2 else "middle"
+    master = "middle-1-gpu" if there >= 3 else "middle"
+    return ClusterManifest.model_validate(
+        {
+            "metadata": {"name": "show1", "appcode": "ops-demo"},
+            "spec": {
+                "framework": "tensorflow",
+                "image": Image.objects.values_list("name", flat=True).get(environment=sys.prefix),
+                "command": "python digits_ps.py",
+                "input": INPUT,
+                "output": OUTPUT,
+                "roles": {
+                    "master": {"flavor": master, "count": 1},
+                    "ps": {"flavor": "small", "count": 1},
+                    "worker": {"flavor": worker, "count": 2},
+                },
+            },
+        }
+    )
+
+
+def _store_digits() -> None:
+    """Makes both buckets and stores the digits in the first: images (n, 64) from 0 to 16 and labels (n,), both as bytes."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=_given("PORTAL_S3_URL"),
+        aws_access_key_id=_given("PORTAL_S3_ACCESS_KEY"),
+        aws_secret_access_key=_given("PORTAL_S3_SECRET_KEY"),
+        region_name="us-east-1",
+    )
+    images, labels = _digits()
+    file = io.BytesIO()
+    np.savez_compressed(file, images=images, labels=labels)
+    try:
+        there = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
+        for bucket in {INPUT, OUTPUT} - there:
+            client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=INPUT, Key="digits.npz", Body=file.getvalue())
+    except (BotoCoreError, ClientError) as error:
+        raise CommandError(f"The demonstration's data could not be stored: {error}") from error
+
+
+def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """scikit-learn's handwritten digits, from its own file: importing scikit-learn would take seconds."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise CommandError("The Python package scikit-learn is missing; it comes with requirements.txt.")
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return rows[:, :-1], rows[:, -1]
+
+
+def _token(user: User) -> str:
+    _, text = make_token("demonstration", TOKEN_DAYS, acting_user=user)
+    return text
+
+
+def _keep_addresses(credentials: Path) -> None:
+    """Another start may have found another free port for the S3 server, or was given another one for the portal."""
+    server, access_key = os.environ.get("PORTAL_S3_URL"), os.environ.get("PORTAL_S3_ACCESS_KEY")
+    for store in Datastore.objects.filter(name__in=(INPUT, OUTPUT), kind="s3", spec__access_key=access_key):
+        if server and store.spec["server"] != server:
+            store.spec["server"] = server
+            store.save(update_fields=["spec", "changed_at"])
+    if credentials.exists():
+        known = json.loads(credentials.read_text())
+        if known["url"] != settings.PORTAL_ORIGIN:
+            write_private(credentials, json.dumps(known | {"url": settings.PORTAL_ORIGIN}, indent=2) + "\n")

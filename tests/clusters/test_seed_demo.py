@@ -1,0 +1,153 @@
+"""The demonstration: made once, whole or not at all, and left alone afterwards."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def credentials(settings: Any, tmp_path: Path) -> Path:
+    settings.DATA_DIR = tmp_path
+    return tmp_path / "credentials.json"
+
+
+@pytest.fixture(autouse=True)
+def buckets(s3: Any) -> Iterator[None]:
+    yield
+    from datastores.drivers import driver_for
+
+    for bucket in ("demo-input", "demo-output"):
+        if bucket in [each["Name"] for each in s3.client.list_buckets()["Buckets"]]:
+            fields = {"server": s3.url, "access_key": s3.access_key, "bucket": bucket}
+            driver_for("s3", fields, s3.secret_key).delete_folder("")
+            s3.client.delete_bucket(Bucket=bucket)
+
+
+def seed() -> str:
+    out = io.StringIO()
+    call_command("seed_demo", stdout=out)
+    return out.getvalue()
+
+
+def everything() -> dict[str, int]:
+    from django.apps import apps
+
+    return {
+        model.__name__: model.objects.count() for model in apps.get_models() if model.__module__.split(".")[0] in APPS
+    }
+
+
+APPS = ("portal", "billing", "datastores", "clusters")
+
+
+def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) -> None:
+    from clusters.access import cluster_for
+    from clusters.models import Flavor, Image
+    from portal.access import OPERATE, appcodes_for, may
+    from portal.models import User
+
+    printed = seed()
+    known = json.loads(credentials.read_text())
+    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+    assert known["url"] == "http://portal.localhost:8000"
+    assert {name: person["role"] for name, person in known["users"].items()} == {
+        "root": "administrator",
+        "alice": "owner",
+        "bob": "developer",
+        "victor": "viewer",
+        "mallory": "outsider",
+    }
+    for name, person in known["users"].items():
+        assert person["password"] in printed
+        assert person["token"] not in printed
+        assert User.objects.get(username=name).check_password(person["password"])
+        answer = client.get("/api/v1/me", headers={"authorization": f"Bearer {person['token']}"})
+        assert answer.json()["username"] == name
+    people = {name: User.objects.get(username=name) for name in known["users"]}
+    assert people["root"].is_administrator
+    assert [code.code for code in appcodes_for(people["mallory"])] == ["flight-demo"]
+    assert {code.org_node.namespace for code in appcodes_for(people["root"])} == {"ops", "flight"}
+    show1 = cluster_for(people["alice"], "ops-demo", "show1")
+    assert may(people["bob"], show1.appcode, OPERATE)
+    assert not may(people["victor"], show1.appcode, OPERATE)
+    assert show1.current_run is not None
+    assert {role: item["count"] for role, item in show1.current_run.roles.items()} == {
+        "master": 1,
+        "ps": 1,
+        "worker": 2,
+    }
+    assert Flavor.objects.get(name="middle-1-gpu").title == "Middle + 1 GPU"
+    assert (Path(Image.objects.get(name__startswith="tensorflow").program) / "digits_ps.py").exists()
+
+
+def test_the_digits_are_in_the_input(credentials: Path, s3: Any) -> None:
+    seed()
+    data = np.load(io.BytesIO(s3.client.get_object(Bucket="demo-input", Key="digits.npz")["Body"].read()))
+    assert data["images"].shape == (1797, 64)
+    assert data["images"].max() == 16
+    assert sorted(set(data["labels"].tolist())) == list(range(10))
+
+
+def test_the_datastores_work(credentials: Path) -> None:
+    from datastores.actions import try_datastore
+    from datastores.models import Datastore
+    from portal.models import User
+
+    seed()
+    for store in Datastore.objects.all():
+        assert try_datastore(store, acting_user=User.objects.get(username="alice")).ok
+
+
+def test_a_second_time_changes_nothing_and_prints_no_passwords(credentials: Path) -> None:
+    from clusters.actions import delete_cluster
+    from clusters.models import Cluster
+    from portal.models import User
+
+    seed()
+    delete_cluster(Cluster.objects.get(), acting_user=User.objects.get(username="alice"))
+    before, file = everything(), credentials.read_text()
+    assert seed() == ""
+    assert everything() == before
+    assert credentials.read_text() == file
+
+
+def test_datastores_and_credentials_follow_the_servers(
+    credentials: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, s3: Any
+) -> None:
+    from datastores.models import Datastore
+
+    seed()
+    monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:7777")
+    settings.PORTAL_ORIGIN = "http://portal.localhost:9000"
+    seed()
+    assert {store.spec["server"] for store in Datastore.objects.all()} == {"http://127.0.0.1:7777"}
+    assert {store.secret for store in Datastore.objects.all()} == {s3.secret_key}
+    assert json.loads(credentials.read_text())["url"] == "http://portal.localhost:9000"
+    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+
+
+def test_somebody_elses_portal_is_left_alone(credentials: Path, people: Any) -> None:
+    before = everything()
+    with pytest.raises(CommandError, match="already"):
+        seed()
+    assert everything() == before
+    assert not credentials.exists()
+
+
+def test_without_an_s3_server_nothing_is_half_made(credentials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:1")
+    before = everything()
+    with pytest.raises(CommandError, match="could not be stored"):
+        seed()
+    assert everything() == before
