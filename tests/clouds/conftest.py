@@ -2,208 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusters.clouds.base import (
-    Batch,
-    CloudError,
-    ImageRef,
-    Mount,
-    Plan,
-    RolePlan,
-    RunGone,
-    RunRef,
-    S3Source,
-    Seen,
-    StorageSeen,
-    TaskSeen,
-)
-from clusters.clouds.local.cloud import LocalCloud
-
-ROOT = Path(__file__).resolve().parents[2]
-USER = 54_321
-_numbers = itertools.count(1)
-
-
-@dataclass
-class Home:
-    """Where agents of one kind live: the interpreter they run with, the code, and an environment for their tasks."""
-
-    folder: Path
-    python: str
-    code: Path
-    environment: str
-    uid: int | None
-
-
-def role(
-    command: str,
-    *,
-    name: str = "worker",
-    count: int = 1,
-    gpus: int = 0,
-    model: str = "",
-    restart: Any = "OnFailure",
-    retries: int = 0,
-    env: dict[str, str] | None = None,
-) -> RolePlan:
-    return RolePlan(name, count, ("bash", "-c", command), env or {}, 1000, 1024, gpus, model, restart, retries)
-
-
-@dataclass
-class Agent:
-    """One node agent and its client. `seen` is all news so far, in order."""
-
-    home: Home
-    folder: Path
-    options: tuple[str, ...] = ()
-    seen: list[Seen] = field(default_factory=list)
-    position: str = ""
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "agent.sock"
-
-    @property
-    def cloud(self) -> LocalCloud:
-        return LocalCloud(str(self.socket))
-
-    def start(self) -> Agent:
-        argv = [self.home.python, "-m", "clusters.clouds.local.agent", "--dir", str(self.folder / "cloud")]
-        argv += ["--socket", str(self.socket), "--ignore-real-gpus", *self.options]
-        env = {"PYTHONPATH": str(self.home.code), "PATH": f"{self.home.folder}:{os.environ['PATH']}"}
-        with open(self.folder / "agent.log", "ab") as log:
-            self.process = subprocess.Popen(
-                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.folder, user=self.home.uid,
-                group=self.home.uid, extra_groups=None if self.home.uid is None else [],
-            )  # fmt: skip
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                batch = self.cloud.list()
-                break
-            except CloudError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    pytest.fail((self.folder / "agent.log").read_text())
-                time.sleep(0.01)
-        self.position = self.position or batch.position
-        return self
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the agent and waits for its end."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        self.process.wait(60)
-
-    def plan(self, *roles: RolePlan, mounts: tuple[Mount, ...] = (), program: str = "", grace: int = 5) -> Plan:
-        number = next(_numbers)
-        ref = RunRef(number, "ops", "ops-demo", "demo", number)
-        return Plan(ref, ImageRef("plain", "", self.home.environment, program), roles, mounts, grace)
-
-    def apply(self, *roles: RolePlan, **options: Any) -> RunRef:
-        plan = self.plan(*roles, **options)
-        self.cloud.apply(plan)
-        return plan.run
-
-    def until(self, what: Callable[[], Any], seconds: float = 20) -> Any:
-        """Follows the watch until `what()` is true of what was seen, and returns it."""
-        if result := what():
-            return result
-        deadline = time.monotonic() + seconds
-        for batch in self.cloud.watch(self.position):
-            self.position = batch.position
-            self.seen += batch.items
-            if result := what():
-                return result
-            if time.monotonic() > deadline:
-                break
-        return pytest.fail(f"This was not seen; the last news: {self.seen[-8:]}\n{self.log()}")
-
-    def task(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> TaskSeen | None:
-        """What was last seen of one attempt."""
-        for item in reversed(self.seen):
-            if isinstance(item, TaskSeen) and (item.run_id, item.role, item.index, item.attempt) == (run.id, name, index, attempt):
-                return item
-        return None
-
-    def ended(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0, seconds: float = 20) -> TaskSeen:
-        def done() -> TaskSeen | None:
-            task = self.task(run, name, index, attempt)
-            return task if task and task.phase in ("Succeeded", "Failed") else None
-
-        return self.until(done, seconds)
-
-    def running(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> TaskSeen:
-        def now() -> TaskSeen | None:
-            task = self.task(run, name, index, attempt)
-            return task if task and task.phase == "Running" else None
-
-        return self.until(now)
-
-    def storage(self, run: RunRef, state: str, seconds: float = 30) -> StorageSeen:
-        return self.until(
-            lambda: next((s for s in self.seen if isinstance(s, StorageSeen) and (s.run_id, s.state) == (run.id, state)), None),
-            seconds,
-        )
-
-    def gone(self, run: RunRef, seconds: float = 30) -> RunGone:
-        return self.until(lambda: next((s for s in self.seen if isinstance(s, RunGone) and s.run_id == run.id), None), seconds)
-
-    def output(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> str:
-        return self.cloud.log(run, name, index, attempt=attempt, limit=1 << 24).data.decode()
-
-    def until_output(self, run: RunRef, text: str, name: str = "worker", index: int = 0, attempt: int = 0) -> str:
-        """Waits for `text` in a log (there is no news of a log's growth)."""
-        deadline = time.monotonic() + 15
-        while text not in (output := self.output(run, name, index, attempt)):
-            assert time.monotonic() < deadline, f"{text!r} is not in {output!r}\n{self.log()}"
-            time.sleep(0.02)
-        return output
-
-    def says(self, command: str, **options: Any) -> str:
-        """The output of a command run as a task that must succeed."""
-        run = self.apply(role(command), **options)
-        end = self.ended(run)
-        assert end.phase == "Succeeded", (end, self.output(run))
-        return self.output(run)
-
-    def log(self) -> str:
-        return (self.folder / "agent.log").read_text()[-4000:]
-
-    def task_folder(self, run: RunRef, name: str = "worker-0-0") -> Path:
-        return self.folder / "cloud" / "runs" / str(run.id) / "tasks" / name
-
-    def close(self) -> None:
-        """Ends the tasks, then the agent."""
-        if self.process is not None and self.process.poll() is None:
-            try:
-                live = {item.run_id for item in self.cloud.list().items} - {
-                    item.run_id for item in self.cloud.list().items if isinstance(item, RunGone)
-                }
-                for number in live:
-                    self.cloud.delete(RunRef(number, "", "", "", 0))
-                self.seen.clear()
-                if live:
-                    self.until(lambda: live <= {item.run_id for item in self.seen if isinstance(item, RunGone)}, 15)
-            finally:
-                self.signal(signal.SIGTERM)
+from tests.clouds.agents import ROOT, USER, Agent, Home, Store
 
 
 @pytest.fixture(scope="session")
@@ -272,53 +83,6 @@ def agent(make_agent: Callable[..., Agent]) -> Agent:
     return make_agent()
 
 
-@dataclass
-class Store:
-    """An S3 server of one test, which may be stopped and started."""
-
-    folder: Path
-    port: int
-    access_key: str
-    secret_key: str
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        argv = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config="]
-        argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
-        env = {"RCLONE_AUTH_KEY": f"{self.access_key},{self.secret_key}", "HOME": "/tmp"}
-        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        pytest.fail("rclone serve s3 did not start")
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def put(self, name: str, text: str) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def source(self, bucket: str, prefix: str = "") -> S3Source:
-        return S3Source(self.url, bucket, prefix, self.access_key, self.secret_key)
-
-    def input(self, bucket: str, prefix: str = "") -> Mount:
-        return Mount("/elearn/input", True, self.source(bucket, prefix))
-
-    def output(self, bucket: str, prefix: str = "") -> Mount:
-        return Mount("/elearn/output", False, self.source(bucket, prefix))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A real S3 server (rclone) on a folder with the empty buckets `data` and `results`."""
@@ -333,12 +97,3 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
     finally:
         store.stop()
-
-
-def bad_key(mount: Mount) -> Mount:
-    assert isinstance(mount.source, S3Source)
-    return replace(mount, source=replace(mount.source, secret_key="0" * 40))
-
-
-def next_batch(agent: Agent, since: str) -> Batch:
-    return next(iter(agent.cloud.watch(since)))

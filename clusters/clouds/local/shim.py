@@ -188,6 +188,8 @@ class Watcher:
                 os.kill(self.init, signal.SIGKILL)
         os.waitpid(self.init, 0)
         self.log.close()
+        if not {"exit", "signal", "error"} & self.status.values.keys():  # PID 1 was killed, and the task with it
+            self.status.values["signal"] = signal.SIGKILL
 
     def _timeout(self) -> float | None:
         waits = [0.05] if self.untold else []
@@ -312,12 +314,13 @@ def _reap(task: int, stopping: list[int], report: Any) -> None:
 
 
 def start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: with the pid it names a process for as long as the machine is up. 0: no such process."""
+    """Field 22 of /proc/PID/stat: with the pid it names a process as long as the machine is up. 0: it is not alive."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError):
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
         return 0
+    return int(fields[19]) if fields[0] not in (b"Z", b"X") else 0
 
 
 def oom_kills(spec: dict[str, Any]) -> int:

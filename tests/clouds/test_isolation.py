@@ -1,0 +1,139 @@
+"""A task sees its programs and its data, and nothing of anybody else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusters.clouds.base import CloudRefused, LocalSource, Mount
+from tests.clouds.agents import Agent, role
+
+
+@pytest.fixture
+def allowed(agent: Agent) -> Path:
+    """A folder that an administrator allowed, which belongs to the user of the agent."""
+    folder = agent.folder / "allowed"
+    (folder / "set").mkdir(parents=True)
+    (folder / "set" / "x.txt").write_text("one\n")
+    for path in (folder, folder / "set", folder / "set" / "x.txt"):
+        if agent.home.uid is not None:
+            os.chown(path, agent.home.uid, agent.home.uid)
+    return folder
+
+
+def local(folder: Path, path: str, *, read_only: bool) -> Mount:
+    target = "/elearn/input" if read_only else "/elearn/output"
+    return Mount(target, read_only, LocalSource(str(folder), str(folder / path)))
+
+
+def test_nothing_of_the_host_is_there(agent: Agent) -> None:
+    (agent.folder / "cloud" / "secret").write_text("secret")
+    says = agent.says(f"ls -A /root /home /elearn /elearn/input /tmp /run; ls {agent.folder} || echo no such folder; ls / ")
+    assert "no such folder" in says
+    assert "secret" not in says
+    for name in ("mnt", "opt", "srv", "boot", "media"):
+        assert name not in says.split()
+
+
+def test_a_task_is_nobody(agent: Agent) -> None:
+    says = agent.says("id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; cat /etc/shadow || true")
+    uid, *rest = says.split()
+    assert int(uid) != 0
+    assert rest[:4] == ["CapPrm:" + "0" * 16, "CapEff:" + "0" * 16, "CapBnd:" + "0" * 16, "NoNewPrivs:1"]
+    assert "denied" in says
+    if agent.home.uid is None and os.geteuid() == 0:
+        assert int(uid) >= 200_000
+
+
+def test_tasks_of_one_appcode_keep_their_uid_and_others_have_another(agent: Agent) -> None:
+    import dataclasses
+
+    if agent.home.uid is not None or os.geteuid() != 0:
+        pytest.skip("An ordinary user has one uid.")
+    mine, again, other = (agent.plan(role("id -u")) for _ in range(3))
+    other = dataclasses.replace(other, run=dataclasses.replace(other.run, appcode="flight-demo"))
+    uids = []
+    for plan in (mine, other, again):
+        agent.cloud.apply(plan)
+        agent.ended(plan.run)
+        uids.append(agent.output(plan.run))
+    assert uids[0] == uids[2] != uids[1]
+
+
+def test_other_tasks_and_the_init_cannot_be_seen_or_touched(agent: Agent) -> None:
+    agent.running(agent.apply(role("sleep 9999")))
+    says = agent.says("grep -l . /proc/[0-9]*/comm | wc -l; kill -9 1; cat /proc/1/environ | wc -c; echo still here")
+    assert int(says.split()[0]) <= 4
+    assert says.endswith("still here\n")
+
+
+def test_only_tmp_output_and_shm_can_be_written(agent: Agent) -> None:
+    script = """
+    for folder in /tmp /var/tmp /dev/shm /elearn/output; do echo x > $folder/x || exit 1; done
+    for folder in / /etc /usr /elearn /elearn/input /sys /dev /proc $VIRTUAL_ENV; do
+        if echo x > $folder/x-of-elearn; then exit 2; fi
+    done
+    echo > /dev/null; head -c 4 /dev/urandom | wc -c; echo $HOME $PWD $(command -v python)
+    """
+    says = agent.says(script)
+    assert "4\n/tmp /elearn " + agent.home.environment + "/bin/python" in says
+
+
+def test_the_program_folder_is_where_a_task_starts(agent: Agent) -> None:
+    program = agent.folder / "program"
+    program.mkdir()
+    (program / "main.py").write_text("import sys; print('it works', sys.prefix)")
+    says = agent.says("pwd; python main.py; touch new || echo read-only", program=str(program))
+    assert says.startswith(f"/elearn/program\nit works {agent.home.environment}\n")
+    assert says.endswith("read-only\n")
+
+
+def test_a_local_folder_is_mounted_and_input_cannot_be_changed(agent: Agent, allowed: Path) -> None:
+    mounts = (local(allowed, "set", read_only=True),)
+    says = agent.says("cat /elearn/input/x.txt; rm /elearn/input/x.txt; echo y > /elearn/input/y || echo kept", mounts=mounts)
+    assert says.startswith("one\n")
+    assert says.endswith("kept\n")
+    assert os.listdir(allowed / "set") == ["x.txt"]
+
+
+def test_a_local_folder_for_output_is_made_and_stays(agent: Agent, allowed: Path) -> None:
+    run = agent.apply(role("echo two > /elearn/output/y.txt"), mounts=(local(allowed, "new/deep", read_only=False),))
+    assert agent.ended(run).phase == "Succeeded"
+    agent.cloud.delete(run)
+    agent.gone(run)
+    assert (allowed / "new" / "deep" / "y.txt").read_text() == "two\n"
+
+
+def test_a_folder_that_a_task_may_not_write_is_told(agent: Agent, allowed: Path) -> None:
+    (allowed / "set").chmod(0o555)
+    run = agent.apply(role("true"), mounts=(local(allowed, "set", read_only=False),))
+    end = agent.ended(run)
+    assert end.phase == "Failed"
+    assert "cannot be written by uid" in end.message
+
+
+def test_a_path_that_leaves_the_allowed_folder_is_refused(agent: Agent, allowed: Path) -> None:
+    (allowed / "link").symlink_to("/etc")
+    (allowed / "fine").symlink_to(allowed / "set")
+    for path in ("link", "link/ssl", "../..", "set/../../.."):
+        with pytest.raises(CloudRefused, match="does not lie in"):
+            agent.cloud.apply(agent.plan(role("true"), mounts=(local(allowed, path, read_only=True),)))
+    assert agent.says("cat /elearn/input/x.txt", mounts=(local(allowed, "fine", read_only=True),)) == "one\n"
+
+
+def test_a_missing_input_folder_is_told_and_waited_for(agent: Agent, allowed: Path) -> None:
+    run = agent.apply(role("true"), mounts=(local(allowed, "later", read_only=True),))
+    told = agent.storage(run, "failed")
+    assert told.message == f"The folder {allowed}/later cannot be used: No such file or directory."
+    task = agent.until(lambda: agent.task(run))
+    assert (task.reason, task.message) == ("FetchingInput", told.message)
+    agent.cloud.delete(run)
+    agent.gone(run)
+
+
+def test_two_runs_do_not_see_each_other(agent: Agent) -> None:
+    first = agent.apply(role("echo mine > /elearn/output/secret; echo mine > /tmp/secret; sleep 60"))
+    agent.running(first)
+    assert agent.says("find /elearn /tmp -name secret | wc -l") == "0\n"

@@ -1,0 +1,171 @@
+"""Whatever is killed: nothing is lost, nothing runs twice, no GPU is given twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from clusters.clouds.base import TaskSeen
+from tests.clouds.agents import Agent, role
+
+LISTEN = "trap 'exit 0' TERM; echo up; sleep 60 & wait"
+
+
+def shim_of(agent: Agent, run: object, name: str = "worker-0-0") -> int:
+    return int((agent.task_folder(run, name) / "lock").read_text())  # type: ignore[arg-type]
+
+
+def test_tasks_live_on_when_the_agent_is_killed_and_are_found_again(make_agent: Callable[..., Agent]) -> None:
+    agent = make_agent("--gpus", "2")
+    run = agent.apply(role("echo $$ $(date +%s%N); sleep 60", count=2, gpus=1))
+    waiting = agent.apply(role("true", gpus=1))
+    for index in range(2):
+        agent.running(run, index=index)
+    before = [agent.until_output(run, "\n", index=index) for index in range(2)]
+    uids = {agent.running(run, index=index).uid for index in range(2)}
+    agent.signal(signal.SIGKILL)
+    agent.start()
+    assert [agent.output(run, index=index) for index in range(2)] == before
+    assert {agent.running(run, index=index).uid for index in range(2)} == uids
+    assert agent.cloud.capacity().nodes[0].gpus_free == 0
+    assert len(agent.cloud.capacity().queue) == 1
+    agent.cloud.delete(run)
+    agent.gone(run)
+    assert agent.ended(waiting).phase == "Succeeded"
+    assert {item.attempt for item in agent.seen if isinstance(item, TaskSeen)} == {0}
+
+
+def test_what_happened_while_no_agent_was_there_is_told_by_the_next(agent: Agent) -> None:
+    run = agent.apply(role("sleep 0.7; exit 4"), role("sleep 0.7", name="ps"))
+    agent.running(run)
+    agent.running(run, "ps")
+    agent.signal(signal.SIGKILL)
+    time.sleep(1.0)
+    resumed = time.time()
+    agent.start()
+    end = agent.ended(run)
+    assert (end.phase, end.exit_code, end.estimated) == ("Failed", 4, False)
+    assert end.finished_at is not None
+    assert end.finished_at.timestamp() < resumed
+    assert agent.ended(run, "ps").phase == "Succeeded"
+
+
+def test_an_agent_killed_again_and_again_starts_everything_once(make_agent: Callable[..., Agent]) -> None:
+    agent = make_agent("--gpus", "3")
+    runs = []
+    for _ in range(4):
+        runs.append(agent.apply(role("echo started; sleep 0.5", count=2, gpus=1)))
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGKILL)
+        agent.process.wait()
+        agent.start()
+    for run in runs:
+        for index in range(2):
+            assert agent.ended(run, index=index).phase == "Succeeded"
+            assert agent.output(run, index=index) == "started\n"
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for item in agent.cloud.list().items:
+        if isinstance(item, TaskSeen):
+            assert item.attempt == 0
+            assert item.scheduled_at is not None
+            assert item.finished_at is not None
+            span = (item.scheduled_at.timestamp(), item.finished_at.timestamp())
+            for gpu in item.gpus:
+                spans.setdefault(gpu, []).append(span)
+    for held in spans.values():
+        held.sort()
+        assert all(one[1] <= other[0] for one, other in zip(held, held[1:], strict=False))
+
+
+def test_a_deletion_is_finished_by_the_next_agent(agent: Agent) -> None:
+    run = agent.apply(role("trap '' TERM; echo up; while :; do sleep 0.1; done"), grace=1)
+    agent.until_output(run, "up")
+    agent.cloud.delete(run)
+    agent.signal(signal.SIGKILL)
+    agent.start()
+    agent.gone(run)
+    assert agent.ended(run).reason == "Stopped"
+
+
+def test_a_lost_shim_takes_its_task_along_and_the_task_starts_again(agent: Agent) -> None:
+    run = agent.apply(role("echo $TASK_INDEX; sleep 7654", gpus=1))
+    agent.until_output(run, "0")
+    agent.running(run)
+    os.kill(shim_of(agent, run), signal.SIGKILL)
+    end = agent.ended(run)
+    assert (end.phase, end.reason, end.estimated, end.disrupted) == ("Failed", "Lost", True, True)
+    assert end.finished_at is not None
+    again = agent.running(run, attempt=1)
+    assert again.gpus == end.gpus
+    assert again.scheduled_at is not None
+    assert end.finished_at <= again.scheduled_at
+    agent.until_output(run, "0", attempt=1)
+    assert _alive("sleep 7654") <= 1
+
+
+def test_a_shim_and_the_agent_lost_together_are_noticed(agent: Agent) -> None:
+    run = agent.apply(role("echo up; sleep 60"))
+    agent.until_output(run, "up")
+    agent.running(run)
+    agent.signal(signal.SIGKILL)
+    os.kill(shim_of(agent, run), signal.SIGKILL)
+    time.sleep(0.5)
+    resumed = time.time()
+    agent.start()
+    end = agent.ended(run)
+    assert (end.reason, end.estimated, end.disrupted) == ("Lost", True, True)
+    assert end.finished_at is not None
+    assert end.finished_at.timestamp() < resumed
+    agent.running(run, attempt=1)
+
+
+def test_sigterm_leaves_tasks_alive(agent: Agent) -> None:
+    run = agent.apply(role(LISTEN))
+    agent.until_output(run, "up")
+    agent.signal(signal.SIGTERM)
+    agent.start()
+    assert agent.running(run).attempt == 0
+
+
+def test_stopping_the_portal_stops_tasks_and_the_next_start_goes_on(make_agent: Callable[..., Agent]) -> None:
+    agent = make_agent("--stop-tasks-on-term")
+    run = agent.apply(role(LISTEN, gpus=1), role("echo up; exit 0", name="ps"))
+    agent.until_output(run, "up")
+    agent.ended(run, "ps")
+    agent.running(run)
+    begin = time.monotonic()
+    agent.signal(signal.SIGTERM)
+    assert time.monotonic() - begin < 2
+    assert not _alive(f"{agent.folder}")
+    agent.start()
+    end = agent.ended(run)
+    assert (end.phase, end.reason, end.disrupted, end.estimated) == ("Failed", "Disrupted", True, False)
+    assert agent.running(run, attempt=1).gpus == end.gpus
+    assert not [item for item in agent.seen if isinstance(item, TaskSeen) and item.role == "ps" and item.attempt]
+
+
+def test_a_second_agent_in_the_same_folder_refuses_to_start(agent: Agent) -> None:
+    first = agent.process
+    agent.process = None
+    other = Agent(agent.home, agent.folder)
+    other.start()  # the first one answers
+    assert other.process is not None
+    assert other.process.wait(10) == 1
+    assert "Another node agent works in" in other.log()
+    agent.process = first
+
+
+def _alive(text: str) -> int:
+    """How many processes have `text` in their command line."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    line = file.read().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            count += line.startswith(text) or (text.startswith("/") and text in line)
+    return count

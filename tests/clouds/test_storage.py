@@ -1,0 +1,218 @@
+"""Data in a real S3 server: fetched before the start, stored during the run and at its end, whatever that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from clusters.clouds.base import NfsSource, RunGone
+from clusters.clouds.local import nfs
+from tests.clouds.agents import Agent, Store, bad_key, role
+
+
+def stored(store: Store, name: str) -> str | None:
+    path = store.folder / "results" / name
+    return path.read_text() if path.is_file() else None
+
+
+def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> None:
+    store.put("data/digits/a.txt", "one\n")
+    store.put("data/digits/deep/b ü $(x).txt", "two\n")
+    store.put("data/other/c.txt", "not mine\n")
+    script = "cd /elearn/input; find . -type f | sort; cat a.txt; mkdir -p /elearn/output/d; echo 42 > '/elearn/output/d/an swer.txt'"
+    run = agent.apply(role(script), mounts=(store.input("data", "digits"), store.output("results", "demo/1")))
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run) == "./a.txt\n./deep/b ü $(x).txt\none\n"
+    agent.storage(run, "stored")
+    assert stored(store, "demo/1/d/an swer.txt") == "42\n"
+    states = [item.state for item in agent.seen if hasattr(item, "state")]
+    assert states[0] == "fetching"
+    assert states[-2:] == ["storing", "stored"]
+    agent.cloud.delete(run)
+    assert agent.gone(run) == RunGone(run.id)
+    assert sorted(os.listdir(agent.folder / "cloud" / "runs" / str(run.id))) == ["gone.json", "tasks"]
+
+
+def test_input_is_read_only(agent: Agent, store: Store) -> None:
+    store.put("data/a.txt", "one\n")
+    run = agent.apply(role("echo two > /elearn/input/a.txt"), mounts=(store.input("data"),))
+    assert agent.ended(run).phase == "Failed"
+    assert "Read-only file system" in agent.output(run)
+
+
+def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
+    store.put("results/demo/checkpoint", "7")
+    script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 60"
+    run = agent.apply(role(script), mounts=(store.output("results", "demo"),))
+    agent.until_output(run, "7")
+    assert _until(agent, lambda: stored(store, "demo/next")) == "8\n"
+    agent.cloud.delete(run)
+    agent.gone(run)
+
+
+def test_output_is_stored_when_a_task_fails_or_is_stopped(agent: Agent, store: Store) -> None:
+    mounts = (store.output("results", "x"),)
+    failed = agent.apply(role("echo 1 > /elearn/output/failed; exit 1"), mounts=mounts)
+    agent.ended(failed)
+    agent.storage(failed, "stored")
+    assert stored(store, "x/failed") == "1\n"
+    script = "trap 'echo 2 > /elearn/output/stopped; exit 0' TERM; echo up; sleep 60 & wait"
+    stopped = agent.apply(role(script), mounts=mounts)
+    agent.until_output(stopped, "up")
+    agent.cloud.delete(stopped)
+    assert agent.gone(stopped).stored
+    assert stored(store, "x/stopped") == "2\n"
+
+
+def test_files_that_come_go_and_grow_are_stored_as_they_are_in_the_end(agent: Agent, store: Store) -> None:
+    script = """
+    cd /elearn/output; ln -s /etc/passwd link; mkfifo pipe; touch $'new\\nline'
+    for i in $(seq 400); do echo $i >> events; echo $i > ckpt-$i; rm -f ckpt-$((i-2)); sleep 0.02; done
+    """
+    run = agent.apply(role(script), mounts=(store.output("results", "tb"),))
+    assert agent.ended(run, seconds=30).phase == "Succeeded"
+    agent.storage(run, "stored")
+    events = stored(store, "tb/events")
+    assert events is not None
+    assert events.splitlines() == [str(number) for number in range(1, 401)]
+    assert stored(store, "tb/ckpt-400") == "400\n"
+    assert stored(store, "tb/link") is None
+
+
+def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, store: Store) -> None:
+    cases = (
+        (store.input("nothing-here"), f"There is no bucket nothing-here at {store.url}."),
+        (bad_key(store.input("data")), f"{store.url} refused the access key {store.access_key} for bucket data."),
+        (store.input("data", "no/such"), "There is no folder no/such in bucket data."),
+        (dataclasses.replace(store.input("data"), source=_elsewhere(store)), "http://127.0.0.1:9 cannot be reached."),
+    )
+    for mount, words in cases:
+        run = agent.apply(role("true"), mounts=(mount,))
+        told = agent.storage(run, "failed")
+        assert told.message == f"Input cannot be fetched: {words} It is tried again."
+        task = agent.until(lambda run=run: agent.task(run))
+        assert (task.phase, task.reason) == ("Pending", "FetchingInput")
+        agent.cloud.delete(run)
+        assert agent.gone(run).stored
+    run = agent.apply(role("cat /elearn/input/x"), mounts=(store.input("data", "late"),))
+    agent.storage(run, "failed")
+    store.put("data/late/x", "here\n")
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run) == "here\n"
+
+
+def test_waiting_for_data_holds_no_gpu(make_agent: Callable[..., Agent], store: Store) -> None:
+    agent = make_agent("--gpus", "1")
+    waiting = agent.apply(role("true", gpus=1), mounts=(store.input("nothing-here"),))
+    agent.storage(waiting, "failed")
+    assert agent.ended(agent.apply(role("true", gpus=1))).phase == "Succeeded"
+
+
+def test_storage_that_goes_away_and_comes_back_loses_nothing(agent: Agent, store: Store) -> None:
+    script = "echo 1 > /elearn/output/first; while ! test -e /elearn/output/end; do sleep 0.1; done; echo 2 > /elearn/output/second"
+    run = agent.apply(role(script), mounts=(store.output("results", "x"),))
+    _until(agent, lambda: stored(store, "x/first"))
+    store.stop()
+    output = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
+    (output / "end").write_text("")
+    agent.ended(run)
+    agent.cloud.delete(run)
+    told = agent.storage(run, "failed")
+    assert told.message == f"Output cannot be stored: {store.url} cannot be reached. It is tried again."
+    store.start()
+    assert agent.gone(run) == RunGone(run.id)
+    assert stored(store, "x/second") == "2\n"
+
+
+def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Callable[..., Agent], store: Store) -> None:
+    agent = make_agent("--store-seconds", "1")
+    run = agent.apply(role("echo 1 > /elearn/output/first; sleep 60"), mounts=(store.output("results", "x"),))
+    agent.running(run)
+    store.stop()
+    agent.cloud.delete(run)
+    gone = agent.gone(run)
+    folder = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
+    assert not gone.stored
+    assert gone.message == f"Output could not be stored: {store.url} cannot be reached. The files are still in {folder}."
+    assert (folder / "first").read_text() == "1\n"
+
+
+def test_killed_processes_are_replaced_and_nothing_is_lost(agent: Agent, store: Store) -> None:
+    store.put("data/a", "one\n")
+    script = "cat /elearn/input/a; echo 1 > /elearn/output/first; sleep 1; echo 2 > /elearn/output/second"
+    run = agent.apply(role(script), mounts=(store.input("data"), store.output("results", "x")))
+    agent.running(run)
+    storage = agent.folder / "cloud" / "runs" / str(run.id) / "storage"
+    agent.signal(signal.SIGKILL)
+    os.kill(int((storage / "lock").read_text()), signal.SIGKILL)
+    agent.start()
+    agent.ended(run)
+    agent.cloud.delete(run)
+    assert agent.gone(run).stored
+    assert (stored(store, "x/first"), stored(store, "x/second")) == ("1\n", "2\n")
+
+
+def test_stopping_the_portal_stores_the_output_first(make_agent: Callable[..., Agent], store: Store) -> None:
+    agent = make_agent("--stop-tasks-on-term")
+    script = "cat /elearn/output/mark; trap 'echo saved > /elearn/output/mark; exit 0' TERM; echo up; sleep 60 & wait"
+    run = agent.apply(role(script), mounts=(store.output("results", "x"),))
+    agent.until_output(run, "up")
+    agent.signal(signal.SIGTERM)
+    assert stored(store, "x/mark") == "saved\n"
+    agent.start()
+    agent.until_output(run, "saved\nup", attempt=1)
+
+
+def test_no_secret_is_in_a_command_line_or_can_be_read_by_others(agent: Agent, store: Store) -> None:
+    store.put("data/a", "one\n")
+    run = agent.apply(role("env; sleep 60"), mounts=(store.input("data"), store.output("results")))
+    agent.running(run)
+    for path in (agent.folder / "cloud" / "runs" / str(run.id)).rglob("*"):
+        if path.is_file() and store.secret_key in path.read_text(errors="replace"):
+            assert path.stat().st_mode & 0o077 == 0
+    assert store.secret_key not in agent.output(run)
+    agent.cloud.delete(run)
+    agent.gone(run)
+    left = [path for path in (agent.folder / "cloud").rglob("*") if path.is_file() and path.name != "journal"]
+    assert not [path for path in left if store.secret_key in path.read_text(errors="replace")]
+
+
+def test_nfs_without_a_mount_says_what_to_do(agent: Agent) -> None:
+    mount = dataclasses.replace(Store(Path(), 1, "", "").input("x"), source=NfsSource("127.0.0.9", "/export/data"))
+    run = agent.apply(role("true"), mounts=(mount,))
+    told = agent.storage(run, "failed")
+    assert told.message.startswith("Input cannot be fetched: 127.0.0.9:/export/data ")
+    agent.cloud.delete(run)
+    assert agent.gone(run).stored
+
+
+def test_an_nfs_export_is_found_where_it_or_its_parent_is_mounted(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "36 35 0:50 / /mnt/my\\040data rw,relatime shared:1 - nfs4 nas:/export rw\n"
+        "37 35 0:51 / /mnt/deep rw - nfs4 nas:/export/deep rw\n"
+        "38 35 8:1 / / rw - ext4 /dev/sda1 rw\n"
+    )
+    assert nfs.mounted("nas", "/export/sets/a", str(table)) == "/mnt/my data/sets/a"
+    assert nfs.mounted("nas", "/export/deep/b", str(table)) == "/mnt/deep/b"
+    assert nfs.mounted("nas", "/export", str(table)) == "/mnt/my data"
+    assert nfs.mounted("nas", "/exports", str(table)) is None
+    assert nfs.mounted("other", "/export", str(table)) is None
+
+
+def _elsewhere(store: Store) -> object:
+    return dataclasses.replace(store.source("data"), endpoint="http://127.0.0.1:9")
+
+
+def _until(agent: Agent, what: Callable[[], str | None]) -> str | None:
+    """Output that is stored while a run goes on is no news, so it is looked for."""
+    import time
+
+    deadline = time.monotonic() + 20
+    while (found := what()) is None:
+        assert time.monotonic() < deadline, agent.log()
+        time.sleep(0.05)
+    return found
