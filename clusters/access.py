@@ -7,7 +7,7 @@ from django.http import Http404
 
 from clusters.models import Cluster, Run
 from portal.access import VIEW, Capability, appcodes_for, require
-from portal.models import User
+from portal.models import Event, User
 
 
 def clusters_for(user: User, capability: Capability = VIEW) -> QuerySet[Cluster]:
@@ -34,3 +34,9 @@ def run_for(user: User, appcode: str, name: str, number: int) -> Run:
         raise Http404(f"{name} has no run {number}.")
     run.cluster = cluster
     return run
+
+
+def events_of(cluster: Cluster) -> QuerySet[Event]:
+    """What people did to `cluster` and what the cloud said, newest first; not what an earlier one of that name went through."""
+    appcode = cluster.appcode.code
+    return Event.objects.filter(appcode=appcode, object=f"cluster {cluster}", at__gte=cluster.created_at)

@@ -34,6 +34,11 @@ class Tick:
     text: str
     percent: float
 
+    @property
+    def y(self) -> str:
+        """The same place in the drawing."""
+        return f"{self.percent * SIDE / 100:.1f}"
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -64,7 +69,9 @@ class Chart:
             for line in self.lines
             if line.path or line.dots
         ]
-        return f"{self.title} by {self.x_label}. " + "; ".join(parts) + "." if parts else f"{self.title}: no numbers yet."
+        return (
+            f"{self.title} by {self.x_label}. " + "; ".join(parts) + "." if parts else f"{self.title}: no numbers yet."
+        )
 
 
 def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:

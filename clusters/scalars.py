@@ -30,7 +30,8 @@ MAX_LINES_PER_FILE = 100
 MAX_RECORD = 256 * 1024
 CHUNK = 4 * 1024 * 1024
 
-_FORMATS = {
+# struct's letters, and the field of TensorProto that holds the number when tensor_content does not.
+_FORMATS: dict[int, tuple[str, str]] = {
     types_pb2.DT_FLOAT: ("<f", "float_val"),
     types_pb2.DT_DOUBLE: ("<d", "double_val"),
     types_pb2.DT_HALF: ("<e", ""),
@@ -269,7 +270,9 @@ def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
                 points = [point for point in points if point.step < new[0].step]
             points += new
             ended = max(ended, file.ended)
-        curves.append(Curve(tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time)))))
+        curves.append(
+            Curve(tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time))))
+        )
     return curves
 
 

@@ -1,0 +1,249 @@
+"""The New Cluster form, what it would make and cost while one types, its two other uses (clone, change), and Import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from clusters import actions
+from clusters.access import cluster_for, clusters_for, run_for
+from clusters.forms import ClusterForm, ImportForm, Offer, fields_of, manifest_of, read_manifests, short_document
+from clusters.models import Cluster
+from clusters.preview import Preview, latest_capacity, preview
+from clusters.specs import MAX_NAME, ClusterManifest
+from clusters.views.listing import machine_notes
+from datastores.access import datastores_for
+from portal.access import OPERATE, appcodes_for
+from portal.errors import Conflict, FieldError, Invalid
+from portal.frame import selected_appcode
+from portal.models import User
+from portal.views import person
+
+# What stands in for a field that is not filled in yet, so that cost and fit can be told before the name is chosen.
+STAND_INS = {"name": "unnamed", "command": "true", "env": "", "schedule_after": ""}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new_cluster(request: HttpRequest) -> HttpResponse:
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]` or `?example=1`."""
+    user = person(request)
+    if request.method != "POST":
+        filled = _filled(request, user)
+        offer = _offer(user, filled.get("appcode", ""))
+        form = ClusterForm(offer, initial=example(offer) | filled if "example" in request.GET else filled)
+        return _page(request, form)
+    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    cluster = (
+        _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
+    )
+    if cluster is None:
+        return _page(request, form)
+    messages.success(request, f"{cluster.name} has been submitted.")
+    return redirect("cluster", cluster.appcode.code, cluster.name)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Re-Deploy with changes: the new definition and its run are made together or not at all."""
+    user = person(request)
+    cluster = cluster_for(user, appcode, name, OPERATE)
+    filled = fields_of(_manifest(cluster, cluster.spec))
+    offer = _offer(user, appcode)
+    form = (
+        ClusterForm(offer, request.POST, initial=filled)
+        if request.method == "POST"
+        else ClusterForm(offer, initial=filled)
+    )
+    form.fix("appcode", "name")
+
+    def change(manifest: ClusterManifest) -> Cluster:
+        with transaction.atomic():
+            changed = actions.change_cluster(cluster, manifest, acting_user=user)
+            actions.deploy(changed, acting_user=user)
+        return changed
+
+    changed = _try(form, change) if request.method == "POST" and form.is_valid() else None
+    if changed is None:
+        return _page(request, form, cluster=cluster)
+    messages.success(request, f"{name} has been submitted with its changes.")
+    return redirect("cluster", appcode, name)
+
+
+@require_POST
+def preview_cluster(request: HttpRequest) -> HttpResponse:
+    """The right column of the form: what is typed so far, judged and priced. Writes nothing."""
+    user = person(request)
+    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    return render(request, "clusters/_preview.html", _preview(request, form, user))
+
+
+@require_GET
+def datastore_choices(request: HttpRequest) -> HttpResponse:
+    """The INPUT and OUTPUT fields for another appcode."""
+    user = person(request)
+    chosen = {name: request.GET.get(name, "") for name in ("appcode", "input", "output")}
+    form = ClusterForm(_offer(user, chosen["appcode"]), initial=chosen)
+    for name in ("input", "output"):
+        form.forget_unless_offered(name)
+    return render(request, "clusters/_stores.html", {"form": form})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def import_clusters(request: HttpRequest) -> HttpResponse:
+    """Manifests from a file or pasted: all are created, or none with every error."""
+    user = person(request)
+    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
+    if request.method == "POST" and form.is_valid():
+        try:
+            made = _import(read_manifests(form.text), user)
+        except Invalid as invalid:
+            form.complain(invalid.errors)
+        except Conflict as conflict:
+            form.add_error(None, str(conflict))
+        else:
+            messages.success(request, f"Imported {', '.join(cluster.name for cluster in made)}.")
+            return redirect("cluster", made[0].appcode.code, made[0].name) if len(made) == 1 else redirect("clusters")
+    return render(request, "clusters/import.html", {"form": form})
+
+
+@transaction.atomic
+def _import(manifests: list[ClusterManifest], user: User) -> list[Cluster]:
+    made = []
+    for number, manifest in enumerate(manifests, 1):
+        try:
+            made.append(actions.create_cluster(manifest, acting_user=user))
+        except Invalid as invalid:
+            if len(manifests) == 1:
+                raise
+            where = f"manifest {number}"
+            raise Invalid([FieldError((where, *error.path), error.message) for error in invalid.errors]) from invalid
+    return made
+
+
+def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Cluster | None:
+    """Runs the action on what the form says; what it refuses stands beside the fields."""
+    assert form.manifest is not None
+    try:
+        cluster = action(form.manifest)
+    except Invalid as invalid:
+        form.complain(invalid.errors)
+    except Conflict as conflict:
+        form.add_error(None, str(conflict))
+    else:
+        return cluster
+    return None
+
+
+def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
+    context = {"form": form, "cluster": cluster, "notes": machine_notes(latest_capacity().nodes)}
+    return render(request, "clusters/new.html", context)
+
+
+def _offer(user: User, appcode: str) -> Offer:
+    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user))
+
+
+def _filled(request: HttpRequest, user: User) -> dict[str, str]:
+    """What a new form starts with."""
+    if source := request.GET.get("clone"):
+        return _cloned(user, source, request.GET.get("run", ""))
+    appcode = selected_appcode(request)
+    return {"appcode": appcode} if appcode else {}
+
+
+def example(offer: Offer) -> dict[str, str]:
+    """The training of handwritten digits with parameter servers, as far as the demonstration's parts are on offer."""
+    stores = {store.name for store in offer.datastores}
+    image = next((image.name for image in offer.images if image.environment and "tensorflow" in image.name), "")
+    plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
+    with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
+    return {
+        "name": "example",
+        "image": image,
+        "command": "python digits_ps.py",
+        "input": "demo-input" if "demo-input" in stores else "",
+        "output": "demo-output" if "demo-output" in stores else "",
+        "master_flavor": with_gpu,
+        "ps_flavor": plain,
+        "ps_count": "1",
+        "worker_flavor": with_gpu,
+        "worker_count": "2",
+    }
+
+
+def _cloned(user: User, source: str, run: str) -> dict[str, str]:
+    appcode, slash, name = source.partition("/")
+    if not slash or (run and not (run.isdecimal() and len(run) < 10)):
+        raise Http404("Name what to clone as APPCODE/NAME.")
+    cluster = cluster_for(user, appcode, name)
+    spec = run_for(user, appcode, name, int(run)).spec if run else cluster.spec
+    return fields_of(_manifest(cluster, spec)) | {"name": _free_name(user, name)}
+
+
+def _free_name(user: User, name: str) -> str:
+    """`name`, or the first of name-2, name-3, … that no cluster they see has."""
+    taken = set(clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True))
+    number = 2
+    candidate = name
+    while candidate in taken:
+        ending = f"-{number}"
+        candidate = name[: MAX_NAME - len(ending)] + ending
+        number += 1
+    return candidate
+
+
+def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:
+    metadata = {"name": cluster.name, "appcode": cluster.appcode.code}
+    return ClusterManifest.model_validate({"kind": "cluster", "metadata": metadata, "spec": spec})
+
+
+def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, Any]:
+    complete = form.is_valid()
+    manifest = form.manifest
+    if manifest is None and set(form.errors) <= set(STAND_INS):
+        manifest = form.with_stand_ins({name: STAND_INS[name] for name in form.errors})
+    found: Preview | None = None
+    if manifest is not None:
+        try:
+            found = preview(manifest, acting_user=user)
+        except Invalid as invalid:
+            complete = False
+            form.complain(invalid.errors)
+    if form.manifest is not None:
+        document = short_document(form.manifest)
+    else:
+        document, _ = manifest_of({name: str(form[name].value() or "") for name in form.fields})
+    appcode = document["metadata"]["appcode"]
+    address = request.build_absolute_uri(f"/api/v1/appcodes/{quote(appcode)}/clusters")
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    return {
+        "form": form,
+        "preview": found,
+        "complete": complete,
+        "missing": [form[name].label for name in form.errors if name in form.fields and not form[name].value()],
+        "wrong": [
+            (form[name].label, errors[0])
+            for name, errors in form.errors.items()
+            if name in form.fields and form[name].value()
+        ],
+        "manifest": text,
+        "curl": curl(address, text),
+    }
+
+
+def curl(address: str, document: str, *, method: str = "POST") -> str:
+    """The command that does the same through REST. The here-document is quoted, so nothing in the manifest is expanded."""
+    return (
+        f"curl -X {method} {address} \\\n"
+        '  -H "Authorization: Bearer $TOKEN" \\\n'
+        '  -H "Content-Type: application/json" \\\n'
+        f"  --data-binary @- <<'MANIFEST'\n{document}\nMANIFEST"
+    )

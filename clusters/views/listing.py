@@ -1,0 +1,274 @@
+"""The first page: one row a cluster, filters, and a fragment that keeps itself up to date.
+
+The fragment is asked for every few seconds by everybody who has the page open, so it is cheap twice: two queries however many
+clusters there are, and what it says is compared with what the browser has (ETag) before anything is rendered.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.core.cache import cache
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.fields.json import KT, KeyTransform
+from django.db.models.functions import JSONObject
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils.cache import get_conditional_response
+from django.views.decorators.http import conditional_page, require_safe
+
+from billing.access import Amount, usage_by_appcode
+from billing.periods import month
+from clusters import tasks
+from clusters.access import clusters_for
+from clusters.clouds.base import Node
+from clusters.models import CloudState, Cluster, Flavor, Run
+from clusters.search import Search, page
+from clusters.specs import ROLES
+from portal.access import OPERATE, appcodes_for
+from portal.frame import selected_appcode
+from portal.models import Appcode, Membership, User
+from portal.templatetags.portal import gpu_hours
+from portal.views import person
+
+ROWS = 40
+FLAVOR_TITLES = "clusters.flavor_titles"
+SPENT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class RoleCell:
+    """ "Middle + 1 GPU", 100 of 100."""
+
+    flavor: str
+    ready: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row shows; two equal rows look the same, which is what the ETag is made of."""
+
+    pk: int
+    name: str
+    appcode: str
+    owner: str
+    phase: str
+    reason: str
+    message: str
+    roles: dict[str, RoleCell]
+    input: str
+    output: str
+    started: dt.datetime | None
+    gpu_hours: str
+    cost: str
+    may_operate: bool
+    is_live: bool
+    is_ending: bool
+
+    @property
+    def url(self) -> str:
+        return f"/clusters/{self.appcode}/{self.name}"
+
+    @property
+    def columns(self) -> list[tuple[str, list[RoleCell]]]:
+        """The roles by column of the table; an evaluator stands with the workers."""
+        columns = (("Master", ("master",)), ("Parameter server", ("ps",)), ("Worker", ("worker", "evaluator")))
+        return [(label, [self.roles[role] for role in roles if role in self.roles]) for label, roles in columns]
+
+    @property
+    def can_cancel(self) -> bool:
+        return self.may_operate and self.is_live and not self.is_ending and self.phase in ("Queued", "Starting")
+
+    @property
+    def can_disable(self) -> bool:
+        return self.may_operate and self.is_live and not self.is_ending and self.phase == "Running"
+
+    @property
+    def can_deploy(self) -> bool:
+        return self.may_operate and not self.is_live
+
+
+@dataclass(frozen=True)
+class Morning:
+    """What people check first: GPUs held and runs that wait, of all and of one's own; and what to know of the machines."""
+
+    gpus: int = 0
+    my_gpus: int = 0
+    waiting: int = 0
+    my_waiting: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@require_safe
+def clusters(request: HttpRequest) -> HttpResponse:
+    """The page: three queries, that of the signed-in person included."""
+    return render(request, "clusters/list.html", _context(request))
+
+
+@require_safe
+def rows(request: HttpRequest) -> HttpResponseBase:
+    """The part of it that changes: 304 while nothing of it has."""
+    context = _context(request)
+    told = repr((context["rows"], context["morning"], context["next_cursor"], context["search"], request.user.pk))
+    etag = f'"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"'
+    response = get_conditional_response(request, etag=etag)
+    if response is None:
+        response = render(request, "clusters/_rows.html", {**context, "live": True})
+        response["ETag"] = etag
+    response["Cache-Control"] = "private, no-cache"
+    return response
+
+
+@require_safe
+@conditional_page
+def spent(request: HttpRequest) -> HttpResponse:
+    """What the person's appcodes have cost this month: its own part, because it sums up a month of everybody's usage."""
+    user = person(request)
+    appcodes = _selected(appcodes_for(user), request)
+    key = f"clusters.spent.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
+    total: Amount | None = cache.get(key)
+    now = tasks.now()
+    if total is None:
+        total = Amount.total(usage.amount for usage in usage_by_appcode(appcodes, month(now), now))
+        cache.set(key, total, SPENT_SECONDS)
+    return render(request, "clusters/_spent.html", {"spent": total, "month": now})
+
+
+def flavor_titles() -> dict[str, str]:
+    """Name → title of every flavor, remembered for a minute (`forget_flavors` when one changes)."""
+    titles: dict[str, str] | None = cache.get(FLAVOR_TITLES)
+    if titles is None:
+        titles = dict(Flavor.objects.values_list("name", "title"))
+        cache.set(FLAVOR_TITLES, titles, 60)
+    return titles
+
+
+def forget_flavors() -> None:
+    cache.delete(FLAVOR_TITLES)
+
+
+def machine_notes(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """What a user must know of the machines, each sentence once: simulated GPUs, limits that are not enforced."""
+    nodes = list(nodes)
+    simulated = sum(node.gpus for node in nodes if node.simulated)
+    first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
+    return tuple(dict.fromkeys([first] * bool(simulated) + [node.note for node in nodes if node.note]))
+
+
+def _context(request: HttpRequest) -> dict[str, Any]:
+    user = person(request)
+    search = replace(Search.read(request.GET), appcode=selected_appcode(request))
+    found, next_cursor = page(search.narrow(_listed(user)), search.cursor, ROWS)
+    now = tasks.now()
+    titles = flavor_titles()
+    return {
+        "rows": [_listed_row(cluster, titles, now) for cluster in found],
+        "morning": _morning(user, search.appcode),
+        "search": search,
+        "next_cursor": next_cursor,
+        "phases": Run.Phase.values,
+        "query": request.GET.urlencode(),
+    }
+
+
+def _listed(user: User) -> QuerySet[Cluster]:
+    """What the rows need and no more: commands and environments may be long."""
+    clusters = clusters_for(user).defer(
+        "spec", "current_run__spec", "current_run__resources", "current_run__verdict_message"
+    )
+    operators = Membership.objects.filter(user=user, appcode=OuterRef("appcode"), role__in=OPERATE.value)
+    return clusters.annotate(
+        may_operate=Value(True) if user.is_administrator else Exists(operators),
+        spec_roles=_spec("roles"),
+        spec_input=_spec("input"),
+        spec_output=_spec("output"),
+    )
+
+
+def _spec(key: str) -> Any:
+    return KeyTransform(key, "current_run__spec") if key == "roles" else KT(f"current_run__spec__{key}")
+
+
+def _listed_row(cluster: Cluster, titles: dict[str, str], now: dt.datetime) -> Row:
+    """A row from the annotations of `_listed`, which the model does not know."""
+    shown = cluster.__dict__
+    data = shown["spec_input"], shown["spec_output"]
+    return _row(cluster, shown["may_operate"], shown["spec_roles"] or {}, data, titles, now)
+
+
+def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: dt.datetime) -> Row:
+    """A row from the models alone."""
+    run = cluster.current_run
+    spec = run.spec if run else cluster.spec
+    return _row(cluster, may_operate, spec["roles"], (spec["input"], spec["output"]), titles, now)
+
+
+def _row(
+    cluster: Cluster,
+    may_operate: bool,
+    roles: dict[str, Any],
+    data: tuple[str | None, str | None],
+    titles: dict[str, str],
+    now: dt.datetime,
+) -> Row:
+    run = cluster.current_run
+    cells: dict[str, RoleCell] = {
+        role: RoleCell(titles.get(roles[role]["flavor"], roles[role]["flavor"]), facts["ready"], facts["count"])
+        for role in ROLES
+        if run and (facts := run.roles.get(role)) and role in roles
+    }
+    return Row(
+        pk=cluster.pk,
+        name=cluster.name,
+        appcode=cluster.appcode.code,
+        owner=cluster.created_by.username if cluster.created_by else "",
+        phase=run.phase if run else "",
+        reason=run.reason if run else "",
+        message=run.message if run and (run.reason or run.phase not in ("Running", "Succeeded")) else "",
+        roles=cells,
+        input=data[0] or "",
+        output=data[1] or "",
+        started=run.started_at if run else None,
+        gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
+        cost=f"{run.cost_at(now):,.2f}" if run else "–",
+        may_operate=may_operate,
+        is_live=bool(run and not run.is_terminal),
+        is_ending=bool(run and (run.desired == Run.Desired.ENDED or run.verdict)),
+    )
+
+
+def _morning(user: User, appcode: str) -> Morning:
+    """One query: the clouds' capacity, and beside it the sums over living runs that the person may see."""
+    runs = Run.objects.filter(gone=False)
+    if not user.is_administrator:
+        runs = runs.filter(cluster__appcode__in=appcodes_for(user).values("pk"))
+    if appcode:
+        runs = runs.filter(cluster__appcode__code=appcode)
+    mine = Q(created_by=user)
+    waits = Q(phase=Run.Phase.QUEUED)
+    facts = (
+        runs.order_by()
+        .values(every=Value(1))
+        .annotate(
+            facts=JSONObject(
+                gpus=Sum("gpu_rate"),
+                my_gpus=Sum("gpu_rate", filter=mine),
+                waiting=Count("pk", filter=waits),
+                my_waiting=Count("pk", filter=waits & mine),
+            )
+        )
+    )
+    states = list(CloudState.objects.order_by("pk").annotate(facts=Subquery(facts.values("facts"))))
+    found = (states[0].__dict__["facts"] or {}) if states else {}
+    nodes = [Node(**node) for state in states for node in state.capacity.get("nodes", [])]
+    return Morning(**{name: int(value or 0) for name, value in found.items()}, notes=machine_notes(nodes))
+
+
+def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:
+    code = selected_appcode(request)
+    return appcodes.filter(code=code) if code else appcodes
