@@ -29,12 +29,12 @@ from clusters.search import Search
 from clusters.serializers import (
     ClusterDocument,
     ClusterPage,
+    ClusterUsageDocument,
     FlavorPage,
     ImagePage,
     RunDocument,
     RunPage,
     TaskPage,
-    UsageDocument,
     flavor_document,
     image_document,
     read_manifest,
@@ -291,7 +291,7 @@ class ClusterUsage(APIView):
         operation_id="clusters_usage",
         summary="What a cluster has used and what it costs",
         parameters=[OpenApiParameter("run", int, description="Whose segments to show; the latest run when absent.")],
-        responses=UsageDocument,
+        responses=ClusterUsageDocument,
     )
     def get(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)

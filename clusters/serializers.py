@@ -124,7 +124,7 @@ class SegmentDocument(Answer):
     notes: list[str] = Field(description="A sentence for each thing that was estimated or mended.")
 
 
-class UsageDocument(Answer):
+class ClusterUsageDocument(Answer):
     """What a cluster has used in all of its runs, and the segments of one of them."""
 
     kind: Literal["usage"] = "usage"
@@ -244,7 +244,7 @@ def usage_document(
 ) -> dict[str, Any]:
     """Usage until `now`: the sums over all runs, and `segments` of `run`. One query."""
     runs = list(cluster.runs.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"))
-    return UsageDocument(
+    return ClusterUsageDocument(
         appcode=cluster.appcode.code,
         cluster=cluster.name,
         gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),

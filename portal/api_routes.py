@@ -4,6 +4,8 @@ from portal import api
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("me", api.MeView.as_view()),
+    path("appcodes", api.Appcodes.as_view()),
+    path("appcodes/<slug:code>", api.OneAppcode.as_view()),
     path("schema", api.SchemaView.as_view(), name="api-schema"),
     path("docs", api.DocsView.as_view(), name="api-docs"),
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
 from drf_spectacular.contrib.pydantic import PydanticExtension
+from drf_spectacular.drainage import set_override, warn
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_scheme_object
 
@@ -35,6 +36,15 @@ class ManifestSchema(PydanticExtension):  # type: ignore[no-untyped-call]
     """A pydantic model as it is sent (defaults may be left out) or as it is answered (they are always there)."""
 
     priority = 1
+    named: ClassVar[dict[str, type]] = {}
+
+    def get_name(self, auto_schema: Any, direction: str) -> str:
+        """The class's name; two models with one name would silently become one, so that is a warning (an error in tests)."""
+        name: str = self.target.__name__
+        set_override(self.target, "suppress_collision_warning", True)
+        if self.named.setdefault(name, self.target) is not self.target:
+            warn(f"Two different models are called {name}.")
+        return name
 
     def map_serializer(self, auto_schema: Any, direction: str) -> dict[str, Any]:
         suffix = "Request" if direction == "request" else ""

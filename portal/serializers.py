@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime as dt
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from portal.models import User
+from portal.errors import FieldError, Invalid
+from portal.models import Appcode, Membership, User
+from portal.specs import AppcodeManifest, errors_by_path
 
 
 class Answer(BaseModel):
@@ -30,6 +33,60 @@ class Me(Answer):
     email: str
     administrator: bool
     memberships: list[Role]
+
+
+class AppcodeStatus(Answer):
+    state: Literal["requested", "active", "refused", "disabled"]
+    note: str = Field(description="Why it was refused or disabled.")
+    created: dt.datetime
+    requested_by: str | None
+
+
+class AppcodeDocument(AppcodeManifest):
+    """An appcode as it is answered: the manifest with its state."""
+
+    status: AppcodeStatus
+
+
+class AppcodePage(Answer):
+    items: list[AppcodeDocument]
+    next: str | None
+
+
+def read_appcode(body: Any, *, code: str | None = None) -> AppcodeManifest:
+    """The manifest in a body, sent to /appcodes[/`code`]; the address may say the code instead. Raises Invalid."""
+    if code is not None and isinstance(body, dict):
+        body = {"metadata": {"name": code}, **body}
+    try:
+        return AppcodeManifest.model_validate(body)
+    except ValidationError as error:
+        found = errors_by_path(error.errors(include_url=False, include_input=False))
+        raise Invalid([FieldError(path, message) for path, message in found]) from error
+
+
+def appcode_document(appcode: Appcode) -> dict[str, Any]:
+    """The appcode as a manifest. No queries when `org_node`, `requested_by` and `memberships__user` were fetched."""
+    members = appcode.memberships.all()
+    owners = sorted(member.user.username for member in members if member.role == Membership.Role.OWNER)
+    return {
+        "kind": "appcode",
+        "metadata": {"name": appcode.code},
+        "spec": {
+            "orgNode": appcode.org_node.path,
+            "name": appcode.name,
+            "owners": owners,
+            "emails": appcode.emails,
+            "remark": appcode.remark,
+            "resourceType": appcode.resource_type,
+            "gpuQuota": appcode.gpu_quota,
+        },
+        "status": AppcodeStatus(
+            state=appcode.state,
+            note=appcode.note,
+            created=appcode.created_at,
+            requested_by=appcode.requested_by.username if appcode.requested_by else None,
+        ).json_value(),
+    }
 
 
 def me(user: User) -> dict[str, Any]:

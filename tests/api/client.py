@@ -33,6 +33,12 @@ def manifest(name: str = "show1", appcode: str = "ops-demo", **spec: Any) -> dic
     }
 
 
+def appcode(code: str = "ops-new", **spec: Any) -> dict[str, Any]:
+    """An appcode's manifest that is accepted from alice; `spec` replaces parts of it."""
+    given = {"orgNode": "qunarcorp.ops", "owners": ["alice"], "emails": ["alice@example.com"], **spec}
+    return {"kind": "appcode", "metadata": {"name": code}, "spec": given}
+
+
 @dataclass
 class Api:
     """One person with a token. Methods answer (status, body); the whole answer is in `last`."""

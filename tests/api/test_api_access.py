@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import Api, manifest
+from tests.api.client import Api, appcode, manifest
 
 OPS = "/appcodes/ops-demo"
 SHOW1 = f"{OPS}/clusters/show1"
@@ -19,9 +19,20 @@ def operate(status: int) -> tuple[int, ...]:
     return (status, status, 403, 404, status, 401)
 
 
+def owns(status: int) -> tuple[int, ...]:
+    return (status, 403, 403, 404, status, 401)
+
+
+OPS_MANIFEST = appcode("ops-demo", orgNode="qunarcorp.ops")
+
 MATRIX: list[tuple[str, str, Any, tuple[int, ...]]] = [
     ("GET", "/me", None, OPEN),
     ("GET", "/clusters", None, OPEN),
+    ("GET", "/appcodes", None, OPEN),
+    # Everybody may ask; alice and root are named as owners and only an administrator may ask for others alone.
+    ("POST", "/appcodes", appcode("ops-new"), (201, 422, 422, 422, 201, 401)),
+    ("GET", OPS, None, READ),
+    ("PUT", OPS, OPS_MANIFEST, owns(200)),
     ("GET", "/flavors", None, OPEN),
     ("GET", "/images", None, OPEN),
     ("GET", f"{OPS}/clusters", None, READ),
