@@ -1,3 +1,11 @@
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from datastores import api
+
+ONE = "appcodes/<slug:code>/datastores/<slug:name>"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("appcodes/<slug:code>/datastores", api.AppcodeDatastores.as_view()),
+    path(ONE, api.OneDatastore.as_view()),
+    path(f"{ONE}/test", api.TestDatastore.as_view()),
+]

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import logging
 import os
 import secrets
 import sys
@@ -170,6 +171,8 @@ def _given(name: str) -> str:
 
 def _show1() -> ClusterManifest:
     """One master, one parameter server, two workers. Those that compute get a GPU each where the machine has enough."""
+    # That there are none is no news here.
+    logging.getLogger(gpus.__name__).setLevel(logging.WARNING)
     there = len(gpus.find(int(os.environ.get("LOCAL_CLOUD_GPUS", "8"))).slots)
     worker = "middle-1-gpu" if there >= 2 else "middle"
     master = "middle-1-gpu" if there >= 3 else "middle"

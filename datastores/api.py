@@ -1,0 +1,132 @@
+"""REST: datastores of an appcode. Thin: read, check access, act, answer with a manifest."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import OpenApiExample, extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from datastores import actions
+from datastores.access import datastore_for, datastores_for
+from datastores.serializers import (
+    DatastoreDocument,
+    DatastorePage,
+    TestAnswer,
+    read_manifest,
+    test_answer,
+    to_manifest,
+    to_manifests,
+)
+from datastores.specs import DatastoreManifest
+from portal.access import OPERATE, appcode_for
+from portal.api import person
+from portal.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
+
+_METADATA = {"name": "demo-output", "appcode": "ops-demo"}
+EXAMPLES = [
+    OpenApiExample(
+        "S3",
+        request_only=True,
+        value={
+            "kind": "datastore",
+            "metadata": _METADATA,
+            "spec": {
+                "s3": {
+                    "server": "https://s3.example.com",
+                    "access_key": "AKIAEXAMPLE",
+                    "secret_key": "…",
+                    "bucket": "tmp",
+                }
+            },
+        },
+    ),
+    OpenApiExample(
+        "NFS",
+        request_only=True,
+        value={
+            "kind": "datastore",
+            "metadata": _METADATA,
+            "spec": {"nfs": {"server": "10.0.0.7", "path": "/data/output"}},
+        },
+    ),
+    OpenApiExample(
+        "Folder of this machine",
+        request_only=True,
+        value={"kind": "datastore", "metadata": _METADATA, "spec": {"local": {"path": "/data/output"}}},
+    ),
+]
+
+
+class AppcodeDatastores(APIView):
+    @extend_schema(
+        operation_id="datastores_list",
+        summary="The datastores of an appcode, by name",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=DatastorePage,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code)
+        rows = search(request, datastores_for(person(request)).filter(appcode=appcode), "name", "kind")
+        answer = page(request, rows, order="name", render=lambda store: store)
+        answer.data["items"] = to_manifests(answer.data["items"])
+        return answer
+
+    @extend_schema(
+        operation_id="datastores_create",
+        summary="Create a datastore",
+        description="The secret key goes in and never comes out again. Nothing is tried: POST to …/test for that.",
+        request=DatastoreManifest,
+        responses={201: DatastoreDocument},
+        examples=EXAMPLES,
+    )
+    def post(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code, OPERATE)
+        manifest = read_manifest(request.data, appcode=appcode.code)
+        store = actions.create_datastore(manifest, acting_user=person(request))
+        address = request.build_absolute_uri(f"{request.path}/{store.name}")
+        return Response(to_manifest(store), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+class OneDatastore(APIView):
+    @extend_schema(operation_id="datastores_read", summary="A datastore as a manifest", responses=DatastoreDocument)
+    def get(self, request: Request, code: str, name: str) -> Response:
+        return Response(to_manifest(datastore_for(person(request), code, name)))
+
+    @extend_schema(
+        operation_id="datastores_change",
+        summary="Point a datastore to another place",
+        description="Without `secret_key` the one that is stored is kept, as long as server and access key stay the same. "
+        "Runs that have begun keep what they mounted.",
+        request=DatastoreManifest,
+        responses=DatastoreDocument,
+        examples=EXAMPLES,
+    )
+    def put(self, request: Request, code: str, name: str) -> Response:
+        store = datastore_for(person(request), code, name, OPERATE)
+        manifest = read_manifest(request.data, appcode=code, name=name)
+        return Response(to_manifest(actions.change_datastore(store, manifest, acting_user=person(request))))
+
+    @extend_schema(
+        operation_id="datastores_delete",
+        summary="Forget a datastore",
+        description="Its files stay where they are. Refused while clusters use it.",
+        responses={204: None},
+    )
+    def delete(self, request: Request, code: str, name: str) -> Response:
+        actions.delete_datastore(datastore_for(person(request), code, name, OPERATE), acting_user=person(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class TestDatastore(APIView):
+    @extend_schema(
+        operation_id="datastores_test",
+        summary="Try the connection",
+        description=f"Answers within {actions.TEST_SECONDS} seconds what is wrong, and at which field of the manifest.",
+        request=None,
+        responses=TestAnswer,
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        store = datastore_for(person(request), code, name, OPERATE)
+        return Response(test_answer(actions.try_datastore(store, acting_user=person(request))))

@@ -1,0 +1,115 @@
+"""Datastores as the API says them: `{kind, metadata, spec, status}`, with every field of the spec but the secret.
+
+What was read can be sent back unchanged: a change without a secret keeps the one that is stored.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from datastores.actions import Outcome
+from datastores.models import Datastore
+from datastores.specs import DatastoreManifest, LocalSpec, Metadata, NfsSpec
+from datastores.uses import uses_of
+from portal.errors import FieldError, Invalid
+from portal.serializers import Answer
+from portal.specs import errors_by_path
+
+
+class S3Shown(BaseModel):
+    """Everything but the secret key."""
+
+    server: str
+    access_key: str
+    bucket: str
+    prefix: str
+    region: str
+
+
+class SpecShown(BaseModel):
+    """One of the three; the others are absent."""
+
+    s3: S3Shown | None = None
+    nfs: NfsSpec | None = None
+    local: LocalSpec | None = None
+
+
+class DatastoreStatus(Answer):
+    """How the last test went (null before there was one), and the clusters that use it."""
+
+    tested: dt.datetime | None
+    ok: bool | None
+    message: str
+    used_by: list[str]
+
+
+class DatastoreDocument(Answer):
+    kind: Literal["datastore"] = "datastore"
+    metadata: Metadata
+    spec: SpecShown
+    status: DatastoreStatus
+
+
+class DatastorePage(Answer):
+    items: list[DatastoreDocument]
+    next: str | None
+
+
+class TestAnswer(Answer):
+    """`path` names the field to mend, "" where there is none."""
+
+    ok: bool
+    message: str = Field(examples=["There is no such bucket on this server."])
+    path: str = Field(examples=["spec.s3.bucket"])
+
+
+def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> DatastoreManifest:
+    """The manifest in a body that was sent to …/appcodes/`appcode`/datastores[/`name`].
+
+    What the address says may be left out of the metadata, but not contradicted. Raises Invalid.
+    """
+    address = {"appcode": appcode} if name is None else {"appcode": appcode, "name": name}
+    if isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
+        body = {**body, "metadata": {**address, **body.get("metadata", {})}}
+    manifest = parse(body)
+    for key, said in address.items():
+        if getattr(manifest.metadata, key) != said:
+            raise Invalid.at("metadata", key, message=f"The address of this request says “{said}”.")
+    return manifest
+
+
+def parse(body: Any) -> DatastoreManifest:
+    """Raises Invalid. What was sent stays out of its sentences."""
+    try:
+        return DatastoreManifest.model_validate(body)
+    except ValidationError as error:
+        found = errors_by_path(error.errors(include_url=False, include_input=False))
+        raise Invalid([FieldError(path, message) for path, message in found]) from None
+
+
+def to_manifest(store: Datastore) -> dict[str, Any]:
+    return to_manifests([store])[0]
+
+
+def to_manifests(stores: Sequence[Datastore]) -> list[dict[str, Any]]:
+    """All of them with the one query that asks who uses them. Appcodes have to be joined."""
+    uses = uses_of(stores)
+    return [_document(store, [use.name for use in uses[store.pk]]) for store in stores]
+
+
+def test_answer(outcome: Outcome) -> dict[str, Any]:
+    return TestAnswer(ok=outcome.ok, message=outcome.message, path=".".join(outcome.path)).json_value()
+
+
+def _document(store: Datastore, used_by: list[str]) -> dict[str, Any]:
+    status = DatastoreStatus(tested=store.tested_at, ok=store.test_ok, message=store.test_message, used_by=used_by)
+    return {
+        "kind": "datastore",
+        "metadata": {"name": store.name, "appcode": store.appcode.code},
+        "spec": {store.kind: store.spec},
+        "status": status.json_value(),
+    }
