@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.forms import LoginForm
 from allauth.account.signals import password_changed, password_reset
 from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
@@ -32,13 +33,26 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return bool(settings.PORTAL_OPEN_SIGNUP)
 
-    def add_message(self, request: HttpRequest, level: int, message_template: str | None = None, **kwargs: Any) -> None:
+    def add_message(
+        self, request: HttpRequest, level: int, message_template: str | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         if message_template and message_template.endswith(("/logged_in.txt", "/logged_out.txt")):
             return
-        super().add_message(request, level, message_template=message_template, **kwargs)
+        super().add_message(request, level, message_template, *args, **kwargs)
 
     def get_password_change_redirect_url(self, request: HttpRequest) -> str:
         return reverse("profile")
+
+
+class SignInForm(LoginForm):  # type: ignore[misc]
+    """allauth's form in our words; the page itself says what to do about a forgotten password."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["login"].label = "User name or e-mail"
+        self.fields["password"].help_text = ""
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)
 
 
 class SignInMiddleware(LoginRequiredMiddleware):

@@ -196,8 +196,9 @@ def _appcode_page(
     request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, status: int = 200
 ) -> HttpResponse:
     user = person(request)
-    # Read again by the caller's eyes: an administrator without membership sees no role of their own.
-    members = appcode.memberships.select_related("user").order_by("-role", "user__username")
+    order = list(Membership.Role.values)
+    members = appcode.memberships.select_related("user")
+    members = sorted(members, key=lambda each: (order.index(each.role), each.user.username))
     activity = access.events_for(user).filter(appcode=appcode.code)[:ACTIVITY]
     context = {
         "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,

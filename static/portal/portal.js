@@ -279,6 +279,16 @@
     else if (form.method === "post" && form.id !== "post" && !form.hasAttribute("hx-post")) form.setAttribute("aria-busy", "true");
   });
   window.addEventListener("pageshow", () => $$("[aria-busy]").forEach((e) => e.removeAttribute("aria-busy")));
+  // How much of a limited text is used; the limit itself is the form's to keep.
+  function counted(input) {
+    const hint = document.getElementById(input.id + "_helptext");
+    if (!hint) return;
+    const left = hint.querySelector("output") || hint.appendChild(document.createElement("output"));
+    const length = [...input.value].length, limit = Number(input.dataset.count);
+    left.textContent = length ? " " + length + " of " + limit + "." : "";
+    left.classList.toggle("too-much", length > limit);
+  }
+  document.addEventListener("input", (event) => { if (event.target.dataset.count) counted(event.target); });
   function restore() {
     const keepers = $$("form[data-keep]");
     keepers.forEach((form) => {
@@ -302,6 +312,7 @@
     showCopyButtons();
     tick();
     restore();
+    $$("[data-count]").forEach(counted);
     const wrong = $(".field-wrong input, .field-wrong select, .field-wrong textarea, [aria-invalid=true]");
     if (wrong) wrong.focus();
   });
