@@ -1,3 +1,7 @@
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from billing import api
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("appcodes/<slug:code>/usage", api.AppcodeUsage.as_view()),
+]

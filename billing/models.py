@@ -150,5 +150,12 @@ class Price(models.Model):
         return f"{self.sku} {self.per_hour} from {self.valid_from:%F}"
 
     @property
+    def explained(self) -> str:
+        """What one unit of it is, in words."""
+        kind, _, model = self.sku.partition(":")
+        units = {"gpu": f"one {model} GPU" if model else "one GPU of any model", "cpu": "one core", "memory": "one GiB"}
+        return units.get(kind, "")
+
+    @property
     def dated(self) -> DatedPrice:
         return DatedPrice(self.sku, self.valid_from, self.per_hour)

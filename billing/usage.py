@@ -38,6 +38,14 @@ class Resources:
     cpu_milli: int = 0
     memory_mb: int = 0
 
+    @property
+    def cores(self) -> float:
+        return self.cpu_milli / 1000
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mb * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class PodState:

@@ -1,0 +1,244 @@
+"""Pages of usage and prices: from a month of all appcodes down to one segment, each with its chart, table and CSV."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from billing import access, actions, periods
+from billing.access import Amount, SegmentRow, Usage
+from billing.columns import draw
+from billing.forms import PriceForm
+from billing.metering import price_book
+from billing.models import Price
+from billing.periods import Period
+from billing.rating import SECONDS_PER_HOUR, display
+from billing.usage import floor
+from portal.access import appcode_for, appcodes_for, require_administrator
+from portal.errors import Conflict, Invalid
+from portal.forms import show_errors
+from portal.frame import selected_appcode
+from portal.models import Appcode
+from portal.views import person
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The period that a page shows; `errors` are by the name of the field that could not be understood."""
+
+    period: Period
+    now: dt.datetime
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def query(self) -> str:
+        """For links that keep the period."""
+        return period_query(self.period)
+
+    @property
+    def before(self) -> Period:
+        return periods.month_before(self.period)
+
+    @property
+    def after(self) -> Period | None:
+        """The following month, unless it has not begun."""
+        after = periods.month_after(self.period)
+        return after if after.since <= self.now else None
+
+    @property
+    def title(self) -> str:
+        """ "November 2026" or "2026-11-05 to 2026-12-24"."""
+        if self.period == periods.month(self.period.since):
+            return f"{self.period.since:%B %Y}"
+        return f"{self.period.since:%Y-%m-%d} to {self.period.last_day:%Y-%m-%d}"
+
+
+def ask(request: HttpRequest) -> Asked:
+    """`?from=` and `?to=`; what cannot be understood is told beside its field, and this month is shown."""
+    now = floor(timezone.now())
+    try:
+        return Asked(periods.parse(request.GET.get("from", ""), request.GET.get("to", ""), now), now)
+    except Invalid as invalid:
+        return Asked(periods.month(now), now, {error.path[0]: error.message for error in invalid.errors})
+
+
+def period_query(period: Period) -> str:
+    return urlencode({"from": f"{period.since:%Y-%m-%d}", "to": f"{period.last_day:%Y-%m-%d}"})
+
+
+@require_safe
+def billing(request: HttpRequest) -> HttpResponse:
+    """What my appcodes have used, one row an appcode."""
+    mine, code = appcodes_for(person(request)), selected_appcode(request)
+    return _appcodes(request, mine.filter(code=code) if code else mine, "billing/mine.html", chosen=code)
+
+
+@require_safe
+def admin_usage(request: HttpRequest) -> HttpResponse:
+    """What everybody has used, by business line and by appcode."""
+    require_administrator(person(request))
+    return _appcodes(request, appcodes_for(person(request)), "billing/everybody.html", show_lines=True)
+
+
+def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, **context: Any) -> HttpResponse:
+    asked = ask(request)
+    rows = access.usage_by_appcode(appcodes, asked.period, asked.now)
+    over_time = access.usage_over_time(appcodes, asked.period, asked.now)
+    lines = access.by_business_line(rows)
+    if request.GET.get("by") == "line":
+        return _usage_csv("business-lines", "business_line", asked, lines)
+    links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
+    return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
+
+
+@require_safe
+def appcode(request: HttpRequest, code: str) -> HttpResponse:
+    """One appcode, one row a cluster."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    over_time = access.usage_over_time(Appcode.objects.filter(pk=one.pk), asked.period, asked.now, by="cluster")
+    links = [
+        (row, reverse("billing_cluster", args=[code, row.name]) if row.name else "")
+        for row in access.usage_by_cluster(one, asked.period, asked.now)
+    ]
+    return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", appcode=one)
+
+
+@require_safe
+def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
+    """One cluster, one row a run. It is known by its usage: the cluster itself may be gone."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    links = [
+        (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
+        for row in access.usage_by_run(one, name, asked.period, asked.now)
+    ]
+    return _usage_page(request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name)
+
+
+@require_safe
+def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse:
+    """One run, one row a segment: what held how much from when to when, at which price."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    rows = access.segments(one, name, number, asked.period, asked.now)
+    if "format" in request.GET:
+        return _csv(f"{code}-{name}-{number}", asked, SEGMENT_HEAD, map(_segment_cells, rows))
+    context = {
+        "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
+        "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
+        "cost": sum((row.cost for row in rows), Decimal(0)), "complete": len(rows) < access.MAX_SEGMENTS,
+    }  # fmt: skip
+    return render(request, "billing/run.html", context)
+
+
+def _usage_page(
+    request: HttpRequest, template: str, asked: Asked, links: list[tuple[Usage, str]],
+    over_time: list[tuple[dt.datetime, list[Usage]]], *, what: str, **context: Any,
+) -> HttpResponse:  # fmt: skip
+    """The page, its part that keeps itself up to date (`?part=usage`), or one of its tables as CSV (`?format=csv`)."""
+    form = "%Y-%m" if asked.period.monthly else "%Y-%m-%d"
+    times = [Usage(f"{since:{form}}", Amount.total(each.amount for each in used)) for since, used in over_time]
+    if request.GET.get("by") == "time":
+        return _usage_csv("by-month" if asked.period.monthly else "by-day", "from", asked, times)
+    if "format" in request.GET:
+        return _usage_csv(f"by-{what}", what, asked, [row for row, _ in links])
+    columns = [(f"{since:{form}}", {each.name or "–": each.amount.cost for each in used}) for since, used in over_time]
+    context |= {
+        "asked": asked, "rows": links, "what": what, "times": times, "chart": draw(columns) if times else None,
+        "total": Amount.total(row.amount for row, _ in links),
+    }  # fmt: skip
+    return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)
+
+
+# Tables for spreadsheets and programs: quantities as they are, money with six decimals.
+
+USAGE_HEAD = ("gpu_seconds", "gpu_hours", "cost", "currency", "running_gpus", "cost_per_hour")
+SEGMENT_HEAD = (
+    "pod", "role", "index", "started", "ended", "seconds", "gpus", "gpu_model", "cpu_milli", "memory_mb", "gpu_seconds",
+    "cost", "currency", "notes",
+)  # fmt: skip
+
+
+def _usage_csv(name: str, what: str, asked: Asked, rows: list[Usage]) -> HttpResponse:
+    with_line = any(row.line for row in rows)
+    head = (what, *(("business_line",) if with_line else ()), *USAGE_HEAD)
+    cells = ((row.name, *((row.line,) if with_line else ()), *_usage_cells(row.amount)) for row in rows)
+    return _csv(name, asked, head, cells)
+
+
+def _usage_cells(amount: Amount) -> tuple[object, ...]:
+    hours = display(Decimal(amount.gpu_seconds) / SECONDS_PER_HOUR, 6)
+    money = (display(amount.cost, 6), settings.CURRENCY)
+    return (amount.gpu_seconds, hours, *money, amount.gpus, display(amount.cost_per_hour, 6))
+
+
+def _segment_cells(row: SegmentRow) -> tuple[object, ...]:
+    segment, held = row.segment, row.segment.resources
+    ended = "" if row.running or segment.ended is None else segment.ended.isoformat()
+    who = (segment.uid, segment.labels.get("role", ""), segment.labels.get("index", ""))
+    amounts = (held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb, row.gpu_seconds)
+    money = (display(row.cost, 6), settings.CURRENCY)
+    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, " ".join(segment.flags))
+
+
+def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
+    period = f"{asked.period.since:%Y-%m-%d}-{asked.period.last_day:%Y-%m-%d}"
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="usage-{name}-{period}.csv"'
+    writer = csv.writer(response)
+    writer.writerow(head)
+    writer.writerows(rows)
+    return response
+
+
+# Prices
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def prices(request: HttpRequest) -> HttpResponse:
+    """The price book: what holds, what will, what did; POST adds a price."""
+    user = person(request)
+    require_administrator(user)
+    form = PriceForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            price = actions.add_price(*form.price(), acting_user=user)
+        except Invalid as invalid:
+            show_errors(form, invalid, {name: name for name in form.fields})
+        else:
+            messages.success(request, f"{price.sku}: the new price is in the book.")
+            return HttpResponseRedirect(reverse("admin_prices"))
+    now, book = timezone.now(), price_book()
+    rows = list(Price.objects.order_by("sku", "-valid_from"))
+    holding = {row.sku: row.pk for row in sorted(rows, key=lambda row: row.valid_from) if row.valid_from <= now}
+    context = {
+        "form": form, "rows": rows, "now": now, "holding": set(holding.values()), "next_change": book.next_change(now),
+        "skus": sorted({"gpu", "cpu", "memory"} | {row.sku for row in rows} | access.metered_skus()),
+    }  # fmt: skip
+    return render(request, "billing/prices.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def withdraw_price(request: HttpRequest, pk: int) -> HttpResponse:
+    user = person(request)
+    require_administrator(user)
+    price = get_object_or_404(Price, pk=pk)
+    try:
+        actions.withdraw_price(price, acting_user=user)
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+    else:
+        messages.success(request, f"The price of {price.sku} was taken back.")
+    return HttpResponseRedirect(reverse("admin_prices"))
