@@ -54,12 +54,14 @@ def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
         decision = next_phase(state_of(run), tasks_of[run.pk], now)
         if decision.verdict and not run.verdict:
             transaction.on_commit(lambda pk=run.pk: tasks.wake(pk))  # type: ignore[misc]
+        if not run.verdict:
+            # Kept from then on: that its parameter servers were ended does not make a success look half ready.
+            run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}
         before, run.phase = run.phase, decision.phase
         run.reason, run.message = decision.reason, decision.message
         run.verdict, run.verdict_reason, run.verdict_message = (
             decision.verdict, decision.verdict_reason, decision.verdict_message,
         )  # fmt: skip
-        run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}
         usage = money[consumer(run)]
         run.usage_as_of, run.gpu_seconds, run.gpu_rate = now, usage.gpu_seconds, usage.gpu_rate
         run.cost, run.cost_rate = usage.cost, usage.cost_rate

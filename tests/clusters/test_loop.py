@@ -35,6 +35,7 @@ def test_master_done_ends_everything_and_frees_the_gpus(loop, people, manifest):
     )
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert run.phase == "Succeeded"
+    assert {role: facts["ready"] for role, facts in run.roles.items()} == {"master": 1, "ps": 1, "worker": 2}
     assert not Task.objects.filter(run=run, phase__in=["Pending", "Running"]).exists()
     assert {node.gpus_free for node in cloud().capacity().nodes} == {node.gpus for node in cloud().capacity().nodes}
     segments = UsageSegment.objects.filter(consumer=f"run {run.pk}")
