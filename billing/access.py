@@ -101,6 +101,11 @@ class SegmentRow:
         """A sentence for each thing that had to be mended or estimated."""
         return [NOTES[flag] for flag in self.segment.flags]
 
+    @property
+    def marks(self) -> list[tuple[str, str]]:
+        """The same where space is short: ("end estimated", its sentence)."""
+        return [(flag.replace("-", " "), NOTES[flag]) for flag in self.segment.flags]
+
 
 def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
     """All segments of these consumers ("run 17") with their cost until `now`, in the order of their beginning; 2

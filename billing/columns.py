@@ -93,11 +93,11 @@ def draw(columns: Sequence[tuple[str, Mapping[str, Decimal]]]) -> Columns:
 
 
 def round_up(value: Decimal) -> Decimal:
-    """The next of 1, 2, 4, 8 × 10ⁿ: each has quarters that are short to write."""
+    """The next round number whose quarters are short to write."""
     if value <= 0:
         return Decimal(1)
     power = Decimal(1).scaleb(value.adjusted())
-    return next(power * step for step in (1, 2, 4, 8, 10) if power * step >= value)
+    return next(power * step / 10 for step in (10, 12, 16, 20, 24, 32, 40, 60, 80, 100) if power * step / 10 >= value)
 
 
 def _merged(values: Mapping[str, Decimal], shown: Sequence[str]) -> dict[str, Decimal]:
