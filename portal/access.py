@@ -80,7 +80,7 @@ def events_for(user: User) -> QuerySet[Event]:
 
 def token_for(user: User, token_key: str) -> ApiToken:
     """A token of one's own by its first characters. Raises Http404."""
-    token = ApiToken.objects.filter(user=user, token_key=token_key).first()
+    token: ApiToken | None = ApiToken.objects.filter(user=user, token_key=token_key).first()
     if token is None:
         raise Http404("You have no such token.")
     return token

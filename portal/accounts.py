@@ -75,7 +75,9 @@ class SignInMiddleware(LoginRequiredMiddleware):
             return HttpResponseRedirect(reverse("account_change_password"))
         return super().process_view(request, view_func, view_args, view_kwargs)
 
-    def handle_no_permission(self, request: HttpRequest, view_func: Callable[..., Any]) -> HttpResponseBase:
+    def handle_no_permission(  # type: ignore[override]  # the stubs say that it only redirects
+        self, request: HttpRequest, view_func: Callable[..., Any]
+    ) -> HttpResponseBase:
         if request.headers.get("HX-Request") == "true":
             return HttpResponse("You have been signed out.", status=401, content_type="text/plain")
         back = request.get_full_path() if request.method in ("GET", "HEAD") else _referer_path(request)

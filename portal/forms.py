@@ -98,7 +98,7 @@ class AppcodeForm(forms.Form):
         nodes = [
             (node.path, f"{node.path} · {node.title}" if node.title else node.path) for node in OrgNode.objects.all()
         ]
-        self.fields["org_node"].widget.choices = [("", "Choose…"), *nodes]  # type: ignore[attr-defined]
+        self.fields["org_node"].widget.choices = [("", "Choose…"), *nodes]
         if appcode is not None:
             self.fields["code"].disabled = True
             self.fields["code"].help_text = "A code cannot be changed."
@@ -110,11 +110,12 @@ class AppcodeForm(forms.Form):
         if not self.is_valid():
             raise Invalid([])
         typed = self.cleaned_data
-        spec: dict[str, Any] = {name: typed[name] for name in ("org_node", "name", "remark", "resource_type")}
+        spec: dict[str, Any] = {"name": typed["name"], "remark": typed["remark"], "orgNode": typed["org_node"]}
+        spec["resourceType"] = typed["resource_type"]
         spec["owners"] = [name for name in re.split(r"[\s,;]+", typed["owners"]) if name]
         spec["emails"] = [email for email in re.split(r"[\s,;]+", typed["emails"]) if email]
         if typed.get("gpu_quota"):
-            spec["gpu_quota"] = typed["gpu_quota"]
+            spec["gpuQuota"] = typed["gpu_quota"]
         try:
             return AppcodeManifest.model_validate({"metadata": {"name": typed["code"]}, "spec": spec})
         except ValidationError as error:

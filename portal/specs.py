@@ -7,7 +7,7 @@ the same things. Whether a name in it exists is the database's business; what ca
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -56,6 +56,8 @@ def sentence(kind: str, message: str) -> str:
         "missing": "Fill this in.",
         "extra_forbidden": "There is no such field.",
         "string_too_short": "Fill this in.",
+        "too_short": "Fill this in.",
+        "int_parsing": "Give a whole number.",
     }
     return plain.get(kind, message[:1].upper() + message[1:] + ("" if message.endswith(".") else "."))
 
@@ -90,6 +92,28 @@ def _stripped(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
+def _at_most_100(value: str) -> str:
+    if len(value) > MAX_REMARK:
+        raise ValueError(f"At most {MAX_REMARK} characters; these are {len(value)}.")
+    return value
+
+
+def _owners(value: list[str]) -> list[str]:
+    if not 1 <= len(value) <= MAX_OWNERS:
+        raise ValueError(f"Name 1 to {MAX_OWNERS} owners; these are {len(value)}.")
+    if len(set(value)) != len(value):
+        raise ValueError("Somebody is named twice.")
+    return value
+
+
+def _emails(value: list[str]) -> list[str]:
+    if not 1 <= len(value) <= MAX_EMAILS:
+        raise ValueError(f"Give 1 to {MAX_EMAILS} addresses; these are {len(value)}.")
+    if len({email.lower() for email in value}) != len(value):
+        raise ValueError("An address is given twice.")
+    return value
+
+
 Line = Annotated[str, BeforeValidator(_stripped), AfterValidator(_printable)]
 Code = Annotated[str, BeforeValidator(_stripped), AfterValidator(_code)]
 OrgPath = Annotated[
@@ -109,30 +133,14 @@ class AppcodeSpec(Strict):
     """Who pays, who decides and who is told. `org_node` is a dotted path; `name` defaults to the code."""
 
     org_node: OrgPath
-    name: Annotated[Line, StringConstraints(max_length=100)] = ""
-    owners: list[Username]
-    emails: list[Email]
-    remark: Annotated[Line, Field(description="At most 100 characters.")] = ""
+    name: Annotated[Line, AfterValidator(_at_most_100)] = ""
+    owners: Annotated[list[Username], AfterValidator(_owners)]
+    emails: Annotated[list[Email], AfterValidator(_emails)]
+    remark: Annotated[Line, AfterValidator(_at_most_100), Field(description="At most 100 characters.")] = ""
     resource_type: Literal["gpu-cloud"] = "gpu-cloud"
     gpu_quota: int | None = Field(
         default=None, ge=0, le=MAX_GPU_QUOTA, description="GPUs at one time; an administrator sets it."
     )
-
-    @model_validator(mode="after")
-    def _limits(self) -> Self:
-        if not 1 <= len(self.owners) <= MAX_OWNERS:
-            raise field_error(f"Name 1 to {MAX_OWNERS} owners; these are {len(self.owners)}.", "owners")
-        if len(set(self.owners)) != len(self.owners):
-            raise field_error("Somebody is named twice.", "owners")
-        if not 1 <= len(self.emails) <= MAX_EMAILS:
-            raise field_error(f"Give 1 to {MAX_EMAILS} addresses; these are {len(self.emails)}.", "emails")
-        if len({email.lower() for email in self.emails}) != len(self.emails):
-            raise field_error("An address is given twice.", "emails")
-        if len(self.remark) > MAX_REMARK:
-            raise field_error(
-                f"A remark has at most {MAX_REMARK} characters; this one has {len(self.remark)}.", "remark"
-            )
-        return self
 
 
 class AppcodeManifest(Strict):

@@ -197,8 +197,9 @@ def _appcode_page(
 ) -> HttpResponse:
     user = person(request)
     order = list(Membership.Role.values)
-    members = appcode.memberships.select_related("user")
-    members = sorted(members, key=lambda each: (order.index(each.role), each.user.username))
+    members = sorted(
+        appcode.memberships.select_related("user"), key=lambda each: (order.index(each.role), each.user.username)
+    )
     activity = access.events_for(user).filter(appcode=appcode.code)[:ACTIVITY]
     context = {
         "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,

@@ -7,6 +7,7 @@ rendered coarsely here and refined in the browser (static/portal/portal.js).
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -74,7 +75,9 @@ def time(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
     if value is None:
         return missing
     away = (timezone.now() - value).total_seconds()
-    text = "just now" if -60 < away < 60 else f"{coarse(away)} ago" if away > 0 else f"in {coarse(-away)}"
+    # What lies ahead is rounded up: a token made for 90 days ends "in 90 d".
+    ahead = next((f"{math.ceil(-away / size)} {unit}" for size, unit in UNITS if -away > size - 1), "moments")
+    text = "just now" if -60 < away < 60 else f"{coarse(away)} ago" if away > 0 else f"in {ahead}"
     return _time(value, "data-relative", text)
 
 

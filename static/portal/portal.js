@@ -133,7 +133,7 @@
     $("#confirm-title").textContent = element.dataset.confirmTitle || element.textContent.trim() + "?";
     $("#confirm-text").textContent = text;
     yes.textContent = element.dataset.confirmYes || element.textContent.trim() || "Go on";
-    no.textContent = element.dataset.confirmNo || "Keep it";
+    no.textContent = element.dataset.confirmNo || "Go back";
     typed.hidden = !name;
     $("b", typed).textContent = name;
     input.value = "";
@@ -169,9 +169,9 @@
     const second = next ? Math.floor((seconds % size) / next[0]) : 0;
     return Math.floor(seconds / size) + " " + unit + (second ? " " + second + " " + next[1] : "");
   }
-  function one(seconds) {
-    const [size, unit] = UNITS.find(([each]) => seconds >= each) || UNITS[3];
-    return Math.floor(seconds / size) + " " + unit;
+  function one(seconds, round) {
+    const [size, unit] = UNITS.find(([each]) => seconds >= each - (round === Math.ceil ? 1 : 0)) || UNITS[3];
+    return round(seconds / size) + " " + unit;
   }
   function tick(root) {
     const now = Date.now();
@@ -180,7 +180,7 @@
       let text;
       if ("since" in time.dataset) text = two(Math.max(0, away));
       else if (Math.abs(away) < 5) text = "just now";
-      else text = away > 0 ? one(away) + " ago" : "in " + one(-away);
+      else text = away > 0 ? one(away, Math.floor) + " ago" : "in " + one(-away, Math.ceil);
       if (time.textContent !== text) time.textContent = text;
     });
   }
