@@ -14,6 +14,7 @@ from typing import Any, Literal
 from django.conf import settings
 from django.utils import timezone
 from pydantic import Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from billing.access import SegmentRow
 from clusters.models import Cluster, Flavor, Image, Run, Task
@@ -192,7 +193,7 @@ def to_manifest(cluster: Cluster, now: dt.datetime | None = None) -> dict[str, A
     return {
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
-        "spec": cluster.spec,
+        "spec": _in_order(cluster.spec),
         "status": run_status(run, now or timezone.now()).json_value() if run else None,
     }
 
@@ -209,7 +210,7 @@ def run_document(run: Run, now: dt.datetime | None = None) -> dict[str, Any]:
     return {
         "kind": "run",
         "metadata": metadata.json_value(),
-        "spec": run.spec,
+        "spec": _in_order(run.spec),
         "status": run_status(run, now or timezone.now()).json_value(),
     }
 
@@ -277,6 +278,13 @@ def image_document(image: Image) -> dict[str, Any]:
         container=image.container,
         local=bool(image.environment),
     ).json_value()
+
+
+def _in_order(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same spec with its keys as people write them; the database sorts them by length."""
+    keys = [to_camel(name) for name in ClusterSpec.model_fields]
+    ordered = {key: spec[key] for key in keys if key in spec} | spec
+    return {**ordered, "roles": {role: spec["roles"][role] for role in ROLES if role in spec["roles"]}}
 
 
 def _task_status(run: Run, role: RoleName, index: int, task: Task | None) -> TaskStatus:

@@ -11,6 +11,17 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_scheme_object
 
 REFERENCE = "#/components/schemas/"
+# An address belongs to the first of these words that it contains; "" is in all of them.
+TAGS = {
+    "usage": "Usage",
+    "runs": "Runs, tasks and logs",
+    "clusters": "Clusters",
+    "datastores": "Datastores",
+    "appcodes": "Appcodes",
+    "flavors": "Catalogue",
+    "images": "Catalogue",
+    "": "Me",
+}
 
 
 class FieldProblem(pydantic.BaseModel):
@@ -71,11 +82,12 @@ def schema_of(
     schema = model.model_json_schema(
         ref_template=REFERENCE + "{model}" + suffix, mode="validation" if request else "serialization"
     )
+    schema.pop("title", None)
     return schema, {name + suffix: part for name, part in schema.pop("$defs", {}).items()}
 
 
-def add_problems(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Every operation may answer with a problem; said once here instead of at each of them."""
+def finish(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """What holds for all operations, said once: each may answer with a problem, and is listed under what it is about."""
     schemas = result.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"], parts = schema_of(Problem)
     schemas.update(parts)
@@ -83,7 +95,10 @@ def add_problems(result: dict[str, Any], generator: Any, request: Any, public: b
         "description": "What is wrong, as problem details (RFC 9457).",
         "content": {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}},
     }
-    for operations in result["paths"].values():
+    for path, operations in result["paths"].items():
+        words = path.split("/")
+        tag = next(title for word, title in TAGS.items() if word in words)
         for operation in operations.values():
             operation["responses"]["default"] = answer
+            operation["tags"] = [tag]
     return result

@@ -210,14 +210,17 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "GPU cloud portal",
     "VERSION": "v1",
     "OAS_VERSION": "3.1.0",
-    "DESCRIPTION": "Clusters, datastores, appcodes and usage as manifests. Authenticate with `Authorization: Bearer TOKEN`.",
+    "DESCRIPTION": "[The portal](/) as manifests: what was asked for is the `spec`, what was seen is the `status`. Send "
+    "`Authorization: Bearer TOKEN` with a token from [your profile page](/profile), or be signed in. Errors are problem "
+    "details (RFC 9457): 400 is a body that cannot be read, 422 names the fields to mend, 409 has to wait for another state.",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "defaultModelsExpandDepth": 0, "displayRequestDuration": True},
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
-    "POSTPROCESSING_HOOKS": ["portal.openapi.add_problems"],
+    "POSTPROCESSING_HOOKS": ["portal.openapi.finish"],
 }
 
 LANGUAGE_CODE = "en"
