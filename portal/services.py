@@ -22,7 +22,8 @@ from pathlib import Path
 # A Unix socket's address has 107 bytes; the longest name that we put behind a folder is PostgreSQL's.
 MAX_SOCKET_PATH = 107
 LONGEST_SOCKET_NAME = "/.s.PGSQL.5432"
-READY_SECONDS = 30.0
+# Generous: a program that ended is noticed anyway, and training may keep every core busy.
+READY_SECONDS = 120.0
 # The system user of last resort, see servers.py; the wheel's own name for it.
 POSTGRES_USER = "pgserver"
 
