@@ -264,6 +264,11 @@ class Offer:
             list(datastores.filter(appcode__code=chosen)),
         )
 
+    def defaults(self) -> dict[str, str]:
+        """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
+        image = next((image.name for image in self.images if image.environment), "")
+        return {"appcode": self.appcode, "image": image, "master_flavor": self.flavors[0].name if self.flavors else ""}
+
     def choices(self) -> dict[str, list[tuple[str, str]]]:
         flavors = [(flavor.name, flavor_label(flavor)) for flavor in self.flavors]
         stores = [

@@ -37,6 +37,7 @@ TABS = (
     ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
     ("Manifest", "/manifest"),
 )  # fmt: skip
+ROLE_TITLES = {"master": "Master", "ps": "Parameter server", "worker": "Worker", "evaluator": "Evaluator"}
 # A table of more tasks than this is behind a link; the strip above it shows all of them.
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
@@ -102,7 +103,19 @@ class TaskRow:
 
     @property
     def phase(self) -> str:
-        return self.task.phase if self.task else "Pending"
+        """A task that the portal ended has not failed, whatever its exit code."""
+        if self.task is None:
+            return "Pending"
+        return "Stopped" if self.task.phase == "Failed" and self.task.reason == "Stopped" else self.task.phase
+
+    @property
+    def reason(self) -> str:
+        """Behind the state, unless it says the same."""
+        return self.task.reason if self.task and self.task.reason != self.phase else ""
+
+    @property
+    def message(self) -> str:
+        return self.task.message if self.task and self.task.message.strip(".") != self.phase else ""
 
     @property
     def since(self) -> dt.datetime | None:
@@ -260,9 +273,9 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "strip": rows if len(rows) >= STRIP_FROM else [],
         "failed": [row for row in rows if row.phase == "Failed" and row.task and row.task.log_tail][:3],
         "roles": [
-            (role, titles.get(spec["flavor"], spec["flavor"]), run.roles[role])
-            for role, spec in run.spec["roles"].items()
-            if role in run.roles
+            (ROLE_TITLES[role], titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
+            for role in ROLES
+            if role in run.roles and role in run.spec["roles"]
         ],
         "spec": run.spec,
         "env": write_env(run.spec["env"]),

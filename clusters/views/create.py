@@ -38,7 +38,7 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         filled = _filled(request, user)
         offer = _offer(user, filled.get("appcode", ""))
-        form = ClusterForm(offer, initial=example(offer) | filled if "example" in request.GET else filled)
+        form = ClusterForm(offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled)
         return _page(request, form)
     form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
     cluster = (
@@ -166,6 +166,7 @@ def example(offer: Offer) -> dict[str, str]:
     plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
     with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
     return {
+        "appcode": offer.appcode,
         "name": "example",
         "image": image,
         "command": "python digits_ps.py",

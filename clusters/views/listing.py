@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core.cache import cache
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.fields.json import KT, KeyTransform
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -191,7 +191,8 @@ def _listed(user: User) -> QuerySet[Cluster]:
 
 
 def _spec(key: str) -> Any:
-    return KeyTransform(key, "current_run__spec") if key == "roles" else KT(f"current_run__spec__{key}")
+    transform = KeyTransform if key == "roles" else KeyTextTransform
+    return transform(key, "current_run__spec")
 
 
 def _listed_row(cluster: Cluster, titles: dict[str, str], now: dt.datetime) -> Row:
@@ -218,7 +219,12 @@ def _row(
 ) -> Row:
     run = cluster.current_run
     cells: dict[str, RoleCell] = {
-        role: RoleCell(titles.get(roles[role]["flavor"], roles[role]["flavor"]), facts["ready"], facts["count"])
+        role: RoleCell(
+            titles.get(roles[role]["flavor"], roles[role]["flavor"]),
+            # Parameter servers and workers that were ended because all is done have done their part.
+            facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
+            facts["count"],
+        )
         for role in ROLES
         if run and (facts := run.roles.get(role)) and role in roles
     }
@@ -229,7 +235,7 @@ def _row(
         owner=cluster.created_by.username if cluster.created_by else "",
         phase=run.phase if run else "",
         reason=run.reason if run else "",
-        message=run.message if run and (run.reason or run.phase not in ("Running", "Succeeded")) else "",
+        message=run.message if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal) else "",
         roles=cells,
         input=data[0] or "",
         output=data[1] or "",
