@@ -1,0 +1,214 @@
+"""The main job over REST, as a script would do it, against the whole portal: server, worker, controller, node agent, gateway."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.running import ROOT, Portal, eventually
+
+OPS = "/appcodes/ops-demo/clusters"
+ENDED = ("Succeeded", "Failed", "Stopped")
+# Quotes, newlines, $() and Unicode have to arrive as typed; the others wait for the master, who ends the run.
+COMMAND = """printf '%s\\n' "it's \\"$GREETING\\"" '$(date)' 'ünï 🚀' "$PORTAL_ROLE-$TASK_INDEX"
+if [ "$PORTAL_ROLE" != master ]; then exec sleep 600; fi
+for n in 1 2 3; do echo "tick $n"; sleep 1; done"""
+
+
+class Client:
+    """One person's token and urllib, nothing else."""
+
+    def __init__(self, portal: Portal, person: str) -> None:
+        self.url = f"{portal.url}/api/v1"
+        self.token = portal.credentials["users"][person]["token"]
+
+    def open(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=60)
+        return answer
+
+    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        try:
+            with self.open(method, path, body) as answer:
+                text, status, kind = answer.read(), answer.status, answer.headers["Content-Type"]
+        except urllib.error.HTTPError as error:
+            with error:
+                text, status, kind = error.read(), error.code, error.headers["Content-Type"]
+        return status, json.loads(text) if "json" in kind else text.decode()
+
+    def phase(self, name: str) -> str:
+        return str(self("GET", f"{OPS}/{name}")[1]["status"]["phase"])
+
+
+@pytest.fixture
+def bob(portal_up: Portal) -> Client:
+    return Client(portal_up, "bob")
+
+
+def manifest(name: str, command: str, flavor: str, ps: int = 0, workers: int = 0, **spec: Any) -> dict[str, Any]:
+    return {
+        "kind": "cluster",
+        "metadata": {"name": name, "appcode": "ops-demo"},
+        "spec": {
+            "image": "tensorflow-2-21",
+            "command": command,
+            "roles": {
+                "master": {"flavor": flavor},
+                "ps": {"flavor": "small", "count": ps},
+                "worker": {"flavor": flavor, "count": workers},
+            },
+            **spec,
+        },
+    }
+
+
+def test_from_post_to_a_finished_metered_run(bob: Client) -> None:
+    body = manifest("rest-run", COMMAND, "middle-1-gpu", ps=1, workers=2, env={"GREETING": "$HOME | = x"})
+    status, made = bob("POST", OPS, body)
+    assert (status, made["status"]["phase"]) == (201, "Queued"), made
+    path = f"{OPS}/rest-run"
+    log = f"{path}/runs/1/tasks/master/0/log"
+
+    # Followed from before its start until its end, and every line comes when it is written.
+    lines: list[tuple[float, bytes]] = []
+    with bob.open("GET", f"{log}?follow=true") as stream:
+        assert stream.headers["Content-Type"] == "text/plain; charset=utf-8"
+        lines = [(time.monotonic(), line) for line in stream]
+    text = b"".join(line for _, line in lines).decode()
+    assert text == 'it\'s "$HOME | = x"\n$(date)\nünï 🚀\nmaster-0\ntick 1\ntick 2\ntick 3\n'
+    assert lines[-1][0] - lines[0][0] > 1.5
+
+    assert eventually(lambda: bob.phase("rest-run") in ENDED, 60)
+    _, read = bob("GET", path)
+    status = read["status"]
+    assert (status["phase"], status["message"], status["run"]) == ("Succeeded", "The master has finished.", 1)
+    assert read["spec"]["command"] == COMMAND
+    assert status["started"] < status["finished"]
+
+    tasks = bob("GET", f"{path}/runs/1/tasks")[1]["items"]
+    assert [(task["role"], task["index"], len(task["gpus"])) for task in tasks] == [
+        ("master", 0, 1), ("ps", 0, 0), ("worker", 0, 1), ("worker", 1, 1),
+    ]  # fmt: skip
+    assert tasks[0]["exitCode"] == 0
+    assert len({gpu for task in tasks for gpu in task["gpus"]}) == 3
+    assert all(task["node"] and task["started"] and task["finished"] and not task["restarts"] for task in tasks)
+
+    assert bob("GET", f"{log}?tail=1") == (200, "tick 3\n")
+    assert bob("GET", f"{log}?tail=0") == (200, "")
+    offset = len(text.encode()) - len("tick 3\n")
+    assert bob("GET", f"{log}?offset={offset}") == (200, "tick 3\n")
+    assert bob("GET", f"{log}?follow=1&offset={offset}") == (200, "tick 3\n")
+    assert bob("GET", f"{log}?attempt=1")[0] == 404
+    assert bob("GET", f"{path}/runs/1/tasks/worker/1/log?tail=1") == (200, "worker-1\n")
+
+    _, usage = bob("GET", f"{path}/usage")
+    assert usage["gpuSeconds"] == status["gpuSeconds"] == sum(row["gpuSeconds"] for row in usage["segments"])
+    assert usage["gpuSeconds"] >= 9
+    assert usage["cost"] == status["cost"]
+    assert float(usage["cost"]["amount"]) > 0
+    assert all(row["ended"] for row in usage["segments"])
+
+    status_code, again = bob("POST", f"{path}/deploy")
+    assert (status_code, again["status"]["run"]) == (202, 2)
+    assert bob("DELETE", path)[0] == 202
+    assert bob("GET", path)[0] == 404
+
+
+def test_disable_and_cancel(bob: Client) -> None:
+    # More GPUs at a time than there are: the second waits in the queue and can be cancelled.
+    assert bob("POST", OPS, manifest("rest-long", "exec sleep 600", "large-8-gpu"))[0] == 201
+    assert eventually(lambda: bob.phase("rest-long") == "Running", 120)
+    assert bob("POST", f"{OPS}/rest-long/cancel")[0] == 409
+    assert bob("POST", OPS, manifest("rest-wait", "exec sleep 600", "large-8-gpu"))[0] == 201
+    assert eventually(lambda: bob("GET", f"{OPS}/rest-wait")[1]["status"]["reason"] != "", 30)
+    waiting = bob("GET", f"{OPS}/rest-wait")[1]["status"]
+    assert (waiting["phase"], waiting["gpuSeconds"]) == ("Queued", 0), waiting
+    assert waiting["message"]
+    assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
+    assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
+    assert eventually(lambda: bob.phase("rest-wait") == "Stopped", 30)
+    assert bob("POST", f"{OPS}/rest-long/disable")[0] == 202
+    assert eventually(lambda: bob.phase("rest-long") == "Stopped", 30)
+    assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Disabled by bob."
+    first = bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"]
+    time.sleep(1.1)  # a second in which nothing may be metered any more
+    assert bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] == first > 0
+    for name in ("rest-long", "rest-wait"):
+        assert bob("DELETE", f"{OPS}/{name}")[0] == 202
+
+
+def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> None:
+    assert bob("POST", OPS, manifest("rest-logs", "echo here; exec sleep 600", "small"))[0] == 201
+    log = f"{OPS}/rest-logs/runs/1/tasks/master/0/log?follow=1"
+    assert eventually(lambda: bob("GET", log.removesuffix("?follow=1")) == (200, "here\n"), 60)
+    streams = [bob.open("GET", log) for _ in range(4)]
+    try:
+        assert [stream.readline() for stream in streams] == [b"here\n"] * 4
+        status, answer = bob("GET", log)
+        assert (status, answer["type"]) == (503, "urn:problem-type:portal:unavailable")
+        assert "4 logs" in answer["detail"]
+        # Others, and everything else, go on.
+        with Client(portal_up, "victor").open("GET", log) as other:
+            assert other.readline() == b"here\n"
+        assert bob("GET", "/me")[0] == 200
+        # All of them end when the task does, and their places are free again.
+        ends: list[bytes] = []
+        readers = [threading.Thread(target=lambda each=each: ends.append(each.read())) for each in streams]
+        for reader in readers:
+            reader.start()
+        assert bob("POST", f"{OPS}/rest-logs/disable")[0] == 202
+        for reader in readers:
+            reader.join(30)
+        assert ends == [b""] * 4
+    finally:
+        for stream in streams:
+            stream.close()
+    assert eventually(lambda: bob("GET", log) == (200, "here\n"), 10)
+    assert bob("DELETE", f"{OPS}/rest-logs")[0] == 202
+
+
+def test_twenty_posts_a_second_are_accepted(bob: Client) -> None:
+    names = [f"rest-burst-{n}" for n in range(20)]
+    answers: list[int] = []
+
+    def post(name: str) -> None:
+        answers.append(bob("POST", OPS, manifest(name, "true", "small", scheduleAfter="2999-01-01T00:00:00Z"))[0])
+
+    begin = time.monotonic()
+    posts = [threading.Thread(target=post, args=[name]) for name in names]
+    for n, each in enumerate(posts):
+        time.sleep(max(0.0, begin + n / 20 - time.monotonic()))  # the rate is what is tested
+        each.start()
+    for each in posts:
+        each.join()
+    assert answers == [201] * 20
+    for name in names:
+        assert bob("DELETE", f"{OPS}/{name}")[0] == 202
+
+
+def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal) -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE)
+    script = "set -euo pipefail\n" + "\necho\n".join(blocks)
+    env = {**os.environ, "PORTAL_DATA": str(portal_up.data), "PORTAL_PORT": str(portal_up.port)}
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "I am master 0" in done.stdout
+    assert "digits" in done.stdout, "the input data is not in the log"
+    assert '"exitCode":0' in done.stdout.replace(" ", "")
