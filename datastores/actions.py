@@ -191,8 +191,8 @@ def _usable_appcode(manifest: DatastoreManifest, user: User) -> Appcode:
     require(user, appcode, OPERATE)
     if appcode.state == Appcode.State.REQUESTED:
         raise Invalid.at("metadata", "appcode", message=f"{appcode.code} waits for an administrator's approval.")
-    if appcode.state == Appcode.State.DISABLED:
-        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is disabled; ask an administrator.")
+    if appcode.state != Appcode.State.ACTIVE:
+        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is {appcode.state}; ask an administrator.")
     return appcode
 
 

@@ -1,3 +1,23 @@
-from django.urls import URLPattern, URLResolver
+"""Addresses of datastores, their files, and the folders that an administrator allows."""
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from django.urls import URLPattern, URLResolver, path
+
+from datastores import browser, folders, views
+
+ONE = "datastores/<slug:appcode>/<slug:name>"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("datastores", views.datastores, name="datastores"),
+    path("datastores/new", views.new_datastore, name="new_datastore"),
+    path(ONE, browser.browse, name="datastore"),
+    path(f"{ONE}/change", views.change_datastore, name="change_datastore"),
+    path(f"{ONE}/test", views.test_datastore, name="test_datastore"),
+    path(f"{ONE}/delete", views.delete_datastore, name="delete_datastore"),
+    path(f"{ONE}/file", browser.file, name="datastore_file"),
+    path(f"{ONE}/upload", browser.upload, name="datastore_upload"),
+    path(f"{ONE}/remove", browser.remove, name="datastore_remove"),
+    path("admin/folders", folders.folders, name="admin_folders"),
+    path("admin/folders/new", folders.edit_folder, name="new_folder"),
+    path("admin/folders/<int:pk>", folders.edit_folder, name="admin_folder"),
+    path("admin/folders/<int:pk>/delete", folders.delete_folder, name="delete_folder"),
+]

@@ -98,7 +98,8 @@ def relative_path(value: str) -> str:
     return "/".join(words)
 
 
-def _absolute_path(value: str) -> str:
+def absolute_path(value: str) -> str:
+    """A path from the root, without a slash at its end. Raises ValueError."""
     if not value.startswith("/") or value.startswith("//"):
         raise ValueError("Give an absolute path, like /data/training.")
     return "/" + relative_path(value)
@@ -134,13 +135,13 @@ class NfsSpec(Strict):
     """A folder of an NFS server, mounted by the node that runs a task."""
 
     server: Annotated[str, StringConstraints(max_length=253), AfterValidator(_host)]
-    path: Annotated[str, AfterValidator(_absolute_path)]
+    path: Annotated[str, AfterValidator(absolute_path)]
 
 
 class LocalSpec(Strict):
     """A folder of the portal's own machine; it has to lie in one that an administrator allowed."""
 
-    path: Annotated[str, AfterValidator(_absolute_path)]
+    path: Annotated[str, AfterValidator(absolute_path)]
 
 
 class DatastoreSpec(Strict):

@@ -1,0 +1,178 @@
+"""The files of a datastore: a folder a page, and ways in and out.
+
+Files are people's own and may be anything, so they are never shown inside the portal: each leaves as an attachment of no
+type, and the browser is told not to guess one. Bytes pass through in pieces; a file is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.files.uploadedfile import UploadedFile
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils.http import content_disposition_header
+from django.views.decorators.csrf import csrf_exempt, csrf_protect
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from datastores import contents
+from datastores.access import datastore_for
+from datastores.actions import open_store
+from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
+from datastores.models import Datastore
+from datastores.uses import uses_of
+from datastores.views import address, may_operate
+from portal import frame
+from portal.access import OPERATE
+from portal.errors import Conflict, Invalid
+from portal.views import get_or_post, person
+
+ROWS = 200
+MAX_CURSOR = 2000
+# Without JavaScript a file is first written to our own disk.
+PLAIN_UPLOAD_BYTES = 100 * 2**20
+
+
+@require_GET
+def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name)
+    folder = _path(request, "folder")
+    page: dict[str, Any] = {
+        "store": store,
+        "folder": folder,
+        "folder_name": folder.rpartition("/")[2],
+        "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
+        "crumbs": _crumbs(store, folder),
+        "uses": uses_of([store])[store.pk],
+        "may_operate": may_operate(user, store),
+        "listing": Listing(()),
+        "largest": settings.UPLOAD_MAX_BYTES,
+    }
+    cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")
+    try:
+        page["listing"] = open_store(store).list(folder, search=frame.words(request), cursor=cursor, limit=ROWS)
+        page["next_cursor"] = page["listing"].cursor
+    except NotPossible as error:
+        page["impossible"] = str(error)
+    except DriverError as error:
+        page["trouble"] = str(error)
+    return render(request, "datastores/browse.html", page)
+
+
+@require_http_methods(["GET", "PUT"])
+def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
+    """GET gives a file out. PUT stores the body as one; its answers are JSON for the page's script."""
+    if request.method == "PUT":
+        return _put(request, appcode, name)
+    store = datastore_for(person(request), appcode, name)
+    path = _path(request, "path")
+    try:
+        content = open_store(store).open(path)
+    except NotThere as error:
+        raise Http404(str(error)) from error
+    except DriverError as error:
+        messages.error(request, str(error))
+        return redirect(address(store, path.rpartition("/")[0]))
+    response = StreamingHttpResponse(content.chunks, content_type="application/octet-stream")
+    response["Content-Disposition"] = content_disposition_header(True, path.rpartition("/")[2])
+    response["Content-Length"] = str(content.size)
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+@csrf_exempt
+@require_POST
+def upload(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The form, for browsers without JavaScript. Its size is looked at before anything of it is read, hence the order."""
+    store = datastore_for(person(request), appcode, name, OPERATE)
+    if int(request.META.get("CONTENT_LENGTH") or 0) > PLAIN_UPLOAD_BYTES:
+        messages.error(
+            request, f"That is more than {PLAIN_UPLOAD_BYTES // 2**20} MiB; switch JavaScript on to send it."
+        )
+        return redirect(address(store))
+    return _upload(request, store)
+
+
+@csrf_protect
+def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
+    folder = request.POST.get("folder", "").strip("/")
+    stored = 0
+    try:
+        for each in request.FILES.getlist("files"):
+            assert isinstance(each, UploadedFile)
+            path = f"{folder}/{each.name}" if folder else str(each.name)
+            contents.store_file(store, path, each, each.size or 0, acting_user=person(request))
+            stored += 1
+    except Invalid as error:
+        messages.error(request, " ".join(item.message for item in error.errors))
+        folder = ""
+    except DriverError as error:
+        messages.error(request, str(error))
+    if stored:
+        messages.success(request, f"{stored} file{'s'[: stored != 1]} stored.")
+    return redirect(address(store, folder))
+
+
+@get_or_post
+def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Asks first, naming what will be lost; `?path=` is a file, `?folder=` a folder with everything in it."""
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    path, folder = _path(request, "path"), _path(request, "folder")
+    if not path and not folder:
+        raise Http404("Nothing is named that could be removed.")
+    back = address(store, (path or folder).rpartition("/")[0])
+    try:
+        if request.method == "GET":
+            amount = None if path else contents.amount(store, folder)
+            page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back}
+            return render(request, "datastores/remove.html", page)
+        if path:
+            contents.remove_file(store, path, acting_user=user)
+            messages.success(request, f"{path} is removed.")
+        else:
+            count = contents.remove_folder(store, folder, acting_user=user)
+            messages.success(request, f"{folder} is removed with {count} file{'s'[: count != 1]}.")
+    except (DriverError, Conflict) as error:
+        messages.error(request, str(error))
+    return redirect(back)
+
+
+def _put(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    length = request.headers.get("Content-Length", "")
+    if not length.isdecimal():
+        return _refused("The browser did not say how large the file is.", HTTPStatus.LENGTH_REQUIRED)
+    try:
+        contents.store_file(store, request.GET.get("path", ""), request, int(length), acting_user=user)
+    except Invalid as error:
+        return _refused(" ".join(item.message for item in error.errors), HTTPStatus.UNPROCESSABLE_ENTITY)
+    except DriverError as error:
+        return _refused(str(error), HTTPStatus.BAD_GATEWAY)
+    return HttpResponse(status=HTTPStatus.NO_CONTENT)
+
+
+def _refused(sentence: str, status: HTTPStatus) -> JsonResponse:
+    return JsonResponse({"detail": sentence}, status=status)
+
+
+def _path(request: HttpRequest, name: str) -> str:
+    """A path in the address. What is none does not exist."""
+    try:
+        return contents.checked_path(request.GET.get(name, ""))
+    except Invalid as error:
+        raise Http404("There is no such path in a datastore.") from error
+
+
+def _crumbs(store: Datastore, folder: str) -> list[tuple[str, str]]:
+    """(name, address) of the datastore and of every folder above this one."""
+    words = folder.split("/") if folder else []
+    above = [(words[n], address(store, "/".join(words[: n + 1]))) for n in range(len(words) - 1)]
+    return [(store.name, address(store)), *above] if words else []

@@ -1,0 +1,85 @@
+"""What people do to the files in a datastore: store, remove. The log tells who did it; the work itself is the driver's.
+
+Storage and database cannot change in one step. The storage goes first, so that nothing is told that did not happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from django.conf import settings
+from django.db import transaction
+
+from datastores.actions import open_store
+from datastores.drivers.base import Stream
+from datastores.models import Datastore
+from datastores.specs import relative_path
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.events import record
+from portal.models import User
+
+# A folder with more files than this is removed by an S3 client, not by a click.
+MOST_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much lies in a folder. `more` says that counting stopped at MOST_AT_ONCE files."""
+
+    files: int
+    size: int
+    more: bool
+
+
+def checked_path(path: str, *, field: str = "path") -> str:
+    """A path inside a datastore. Raises Invalid at `field`."""
+    try:
+        return relative_path(path)
+    except ValueError as error:
+        raise Invalid.at(field, message=str(error)) from None
+
+
+def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:
+    """Stores `size` bytes, replacing a file of that name. Raises Invalid, DriverError."""
+    require(acting_user, store.appcode, OPERATE)
+    path = checked_path(path)
+    if not path:
+        raise Invalid.at("path", message="Give the file a name.")
+    if size > settings.UPLOAD_MAX_BYTES:
+        largest = settings.UPLOAD_MAX_BYTES // 2**20
+        raise Invalid.at("size", message=f"A file sent through the portal has at most {largest} MiB; use an S3 client.")
+    open_store(store).upload(path, stream, size)
+    _record("datastore.file-stored", store, acting_user, f"Stored {path}.", size=size)
+
+
+def remove_file(store: Datastore, path: str, *, acting_user: User) -> None:
+    require(acting_user, store.appcode, OPERATE)
+    path = checked_path(path)
+    open_store(store).delete(path)
+    _record("datastore.file-removed", store, acting_user, f"Removed {path}.")
+
+
+def remove_folder(store: Datastore, folder: str, *, acting_user: User) -> int:
+    """Removes everything in `folder`; the number of files. Raises Conflict for more than MOST_AT_ONCE files."""
+    require(acting_user, store.appcode, OPERATE)
+    folder = checked_path(folder, field="folder")
+    if not folder:
+        raise Invalid.at("folder", message="A datastore is not emptied by one click; remove its folders one by one.")
+    if amount(store, folder).more:
+        raise Conflict(f"{folder} has more than {MOST_AT_ONCE:,} files; remove it by an S3 client.")
+    count = open_store(store).delete_folder(folder)
+    _record("datastore.folder-removed", store, acting_user, f"Removed {folder} with {count} files.", files=count)
+    return count
+
+
+def amount(store: Datastore, folder: str) -> Amount:
+    """Counts what is in `folder` and below. Raises DriverError."""
+    files = list(islice((entry.size for entry in open_store(store).walk(folder)), MOST_AT_ONCE + 1))
+    return Amount(min(len(files), MOST_AT_ONCE), sum(files), len(files) > MOST_AT_ONCE)
+
+
+@transaction.atomic
+def _record(verb: str, store: Datastore, actor: User, message: str, **data: int) -> None:
+    record(verb, actor=actor, appcode=store.appcode.code, object=f"datastore {store}", message=message, **data)

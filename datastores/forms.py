@@ -1,0 +1,156 @@
+"""The forms of a datastore, one a kind. A form only reads what was typed into a manifest; manifest and action judge it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+
+from datastores.access import allowed_folders
+from datastores.models import Datastore
+from datastores.serializers import parse
+from datastores.specs import DatastoreManifest, Kind
+from portal.errors import Invalid
+from portal.forms import Words
+from portal.models import Appcode
+
+_PLAIN = {"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+
+
+class DatastoreForm(forms.Form):
+    """What every kind has. A kind adds its fields, named as in the manifest."""
+
+    kind: ClassVar[Kind]
+    # Fields that the manifest calls by another name.
+    renamed: ClassVar[dict[str, str]] = {}
+
+    name = Words(
+        label="Name",
+        help_text="Clusters mount it by this name. Lower-case letters, digits and “-”.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    appcode = Words(label="Appcode", help_text="Its members see the data.", widget=forms.Select())
+
+    def __init__(
+        self, data: Any = None, *, appcodes: list[Appcode], store: Datastore | None = None, chosen: str = ""
+    ) -> None:
+        super().__init__(data, initial=self._shown(store) if store else {"appcode": chosen})
+        codes = [appcode.code for appcode in appcodes]
+        choices = [] if len(codes) == 1 or chosen in codes else [("", "Choose…")]
+        self.fields["appcode"].widget.choices = [*choices, *((code, code) for code in codes)]
+        if store:
+            for name in ("name", "appcode"):
+                self.fields[name].disabled = True
+                self.fields[name].help_text = "It stays: clusters refer to it."
+
+    @classmethod
+    def paths(cls) -> dict[str, str]:
+        """Paths of the manifest → fields, for `portal.forms.show_errors`."""
+        own = [name for name in cls.base_fields if name not in ("name", "appcode")]
+        paths = {f"spec.{cls.kind}.{cls.renamed.get(name, name)}": name for name in own}
+        return {"metadata.name": "name", "metadata.appcode": "appcode", **paths}
+
+    def manifest(self) -> DatastoreManifest:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        typed = {name: value.strip() for name, value in self.cleaned_data.items()}
+        metadata = {name: typed.pop(name) for name in ("name", "appcode")}
+        # What is left empty takes the manifest's own default.
+        given = {name: value for name, value in typed.items() if value or self.fields[name].required}
+        fields = {self.renamed.get(name, name): value for name, value in given.items()}
+        return parse({"metadata": metadata, "spec": {self.kind: fields}})
+
+    def _shown(self, store: Datastore) -> dict[str, str]:
+        back = {name: field for field, name in self.renamed.items()}
+        fields = {back.get(name, name): value for name, value in store.spec.items()}
+        return {**fields, "name": store.name, "appcode": store.appcode.code}
+
+
+class S3Form(DatastoreForm):
+    kind = "s3"
+    renamed: ClassVar[dict[str, str]] = {"folder": "prefix"}
+
+    server = Words(
+        label="Server",
+        help_text="Its address, like https://s3.example.com:9000.",
+        widget=forms.TextInput(attrs={**_PLAIN, "inputmode": "url", "placeholder": "https://"}),
+    )
+    bucket = Words(label="Bucket", widget=forms.TextInput(attrs=_PLAIN))
+    folder = Words(
+        label="Folder",
+        required=False,
+        help_text="Only this folder of the bucket.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    access_key = Words(label="Access key", widget=forms.TextInput(attrs=_PLAIN))
+    secret_key = Words(
+        label="Secret key",
+        help_text="Stored encrypted and never shown again.",
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password", "spellcheck": "false"}),
+    )
+    region = Words(
+        label="Region",
+        required=False,
+        help_text="us-east-1 when left empty; most servers of your own do not care.",
+        widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "us-east-1"}),
+    )
+
+    def __init__(self, data: Any = None, *, store: Datastore | None = None, **more: Any) -> None:
+        super().__init__(data, store=store, **more)
+        if store:
+            field = self.fields["secret_key"]
+            field.required = False
+            field.widget.attrs["placeholder"] = "kept"
+            field.help_text = "Leave it empty to keep the one that is stored."
+
+
+class NfsForm(DatastoreForm):
+    kind = "nfs"
+
+    server = Words(
+        label="Server", help_text="Name or IP address of the NFS server.", widget=forms.TextInput(attrs=_PLAIN)
+    )
+    path = Words(
+        label="Path",
+        help_text="The folder that it exports, like /data/training.",
+        widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "/"}),
+    )
+
+
+class LocalForm(DatastoreForm):
+    kind = "local"
+
+    path = Words(
+        label="Folder",
+        widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "/", "list": "allowed-folders"}),
+    )
+
+    def __init__(self, data: Any = None, *, appcodes: list[Appcode], **more: Any) -> None:
+        super().__init__(data, appcodes=appcodes, **more)
+        self.allowed = sorted({folder.path for appcode in appcodes for folder in allowed_folders(appcode)})
+        self.fields["path"].help_text = (
+            "A folder of the portal's machine in one that an administrator allowed."
+            if self.allowed
+            else "An administrator has not allowed any folder of this machine yet."
+        )
+
+
+class FolderForm(forms.Form):
+    """A folder of this machine that datastores may lie in; for administrators."""
+
+    path = Words(
+        label="Folder",
+        help_text="An absolute path; datastores may lie in it or below.",
+        widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "/data"}),
+    )
+    read_only = forms.BooleanField(label="For reading only", required=False)
+    appcodes = Words(
+        label="Only for these appcodes",
+        required=False,
+        help_text="Codes divided by commas; everybody when left empty.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+
+
+FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "local": LocalForm}

@@ -1,0 +1,150 @@
+"""Pages of datastores: the list, the form of each kind with its test, and the buttons. Their files are in browser.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
+
+from datastores import actions
+from datastores.access import datastore_for, datastores_for
+from datastores.forms import FORMS, DatastoreForm
+from datastores.models import Datastore
+from datastores.uses import uses_of
+from portal import frame
+from portal.access import OPERATE, appcodes_for, may
+from portal.errors import FieldError, Invalid
+from portal.forms import show_errors
+from portal.models import Appcode, User
+from portal.views import attempt, get_or_post, person, safe_next
+
+KINDS = (("s3", "S3"), ("nfs", "NFS"), ("local", "Folder of this machine"))
+
+
+@require_GET
+def datastores(request: HttpRequest) -> HttpResponse:
+    user, code = person(request), frame.selected_appcode(request)
+    rows = datastores_for(user)
+    if code:
+        rows = rows.filter(appcode__code=code)
+    if kind := request.GET.get("kind"):
+        rows = rows.filter(kind=kind)
+    found, following = frame.page_of(
+        request, frame.matching(rows, frame.words(request), "name", "appcode__code"), "-id"
+    )
+    uses = uses_of(found)
+    mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
+    page = {
+        "rows": [(store, uses[store.pk], store.appcode_id in mine) for store in found],
+        "next_cursor": following,
+        "kinds": KINDS,
+        "may_create": bool(mine),
+        "narrowed": bool(code or kind or frame.words(request)),
+    }
+    return render(request, "datastores/list.html", page)
+
+
+@get_or_post
+def new_datastore(request: HttpRequest) -> HttpResponse:
+    user, kind = person(request), request.GET.get("kind", "s3")
+    if kind not in FORMS:
+        raise Http404("There is no such kind of datastore.")
+    appcodes = list(appcodes_for(user, OPERATE).filter(state=Appcode.State.ACTIVE))
+    form = FORMS[kind](
+        request.POST if request.method == "POST" else None, appcodes=appcodes, chosen=frame.selected_appcode(request)
+    )
+
+    def save() -> Datastore:
+        return actions.create_datastore(form.manifest(), acting_user=user)
+
+    def test() -> actions.Outcome:
+        return actions.try_manifest(form.manifest(), acting_user=user, store=None)
+
+    return _edit(request, form, None, save, test)
+
+
+@get_or_post
+def change_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    form = FORMS[store.kind](request.POST if request.method == "POST" else None, appcodes=[store.appcode], store=store)
+
+    def save() -> Datastore:
+        return actions.change_datastore(store, form.manifest(), acting_user=user)
+
+    def test() -> actions.Outcome:
+        return actions.try_manifest(form.manifest(), acting_user=user, store=store)
+
+    return _edit(request, form, store, save, test)
+
+
+@require_POST
+def test_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    store = datastore_for(person(request), appcode, name, OPERATE)
+    outcome = actions.try_datastore(store, acting_user=person(request))
+    (messages.success if outcome.ok else messages.error)(request, f"{store.name}: {outcome.message}")
+    return redirect(safe_next(request, address(store)))
+
+
+@require_POST
+def delete_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    done = f"{store.name} is deleted. Its files are still at {store.where}."
+    if attempt(request, lambda: actions.delete_datastore(store, acting_user=user), done):
+        return redirect("datastores")
+    return redirect(address(store))
+
+
+def address(store: Datastore, folder: str = "") -> str:
+    query = "?" + urlencode({"folder": folder}, safe="/") if folder else ""
+    return reverse("datastore", args=[store.appcode.code, store.name]) + query
+
+
+def find_datastores(user: User, words: str, limit: int) -> list[frame.Hit]:
+    """For the search over everything."""
+    found = frame.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
+    return [frame.Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
+
+
+def _edit(
+    request: HttpRequest,
+    form: DatastoreForm,
+    store: Datastore | None,
+    save: Callable[[], Datastore],
+    test: Callable[[], actions.Outcome],
+) -> HttpResponse:
+    """Shows the form, tests what it says, or saves it. By htmx only what is new is sent: a secret never comes back."""
+    said = ""
+    if request.method == "POST":
+        try:
+            if "test" in request.POST:
+                outcome = test()
+                if not outcome.ok:
+                    raise Invalid([FieldError(outcome.path, outcome.message)])
+                said = outcome.message
+            else:
+                saved = save()
+                messages.success(request, f"{saved.name} is saved.")
+                return _to(request, address(saved))
+        except Invalid as error:
+            show_errors(form, error, form.paths())
+    page = {"form": form, "store": store, "kind": form.kind, "kinds": KINDS, "said": said}
+    if not request.htmx:  # type: ignore[attr-defined]
+        return render(request, "datastores/edit.html", page)
+    wrong = {name: " ".join(map(str, errors)) for name, errors in form.errors.items() if name in form.fields}
+    return trigger_client_event(render(request, "datastores/_outcome.html", page), "form:wrong", {"fields": wrong})
+
+
+def _to(request: HttpRequest, url: str) -> HttpResponse:
+    return HttpResponseClientRedirect(url) if request.htmx else HttpResponseRedirect(url)  # type: ignore[attr-defined]
+
+
+def may_operate(user: User, store: Datastore) -> bool:
+    return may(user, store.appcode, OPERATE)

@@ -1,0 +1,329 @@
+"""The pages of datastores as different people see them; files go in and out as they are."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+ONE = "/datastores/ops-demo/data"
+
+
+@pytest.fixture
+def as_(people: Any) -> Any:
+    """as_("alice") → a browser in which she is signed in."""
+
+    def sign_in(name: str) -> Client:
+        client = Client()
+        client.force_login(getattr(people, name))
+        return client
+
+    return sign_in
+
+
+def said(response: Any) -> str:
+    return " ".join(str(message) for message in get_messages(response.wsgi_request))
+
+
+def typed(s3: Any, bucket_: str, **changes: str) -> dict[str, str]:
+    fields = {"name": "data", "appcode": "ops-demo", "server": s3.url, "bucket": bucket_, "folder": "", "region": ""}
+    return fields | {"access_key": s3.access_key, "secret_key": s3.secret_key} | changes
+
+
+def put(client: Client, path: str, data: bytes) -> Any:
+    return client.generic("PUT", f"{ONE}/file?path={path}", data, content_type="application/octet-stream")
+
+
+# The list
+
+
+def test_the_list_shows_mine_and_says_how_to_begin(as_: Any, store: Any) -> None:
+    page = as_("bob").get("/datastores").content.decode()
+    assert "data" in page
+    assert store.where in page
+    assert "New datastore" in page
+    assert "New datastore" not in as_("victor").get("/datastores").content.decode()
+    empty = as_("mallory").get("/datastores").content.decode()
+    assert store.where not in empty
+    assert "No datastore yet" in empty
+
+
+def test_the_list_is_searched_and_narrowed(as_: Any, store: Any) -> None:
+    client = as_("alice")
+    assert store.where in client.get("/datastores?search=DAT").content.decode()
+    assert store.where not in client.get("/datastores?search=other").content.decode()
+    assert store.where not in client.get("/datastores?kind=nfs").content.decode()
+    assert store.where not in client.get("/datastores?appcode=flight-demo").content.decode()
+    assert client.get("/datastores?cursor=%00&search=%00&kind=x").status_code == 200
+
+
+def test_a_list_costs_few_queries(
+    as_: Any, store: Any, manifest: Any, people: Any, django_assert_max_num_queries: Any
+) -> None:
+    from datastores.actions import create_datastore
+
+    for n in range(30):
+        wish = manifest(f"nfs-{n}", {"nfs": {"server": "10.0.0.7", "path": f"/{n}"}})
+        create_datastore(wish, acting_user=people.alice)
+    client = as_("alice")
+    with django_assert_max_num_queries(8):
+        client.get("/datastores")
+
+
+# The form
+
+
+def test_the_form_creates_a_datastore(as_: Any, s3: Any, bucket: str) -> None:
+    client = as_("bob")
+    assert "Secret key" in client.get("/datastores/new").content.decode()
+    response = client.post("/datastores/new", typed(s3, bucket))
+    assert response["Location"] == ONE
+    from datastores.models import Datastore
+
+    store = Datastore.objects.get()
+    assert (store.spec["region"], store.spec["prefix"], store.secret) == ("us-east-1", "", s3.secret_key)
+
+
+@pytest.mark.parametrize("kind", ["s3", "nfs", "local"])
+def test_an_empty_form_is_refused_field_by_field(as_: Any, kind: str) -> None:
+    page = as_("bob").post(f"/datastores/new?kind={kind}", {}).content.decode()
+    assert page.count("Fill this in.") >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "Not a label"}, "name"),
+        ({"appcode": "flight-demo"}, "appcode"),
+        ({"server": "ftp://x"}, "server"),
+        ({"server": "http://169.254.169.254"}, "server"),
+        ({"bucket": "X"}, "bucket"),
+        ({"folder": "../x"}, "folder"),
+        ({"secret_key": ""}, "secret_key"),
+    ],
+)
+def test_a_refusal_stands_beside_its_field_and_keeps_what_was_typed(
+    as_: Any, s3: Any, bucket: str, changes: dict[str, str], field: str
+) -> None:
+    response = as_("bob").post("/datastores/new", typed(s3, bucket, **changes))
+    assert response.status_code == 200
+    assert list(response.context["form"].errors) == [field]
+    page = response.content.decode()
+    assert s3.access_key in page
+    assert s3.secret_key not in page
+
+
+def test_the_connection_is_tried_before_saving(as_: Any, s3: Any, bucket: str) -> None:
+    client, htmx = as_("bob"), {"HX-Request": "true"}
+    good = client.post("/datastores/new", typed(s3, bucket, test="1"), headers=htmx)
+    assert "can be read" in good.content.decode()
+    assert json.loads(good["HX-Trigger"])["form:wrong"]["fields"] == {}
+    bad = client.post("/datastores/new", typed(s3, "no-such-bucket", test="1"), headers=htmx)
+    assert "no such bucket" in json.loads(bad["HX-Trigger"])["form:wrong"]["fields"]["bucket"]
+    assert s3.secret_key not in bad.content.decode() + bad["HX-Trigger"]
+    from datastores.models import Datastore
+
+    assert not Datastore.objects.exists()
+    saved = client.post("/datastores/new", typed(s3, bucket), headers=htmx)
+    assert saved["HX-Redirect"] == ONE
+
+
+def test_changing_keeps_the_secret_and_the_name(as_: Any, s3: Any, store: Any, bucket: str) -> None:
+    client = as_("alice")
+    page = client.get(f"{ONE}/change").content.decode()
+    assert s3.secret_key not in page
+    assert 'placeholder="kept"' in page
+    client.post(f"{ONE}/change", typed(s3, bucket, secret_key="", folder="x", name="other", appcode="flight-demo"))
+    store.refresh_from_db()
+    assert (store.name, store.secret, store.spec["prefix"]) == ("data", s3.secret_key, "x")
+    assert store.appcode.code == "ops-demo"
+
+
+def test_buttons_test_and_delete(as_: Any, store: Any) -> None:
+    client = as_("bob")
+    response = client.post(f"{ONE}/test?next=/datastores")
+    assert response["Location"] == "/datastores"
+    assert "can be read" in said(response)
+    assert client.post(f"{ONE}/test?next=https://evil.example")["Location"] == ONE
+    response = client.post(f"{ONE}/delete")
+    assert "still at" in said(response)
+    assert client.get(ONE).status_code == 404
+
+
+# Files
+
+
+def test_a_file_goes_in_is_seen_and_comes_out(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    client = as_("bob")
+    data = bytes(range(256)) * 100
+    assert put(client, "runs/1/model.bin", data).status_code == 204
+    assert s3.client.get_object(Bucket=bucket, Key="runs/1/model.bin")["Body"].read() == data
+    page = as_("victor").get(f"{ONE}?folder=runs/1").content.decode()
+    assert "model.bin" in page
+    assert "25.0 KiB" in page
+    assert "?folder=runs" in page
+    response = as_("victor").get(f"{ONE}/file?path=runs/1/model.bin")
+    assert b"".join(response.streaming_content) == data
+    assert response["Content-Length"] == str(len(data))
+    from portal.models import Event
+
+    assert Event.objects.get(verb="datastore.file-stored").message == "Stored runs/1/model.bin."
+
+
+def test_files_are_never_shown_in_the_portal(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    name = 'evil"<script>.html'
+    s3.client.put_object(Bucket=bucket, Key=name, Body=b"<script>alert(1)</script>", ContentType="text/html")
+    client = as_("alice")
+    response = client.get(f"{ONE}/file", {"path": name})
+    assert response["Content-Type"] == "application/octet-stream"
+    assert response["Content-Disposition"].startswith("attachment;")
+    assert response["X-Content-Type-Options"] == "nosniff"
+    assert "<script>.html" not in client.get(ONE).content.decode()
+
+
+def test_a_viewer_reads_and_changes_nothing(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    s3.client.put_object(Bucket=bucket, Key="keep", Body=b"1")
+    victor = as_("victor")
+    page = victor.get(ONE).content.decode()
+    assert "keep" in page
+    for word in ("Choose files", "Remove", "Test connection", f"{ONE}/change"):
+        assert word not in page
+    assert put(victor, "new", b"x").status_code == 403
+    assert victor.post(f"{ONE}/upload", {}).status_code == 403
+    for path in ("remove?path=keep", "remove?folder=keep", "delete", "test"):
+        assert victor.post(f"{ONE}/{path}").status_code == 403
+    assert victor.get(f"{ONE}/change").status_code == 403
+    assert [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]] == ["keep"]
+
+
+def test_an_outsider_finds_nothing_at_all(as_: Any, store: Any) -> None:
+    mallory = as_("mallory")
+    for path in ("", "/file?path=x", "/change", "/remove?path=x"):
+        assert mallory.get(f"{ONE}{path}").status_code == 404
+    assert put(mallory, "x", b"x").status_code == 404
+    for path in ("/delete", "/test", "/upload", "/remove?path=x"):
+        assert mallory.post(f"{ONE}{path}").status_code == 404
+
+
+def test_a_large_folder_is_seen_page_by_page(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    for n in range(205):
+        s3.client.put_object(Bucket=bucket, Key=f"many/file-{n:03}", Body=b"")
+    client = as_("alice")
+    first = client.get(f"{ONE}?folder=many")
+    assert len(first.context["listing"].entries) == 200
+    second = client.get(f"{ONE}", {"folder": "many", "cursor": first.context["next_cursor"]})
+    assert [entry.name for entry in second.context["listing"].entries] == [f"file-{n}" for n in range(200, 205)]
+    found = client.get(f"{ONE}?folder=many&search=file-01").context["listing"].entries
+    assert len(found) == 10
+
+
+def test_removing_a_folder_asks_and_names_what_is_lost(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    for key in ("run/1/a", "run/1/b", "run/2"):
+        s3.client.put_object(Bucket=bucket, Key=key, Body=b"12345")
+    client = as_("bob")
+    page = client.get(f"{ONE}/remove?folder=run/1").content.decode()
+    assert "2 files" in page
+    assert "10 B" in page
+    response = client.post(f"{ONE}/remove?folder=run/1")
+    assert response["Location"] == f"{ONE}?folder=run"
+    assert [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]] == ["run/2"]
+    client.post(f"{ONE}/remove?path=run/2")
+    assert "Contents" not in s3.client.list_objects_v2(Bucket=bucket)
+    assert client.post(f"{ONE}/remove").status_code == 404
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(as_: Any, store: Any, settings: Any) -> None:
+    settings.UPLOAD_MAX_BYTES = 10
+    response = put(as_("bob"), "large", b"x" * 11)
+    assert (response.status_code, "at most" in response.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/../b", "a%00b", "a%0Ab", "x" * 1100])
+def test_no_path_leaves_the_datastore(as_: Any, store: Any, path: str) -> None:
+    client = as_("bob")
+    assert put(client, path, b"x").status_code == 422
+    assert client.get(f"{ONE}/remove?path={path}").status_code == 404
+    if path:
+        assert client.get(f"{ONE}?folder={path}").status_code == 404
+        assert client.get(f"{ONE}/file?path={path}").status_code == 404
+
+
+def test_uploads_work_without_javascript(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    files = [SimpleUploadedFile(name, name.encode()) for name in ("a.txt", "b.txt")]
+    response = as_("bob").post(f"{ONE}/upload", {"folder": "new/folder/", "files": files})
+    assert response["Location"] == f"{ONE}?folder=new/folder"
+    assert s3.client.get_object(Bucket=bucket, Key="new/folder/b.txt")["Body"].read() == b"b.txt"
+
+
+def test_uploads_need_the_token_of_the_page(people: Any, store: Any) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(people.bob)
+    assert put(client, "x", b"x").status_code == 403
+    assert client.post(f"{ONE}/upload", {"files": io.BytesIO(b"x")}).status_code == 403
+
+
+def test_a_store_that_cannot_be_reached_still_has_a_page(as_: Any, store: Any) -> None:
+    type(store).objects.update(spec=store.spec | {"server": "http://127.0.0.1:1"})
+    page = as_("alice").get(ONE).content.decode()
+    assert "cannot be listed" in page
+    assert "refused" in page
+    response = put(as_("alice"), "x", b"x")
+    assert (response.status_code, "refused" in response.json()["detail"]) == (502, True)
+    assert as_("alice").get(f"{ONE}/remove?folder=x").status_code == 302
+
+
+def test_nfs_says_that_its_files_are_seen_inside_a_cluster(as_: Any, people: Any, manifest: Any) -> None:
+    from datastores.actions import create_datastore
+
+    wish = manifest("nfs", {"nfs": {"server": "10.0.0.7", "path": "/data"}})
+    create_datastore(wish, acting_user=people.alice)
+    assert "inside a cluster" in as_("alice").get("/datastores/ops-demo/nfs").content.decode()
+
+
+def test_a_store_is_found_by_the_search_over_everything(as_: Any, store: Any) -> None:
+    assert ONE in as_("victor").get("/search?q=dat").content.decode()
+    assert ONE not in as_("mallory").get("/search?q=dat").content.decode()
+
+
+# Allowed folders
+
+
+def test_an_administrator_allows_and_closes_a_folder(as_: Any, people: Any, tmp_path: Path) -> None:
+    from datastores.models import AllowedFolder
+
+    root = as_("root")
+    assert "No folder is allowed" in root.get("/admin/folders").content.decode()
+    sent = {"path": f"{tmp_path}/", "read_only": "on", "appcodes": "ops-demo"}
+    assert root.post("/admin/folders/new", sent)["Location"] == "/admin/folders"
+    folder = AllowedFolder.objects.get()
+    assert (folder.path, folder.read_only) == (str(tmp_path), True)
+    assert [appcode.code for appcode in folder.appcodes.all()] == ["ops-demo"]
+    assert str(tmp_path) in root.get("/admin/folders").content.decode()
+    root.post(f"/admin/folders/{folder.pk}", sent | {"appcodes": ""})
+    assert not folder.appcodes.exists()
+    root.post(f"/admin/folders/{folder.pk}/delete")
+    assert not AllowedFolder.objects.exists()
+
+
+def test_folders_of_the_machine_and_of_the_portal_are_never_allowed(as_: Any, settings: Any) -> None:
+    from datastores.models import AllowedFolder
+
+    data = settings.DATA_DIR
+    for path in ("/", "/etc", "relative", str(data), str(data.parent), str(data / "static"), "/no/such/folder"):
+        response = as_("root").post("/admin/folders/new", {"path": path})
+        assert list(response.context["form"].errors) == ["path"], path
+    response = as_("root").post("/admin/folders/new", {"path": "/srv", "appcodes": "no-such"})
+    assert list(response.context["form"].errors) == ["appcodes"]
+    assert not AllowedFolder.objects.exists()
+
+
+def test_folders_are_for_administrators(as_: Any, folder: Path) -> None:
+    for path in ("/admin/folders", "/admin/folders/new"):
+        assert as_("alice").get(path).status_code == 404
+    assert as_("alice").post("/admin/folders/1/delete").status_code == 404
