@@ -33,7 +33,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m bench
 
 e2e: $(VENV)/.installed-dev $(VENV)/.browser
 	$(BIN)/python -m pytest -m e2e

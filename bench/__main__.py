@@ -1,0 +1,95 @@
+"""`python -m bench`: starts a portal of its own, measures, prints a table and writes bench.json. `--make-run` adds `make run`.
+
+Exit status 1 when a target is missed. Give it a quiet machine: everything else that runs is measured, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import results
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--make-run", action="store_true", help="also time `make run` in a fresh copy (minutes)")
+    parser.add_argument(
+        "--only", default="", help="names of parts, divided by commas: idle, listing, starting, posting"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
+    try:
+        found = _measure(folder, set(filter(None, options.only.split(","))))
+        if options.make_run:
+            from bench.install import make_run
+
+            _say("make run, in a fresh copy with a warm package cache …")
+            found += make_run(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(results.table(found))
+    results.write(found, options.output)
+    print(f"\nWritten to {options.output}")
+    return 1 if any(result.passed is False for result in found) else 0
+
+
+def _measure(folder: Path, only: set[str]) -> list[results.Result]:
+    from tests.running import Portal
+
+    portal = Portal(folder / "data", PORTAL_DEMO="0", LOCAL_CLOUD_GPUS="8")
+    _say("Starting the portal …")
+    portal.start()
+    try:
+        os.environ |= _inner(portal)
+        import django
+
+        django.setup()
+        from bench import measures, seed
+
+        _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
+        tenants = seed.seed()
+        seed.analyze()
+        found = []
+        for part in measures.PARTS:
+            name = part.__name__
+            if not only or name in only:
+                _say(f"Measuring: {(part.__doc__ or name).splitlines()[0]} …")
+                found += part(portal, tenants)
+        return found
+    finally:
+        portal.stop()
+
+
+def _inner(portal: object) -> dict[str, str]:
+    """What the portal's own programs know, so that this process may use its database and make sessions."""
+    import json
+
+    from portal.services import socket_folder
+    from tests.running import Portal
+
+    assert isinstance(portal, Portal)
+    ports = json.loads((portal.data / "ports.json").read_text())
+    return {
+        "DJANGO_SETTINGS_MODULE": "portal.settings",
+        "PORTAL_DATA": str(portal.data),
+        "PORTAL_ORIGIN": portal.origin,
+        "PORTAL_SECRET_KEY": portal.secret("PORTAL_SECRET_KEY"),
+        "DATABASE_URL": f"postgresql://portal@/portal?host={socket_folder(portal.data)}",
+        "REDIS_URL": f"redis://:{portal.secret('VALKEY_PASSWORD')}@127.0.0.1:{ports['valkey']}/0",
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The measurements. Each takes the running portal and its tenants, and gives results; the order is from quiet to loud."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import psutil
+from django.db import connection
+from django.test import Client as Browser
+from django.test.utils import CaptureQueriesContext
+
+from bench import floors
+from bench import idle as idling
+from bench.results import Result, quantile
+from bench.seed import ROLES, Seeded
+from bench.web import Client, one_by_one, steadily
+from clusters.models import CloudState, Run
+from portal.models import User
+from tests.running import Portal
+
+MB = 10**6
+IDLE_SECONDS = 60
+PAGES, STARTS, ROUNDS = 300, 10, 7
+POSTS, POSTS_PER_SECOND = 400, 20
+GPUS = 8
+
+
+def idle(portal: Portal, tenants: Seeded) -> list[Result]:
+    """memory and processor time while nobody does anything"""
+    assert portal.process is not None
+    # Let what the start has set off come to rest.
+    time.sleep(15)
+    whole, servers = idling.watch(portal.process.pid, IDLE_SECONDS)
+    return [
+        Result("Idle: resident memory of all processes", whole.rss / MB, "MB", 1200, servers.rss / MB),
+        Result("Idle: the same, shared pages counted once", whole.pss / MB, "MB", None, servers.pss / MB),
+        Result(
+            "Idle: processor time", whole.cpu / IDLE_SECONDS * 100, "% of a core", 3,
+            servers.cpu / IDLE_SECONDS * 100, below=True,
+        ),
+    ]  # fmt: skip
+
+
+def listing(portal: Portal, tenants: Seeded) -> list[Result]:
+    """the list page, with 10,000 clusters of 500 appcodes"""
+    found = []
+    with floors.bare_server() as bare:
+        one_by_one(50, lambda: bare.send("GET", "/"))
+        floor = quantile(one_by_one(PAGES, lambda: bare.send("GET", "/")), 0.99) * 1000
+    for user, who in ((tenants.root, "all of them"), (tenants.member, "25 appcodes of them")):
+        browser = _signed_in(user)
+        page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
+        text = page.send("GET", "/").decode()
+        assert "train-" in text, "the page lists no clusters"
+        one_by_one(50, lambda page=page: page.send("GET", "/"))  # type: ignore[misc]
+        times = one_by_one(PAGES, lambda page=page: page.send("GET", "/"))  # type: ignore[misc]
+        with CaptureQueriesContext(connection) as queries:
+            assert browser.get("/").status_code == 200
+        found += [
+            Result(f"List page for one who sees {who}: p99", quantile(times, 0.99) * 1000, "ms", 50, floor),
+            Result(f"List page for one who sees {who}: queries", len(queries), "", 3),
+        ]
+    return found
+
+
+def starting(portal: Portal, tenants: Seeded) -> list[Result]:
+    """from the request to running processes, and from Disable to free GPUs"""
+    api = _api(portal, tenants)
+    numbers = itertools.count()
+    floors.processes(1)
+    one = [floors.processes(1)[0] for _ in range(STARTS)]
+    six = [floors.processes(sum(ROLES.values())) for _ in range(ROUNDS)]
+    alone = [_round(api, tenants, f"one-{next(numbers)}", {"master": 1}) for _ in range(STARTS)]
+    together = [_round(api, tenants, f"six-{next(numbers)}", ROLES) for _ in range(ROUNDS)]
+    return [
+        Result(
+            f"POST → first task's process started, worst of {STARTS}", max(first for first, _, _ in alone), "s", 1,
+            max(one),
+        ),
+        Result(
+            f"POST → Running for 1 master + 1 ps + 4 workers, worst of {ROUNDS}", max(run for _, run, _ in together),
+            "s", 2, max(started for started, _ in six),
+        ),
+        Result(
+            f"Disable → its 6 tasks gone and GPUs free, worst of {ROUNDS}", max(gone for _, _, gone in together), "s", 2,
+            max(ended for _, ended in six),
+        ),
+    ]  # fmt: skip
+
+
+def posting(portal: Portal, tenants: Seeded) -> list[Result]:
+    """clusters that are posted at a steady rate, until long after all GPUs are taken"""
+    api = _api(portal, tenants)
+    codes = itertools.cycle(tenants.codes)
+
+    def job(n: int) -> Callable[[], object]:
+        body, path = _manifest(f"post-{n}", {"master": 1}, "exec sleep 600"), f"/appcodes/{next(codes)}/clusters"
+        return lambda: api.send("POST", path, body)
+
+    with floors.bare_server() as bare:
+        steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * 40)
+        floor = steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * POSTS)
+    steadily(POSTS_PER_SECOND, [job(n) for n in range(20)])
+    times = steadily(POSTS_PER_SECOND, [job(n) for n in range(20, 20 + POSTS)])
+    return [
+        Result(
+            f"POST of a cluster accepted at {POSTS_PER_SECOND} a second: p99", quantile(times, 0.99) * 1000, "ms", 150,
+            quantile(floor, 0.99) * 1000,
+        ),
+        Result(
+            f"POST of a cluster accepted at {POSTS_PER_SECOND} a second: median", quantile(times, 0.5) * 1000, "ms",
+            None, quantile(floor, 0.5) * 1000,
+        ),
+    ]  # fmt: skip
+
+
+PARTS = (idle, listing, starting, posting)
+
+
+def _api(portal: Portal, tenants: Seeded) -> Client:
+    return Client(f"{portal.url}/api/v1", {"Authorization": f"Bearer {tenants.token}"})
+
+
+def _signed_in(user: User) -> Browser:
+    browser = Browser(SERVER_NAME="localhost")
+    browser.force_login(user, "allauth.account.auth_backends.AuthenticationBackend")
+    return browser
+
+
+def _manifest(name: str, roles: dict[str, int], command: str) -> dict[str, object]:
+    flavors = {role: {"flavor": "cpu" if role == "ps" else "gpu", "count": count} for role, count in roles.items()}
+    spec = {"image": "bench", "command": command, "retries": 0, "roles": flavors}
+    return {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
+
+
+def _round(api: Client, tenants: Seeded, name: str, roles: dict[str, int]) -> tuple[float, float, float]:
+    """One cluster from its POST to its end: seconds to its first process, to Running, and from Disable to free GPUs.
+
+    Every task's first command is a datagram to us with its process id, which `exec` keeps.
+    """
+    path = f"/appcodes/{tenants.codes[0]}/clusters"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear, ExitStack() as handles:
+        ear.bind(("127.0.0.1", 0))
+        ear.settimeout(30)
+        command = f"echo $$ > /dev/udp/127.0.0.1/{ear.getsockname()[1]}; exec sleep 600"
+        begin = time.perf_counter()
+        api.send("POST", path, _manifest(name, roles, command))
+        ear.recv(100)
+        first = time.perf_counter() - begin
+        _until(lambda: api.json("GET", f"{path}/{name}")["status"]["phase"] == "Running")
+        running = time.perf_counter() - begin
+        run = Run.objects.get(cluster__name=name)
+        tasks = _tasks_of(run)
+        assert len(tasks) == sum(roles.values()), f"{len(tasks)} processes of {name} instead of {sum(roles.values())}"
+        watched = [handles.enter_context(os.fdopen(os.pidfd_open(pid))) for pid in tasks]
+        begin = time.perf_counter()
+        api.send("POST", f"{path}/{name}/disable", {})
+        for handle in watched:
+            assert select.select([handle], [], [], 30)[0], f"a process of {name} lives on"
+        _until(lambda: sum(node["gpus_free"] for node in CloudState.objects.get().capacity["nodes"]) == GPUS)
+        gone = time.perf_counter() - begin
+    _until(lambda: Run.objects.get(pk=run.pk).is_terminal)
+    api.send("DELETE", f"{path}/{name}")
+    return first, running, gone
+
+
+def _tasks_of(run: Run) -> list[int]:
+    """The processes on this machine that carry the mark of the run in their environment, `sleep` by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.name() == "sleep" and process.environ().get("PORTAL_CLUSTER") == run.cluster.name:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Returns when it is true; asked every 20 ms, which is the error of what is measured by it."""
+    end = time.perf_counter() + seconds
+    while not condition():
+        if time.perf_counter() > end:
+            raise RuntimeError("it did not happen in time")
+        time.sleep(0.02)

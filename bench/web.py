@@ -1,0 +1,68 @@
+"""Requests at a steady rate, timed from when they were due: a server that stalls cannot hide it by delaying the next ones."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Client:
+    """A kept connection for each thread to one server. Not 2xx or 3xx raises RuntimeError with what the server said."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._prefix = parts.path
+        self._headers = dict(headers or {})
+        self._local = threading.local()
+
+    def send(self, method: str, path: str, body: object = None) -> bytes:
+        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        data = None if body is None else json.dumps(body).encode()
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = http.client.HTTPConnection(*self._address, timeout=30)
+        connection.request(method, self._prefix + path, data, headers)
+        answer = connection.getresponse()
+        text: bytes = answer.read()
+        if answer.status >= 400:
+            raise RuntimeError(f"{method} {path}: {answer.status} {text[:500].decode(errors='replace')}")
+        return text
+
+    def json(self, method: str, path: str, body: object = None) -> Any:
+        return json.loads(self.send(method, path, body))
+
+
+def steadily(per_second: float, jobs: Sequence[Callable[[], object]]) -> list[float]:
+    """Starts a job every 1/`per_second` s, however long they take; seconds from when each was due to when it was done."""
+    begin = time.perf_counter() + 0.1
+
+    def do(n: int, job: Callable[[], object]) -> float:
+        job()
+        return time.perf_counter() - due(n)
+
+    def due(n: int) -> float:
+        return begin + n / per_second
+
+    with ThreadPoolExecutor(32) as pool:
+        pending = []
+        for n, job in enumerate(jobs):
+            time.sleep(max(0.0, due(n) - time.perf_counter()))
+            pending.append(pool.submit(do, n, job))
+        return [each.result() for each in pending]
+
+
+def one_by_one(times: int, job: Callable[[], object]) -> list[float]:
+    """Seconds of each of `times` jobs, one after the other."""
+    found = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        job()
+        found.append(time.perf_counter() - begin)
+    return found
