@@ -1,0 +1,339 @@
+"""Appcodes: what the form, the action and the database accept and refuse, and how a request goes its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError, connection, transaction
+from django.http import Http404
+from django.test import Client
+from pydantic import ValidationError
+
+from portal import actions
+from portal.errors import Conflict, Invalid
+from portal.models import Appcode, Event, Membership, User
+from portal.specs import AppcodeManifest, errors_by_path
+
+pytestmark = pytest.mark.django_db
+
+
+def manifest(**changes: Any) -> AppcodeManifest:
+    code = changes.pop("code", "npe_ix_test_gpu")
+    spec = {"orgNode": "qunarcorp.ops", "owners": ["alice"], "emails": ["alice@example.com"]} | changes
+    return AppcodeManifest.model_validate({"kind": "appcode", "metadata": {"name": code}, "spec": spec})
+
+
+BAD = {
+    "code too short": ({"code": "ab"}, "metadata.name"),
+    "code of 64": ({"code": "a" * 64}, "metadata.name"),
+    "code in capitals": ({"code": "Ops"}, "metadata.name"),
+    "code from a digit": ({"code": "1ops"}, "metadata.name"),
+    "code with a line end": ({"code": "ops\nx"}, "metadata.name"),
+    "no owner": ({"owners": []}, "spec.owners"),
+    "five owners": ({"owners": ["a", "b", "c", "d", "e"]}, "spec.owners"),
+    "an owner twice": ({"owners": ["alice", "alice"]}, "spec.owners"),
+    "no address": ({"emails": []}, "spec.emails"),
+    "eleven addresses": ({"emails": [f"p{n}@example.com" for n in range(11)]}, "spec.emails"),
+    "an address without domain": ({"emails": ["alice@localhost"]}, "spec.emails.0"),
+    "an address twice": ({"emails": ["a@example.com", "A@example.com"]}, "spec.emails"),
+    "remark of 101": ({"remark": "x" * 101}, "spec.remark"),
+    "name of 101": ({"name": "x" * 101}, "spec.name"),
+    "two lines of remark": ({"remark": "one\ntwo"}, "spec.remark"),
+    "another resource type": ({"resourceType": "host"}, "spec.resourceType"),
+    "no org node": ({"orgNode": ""}, "spec.orgNode"),
+    "an odd org node": ({"orgNode": "a..b"}, "spec.orgNode"),
+    "a quota below nothing": ({"gpuQuota": -1}, "spec.gpuQuota"),
+    "an unknown field": ({"colour": "red"}, "spec.colour"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_manifest_refuses(case: str) -> None:
+    changes, path = BAD[case]
+    with pytest.raises(ValidationError) as caught:
+        manifest(**changes)
+    assert [".".join(where) for where, _ in errors_by_path(list(caught.value.errors()))] == [path]
+
+
+def test_a_manifest_accepts_the_limits_themselves() -> None:
+    four = ["alice", "bob", "victor", "mallory"]
+    ten = [f"p{n}@example.com" for n in range(10)]
+    assert manifest(code="a" * 63, owners=four, emails=ten, remark="x" * 100).spec.remark == "x" * 100
+    assert manifest(code="abc", remark="  spaces go  ").spec.remark == "spaces go"
+
+
+def test_a_status_that_comes_back_is_ignored() -> None:
+    assert (
+        AppcodeManifest.model_validate(manifest().model_dump(by_alias=True) | {"status": {"state": "active"}})
+        == manifest()
+    )
+
+
+def test_a_request_waits_for_an_administrator(people: Any) -> None:
+    appcode = actions.request_appcode(manifest(), acting_user=people.alice)
+    assert (appcode.state, appcode.name, appcode.gpu_quota) == ("requested", "npe_ix_test_gpu", 8)
+    assert [(each.user.username, each.role) for each in appcode.memberships.all()] == [("alice", "owner")]
+    assert Event.objects.filter(verb="appcode.requested", appcode="npe_ix_test_gpu", actor=people.alice).count() == 1
+    with pytest.raises(Http404):
+        actions.approve_appcode(appcode, acting_user=people.alice)
+    assert actions.approve_appcode(appcode, gpu_quota=2, acting_user=people.root).gpu_quota == 2
+    with pytest.raises(Conflict, match="active already"):
+        actions.approve_appcode(appcode, acting_user=people.root)
+
+
+def test_an_administrators_own_request_is_active_at_once(people: Any) -> None:
+    assert actions.request_appcode(manifest(gpuQuota=100), acting_user=people.root).state == "active"
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "word"),
+    [
+        ({"code": "flight-demo"}, "metadata.name", "taken"),
+        ({"orgNode": "qunarcorp.moon"}, "spec.orgNode", "no org node"),
+        ({"owners": ["alice", "nobody"]}, "spec.owners", "nobody called “nobody”"),
+        ({"owners": ["bob"]}, "spec.owners", "Name yourself"),
+        ({"gpuQuota": 80}, "spec.gpuQuota", "administrator"),
+    ],
+)
+def test_an_action_refuses_what_only_the_database_knows(
+    people: Any, changes: dict[str, Any], path: str, word: str
+) -> None:
+    with pytest.raises(Invalid) as caught:
+        actions.request_appcode(manifest(**changes), acting_user=people.alice)
+    assert [".".join(error.path) for error in caught.value.errors] == [path]
+    assert word in caught.value.errors[0].message
+    assert Appcode.objects.count() == 2
+    assert Event.objects.count() == 0
+
+
+def test_a_deactivated_person_cannot_become_an_owner(people: Any) -> None:
+    User.objects.filter(username="bob").update(is_active=False)
+    with pytest.raises(Invalid, match="nobody called “bob”"):
+        actions.request_appcode(manifest(owners=["alice", "bob"]), acting_user=people.alice)
+
+
+def test_a_refused_request_is_changed_and_sent_again(people: Any) -> None:
+    appcode = actions.request_appcode(manifest(), acting_user=people.alice)
+    with pytest.raises(Invalid):
+        actions.refuse_appcode(appcode, "  ", acting_user=people.root)
+    refused = actions.refuse_appcode(appcode, "Say what it is for.", acting_user=people.root)
+    assert (refused.state, refused.note) == ("refused", "Say what it is for.")
+    again = actions.change_appcode(refused, manifest(remark="Image search"), acting_user=people.alice)
+    assert (again.state, again.note, again.remark) == ("requested", "", "Image search")
+
+
+def test_disabling_and_enabling(people: Any) -> None:
+    assert actions.disable_appcode(people.ops, "Nobody pays.", acting_user=people.root).state == "disabled"
+    with pytest.raises(Conflict):
+        actions.disable_appcode(people.ops, "again", acting_user=people.root)
+    assert actions.approve_appcode(people.ops, acting_user=people.root).note == ""
+
+
+def test_changing_everything_that_an_owner_may(people: Any) -> None:
+    wanted = manifest(code="ops-demo", name="Operations", owners=["bob"], emails=["new@example.com"], remark="ours")
+    changed = actions.change_appcode(people.ops, wanted, acting_user=people.alice)
+    assert (changed.name, changed.emails, changed.remark) == ("Operations", ["new@example.com"], "ours")
+    roles = dict(changed.memberships.values_list("user__username", "role"))
+    assert roles == {"alice": "developer", "bob": "owner", "victor": "viewer"}
+    with pytest.raises(PermissionDenied):
+        actions.change_appcode(people.ops, wanted, acting_user=people.alice)
+
+
+def test_code_org_node_and_quota_are_not_an_owners_to_change(people: Any) -> None:
+    with pytest.raises(Invalid) as caught:
+        actions.change_appcode(people.ops, manifest(orgNode="qunarcorp.flight", gpuQuota=100), acting_user=people.alice)
+    assert [".".join(error.path) for error in caught.value.errors] == ["metadata.name", "spec.orgNode", "spec.gpuQuota"]
+    moved = manifest(code="ops-demo", orgNode="qunarcorp.flight", gpuQuota=100)
+    assert actions.change_appcode(people.ops, moved, acting_user=people.root).gpu_quota == 100
+
+
+# Members
+
+
+def test_an_appcode_keeps_an_owner(people: Any) -> None:
+    for role in ("developer", "viewer", None):
+        with pytest.raises(Invalid, match="needs an owner"):
+            actions.set_member(people.ops, "alice", role, acting_user=people.alice)
+    assert people.ops.memberships.get(user=people.alice).role == "owner"
+
+
+def test_there_is_no_fifth_owner(people: Any) -> None:
+    for name in ("bob", "victor", "mallory"):
+        actions.set_member(people.ops, name, "owner", acting_user=people.alice)
+    with pytest.raises(Invalid, match="4 owners at most"):
+        actions.set_member(people.ops, "root", "owner", acting_user=people.alice)
+    assert people.ops.memberships.count() == 4
+
+
+def test_members_come_go_and_change(people: Any) -> None:
+    actions.set_member(people.ops, "mallory", "viewer", acting_user=people.alice)
+    actions.set_member(people.ops, "mallory", "developer", acting_user=people.alice)
+    actions.set_member(people.ops, "bob", None, acting_user=people.alice)
+    roles = dict(people.ops.memberships.values_list("user__username", "role"))
+    assert roles == {"alice": "owner", "victor": "viewer", "mallory": "developer"}
+    with pytest.raises(Conflict, match="not a member"):
+        actions.set_member(people.ops, "bob", None, acting_user=people.alice)
+    said = list(Event.objects.filter(verb="appcode.members").values_list("message", flat=True))
+    assert said == ["bob no longer developer", "mallory developer", "mallory viewer"]
+
+
+def test_a_wrong_role_or_person_is_refused(people: Any) -> None:
+    with pytest.raises(Invalid, match="Choose owner"):
+        actions.set_member(people.ops, "mallory", "king", acting_user=people.alice)
+    with pytest.raises(Invalid, match="nobody called"):
+        actions.set_member(people.ops, "nobody", "viewer", acting_user=people.alice)
+    with pytest.raises(PermissionDenied):
+        actions.set_member(people.ops, "mallory", "viewer", acting_user=people.bob)
+
+
+# The database keeps the same limits, whoever writes
+
+
+def check_now() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"emails": []},
+        {"emails": [f"p{n}@example.com" for n in range(11)]},
+        {"resource_type": "host"},
+        {"state": "gone"},
+        {"code": "Ops Demo"},
+        {"gpu_quota": 100_001},
+    ],
+)
+def test_the_database_refuses(people: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Appcode.objects.filter(pk=people.ops.pk).update(**changes)
+
+
+def test_the_database_refuses_a_long_remark(people: Any) -> None:
+    from django.db import DataError
+
+    with pytest.raises(DataError), transaction.atomic():
+        Appcode.objects.filter(pk=people.ops.pk).update(remark="x" * 101)
+
+
+def test_the_database_keeps_one_to_four_owners(people: Any) -> None:
+    with pytest.raises(IntegrityError, match="1 to 4 owners"), transaction.atomic():
+        people.ops.memberships.filter(role="owner").delete()
+        check_now()
+    with pytest.raises(IntegrityError, match="1 to 4 owners"), transaction.atomic():
+        people.ops.memberships.update(role="owner")
+        for user in (people.mallory, people.root):
+            Membership.objects.create(user=user, appcode=people.ops, role="owner")
+        check_now()
+    with pytest.raises(IntegrityError, match="1 to 4 owners"), transaction.atomic():
+        Appcode.objects.create(code="nobodys", org_node=people.ops.org_node, emails=["a@example.com"])
+        check_now()
+
+
+def test_nobody_rewrites_the_log(people: Any) -> None:
+    actions.set_quota(people.ops, 3, acting_user=people.root)
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        Event.objects.update(message="it was mallory")
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("DELETE FROM portal_event")
+
+
+# The form: the same sentences beside its fields, and nothing typed is lost
+
+
+def typed(**changes: str) -> dict[str, str]:
+    return {
+        "org_node": "qunarcorp.ops", "code": "npe_ix_test_gpu", "name": "", "owners": "alice, bob", "emails": "a@example.com\nb@example.com",
+        "remark": "Image search", "resource_type": "gpu-cloud",
+    } | changes  # fmt: skip
+
+
+def test_the_form_sends_a_request(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    answer = client.post("/appcodes/new", typed(), follow=True)
+    assert answer.redirect_chain == [("/appcodes/npe_ix_test_gpu", 302)]
+    appcode = Appcode.objects.get(code="npe_ix_test_gpu")
+    assert appcode.emails == ["a@example.com", "b@example.com"]
+    assert sorted(each.user.username for each in appcode.memberships.all()) == ["alice", "bob"]
+    assert "requested; an administrator will look at it" in answer.content.decode()
+
+
+def test_the_form_shows_all_wrong_fields_and_keeps_what_was_typed(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    wrong = typed(code="No good", owners="a,b,c,d,e", emails="nobody", remark="r" * 101, org_node="qunarcorp.ops")
+    answer = client.post("/appcodes/new", wrong)
+    form = answer.context["form"]
+    assert set(form.errors) == {"code", "owners", "emails", "remark"}
+    page = answer.content.decode()
+    for text in ("No good", "a,b,c,d,e", "r" * 101, 'value="qunarcorp.ops" selected'):
+        assert text in page
+    assert 'aria-invalid="true"' in page
+    assert 'aria-describedby="id_code_helptext id_code_error"' in page
+    assert Appcode.objects.count() == 2
+
+
+@pytest.mark.parametrize("field", ["code", "owners", "emails", "remark", "name", "org_node"])
+def test_a_nul_character_is_an_error_at_its_field(client: Client, people: Any, field: str) -> None:
+    client.force_login(people.alice)
+    answer = client.post("/appcodes/new", typed(**{field: "a\0b"}))
+    assert answer.status_code == 200
+    assert field in answer.context["form"].errors
+
+
+def test_only_an_administrators_form_has_a_quota(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    assert 'name="gpu_quota"' not in client.get("/appcodes/new").content.decode()
+    client.post("/appcodes/ops-demo/change", typed(gpu_quota="500", owners="alice"))
+    assert Appcode.objects.get(code="ops-demo").gpu_quota == 8
+    client.force_login(people.root)
+    answer = client.post("/appcodes/ops-demo/change", typed(gpu_quota="many", owners="alice"))
+    assert "gpu_quota" in answer.context["form"].errors
+    client.post("/appcodes/ops-demo/change", typed(gpu_quota="500", owners="alice"))
+    assert Appcode.objects.get(code="ops-demo").gpu_quota == 500
+
+
+def test_the_form_cannot_change_the_code(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    client.post("/appcodes/ops-demo/change", typed(code="renamed", owners="alice", name="Renamed"))
+    assert Appcode.objects.get(pk=people.ops.pk).code == "ops-demo"
+    assert Appcode.objects.get(pk=people.ops.pk).name == "Renamed"
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"), [("many", "from 0 to 100,000"), ("", "from 0 to 100,000"), ("99999999999", "from 0")]
+)
+def test_a_quota_that_is_none_is_refused(client: Client, people: Any, quota: str, said: str) -> None:
+    client.force_login(people.root)
+    answer = client.post("/appcodes/ops-demo/quota", {"gpu_quota": quota}, follow=True)
+    assert said in answer.content.decode()
+    assert Appcode.objects.get(pk=people.ops.pk).gpu_quota == 8
+
+
+def test_an_administrator_decides_from_the_list(client: Client, people: Any) -> None:
+    actions.request_appcode(manifest(), acting_user=people.alice)
+    client.force_login(people.root)
+    page = client.get("/admin/appcodes").content.decode()
+    assert "npe_ix_test_gpu" in page
+    assert "<code>ops</code>" in page
+    answer = client.post("/appcodes/npe_ix_test_gpu/approve", {"gpu_quota": "4", "from": "list"})
+    assert answer["Location"] == "/admin/appcodes"
+    assert Appcode.objects.get(code="npe_ix_test_gpu").gpu_quota == 4
+
+
+def test_a_member_who_cannot_be_added_is_named_beside_the_field(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    answer = client.post("/appcodes/ops-demo/members", {"username": "nobody", "role": "viewer", "from": "form"})
+    assert answer.context["member_form"].errors == {"username": ["There is nobody called “nobody”."]}
+    assert 'value="nobody"' in answer.content.decode()
+
+
+def test_text_of_people_is_never_markup(client: Client, people: Any) -> None:
+    evil = "<script>alert(1)</script>"
+    client.force_login(people.alice)
+    client.post("/appcodes/ops-demo/change", typed(name=evil, remark=evil, owners="alice"))
+    for path in ("/appcodes", "/appcodes/ops-demo", "/appcodes/ops-demo/change", f"/search?q={evil}"):
+        page = client.get(path).content.decode()
+        assert evil not in page

@@ -1,0 +1,246 @@
+"""The frame: navigation, counters, lists, how values look, and what is shown when something goes wrong."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.template import Context, Template
+from django.test import Client, RequestFactory
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from portal import actions, frame, oops
+from portal.models import Appcode, Event
+from portal.templatetags import portal as tags
+
+HOUR = 3600
+
+
+@pytest.fixture
+def gpu_counter() -> Iterator[list[Any]]:
+    """Replaces the counter of the apps above by one that holds three GPUs and remembers what it was asked."""
+    before, asked = frame._gpu_counters[:], []
+    frame.count_gpus_with(lambda appcodes: asked.append(list(appcodes)) or frame.GpuUse(3, simulated=True))  # type: ignore[func-returns-value]
+    cache.clear()
+    yield asked
+    frame._gpu_counters[:] = before
+
+
+# How values look
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0, "0 s"), (45, "45 s"), (60, "1 min"), (200, "3 min 20 s"), (HOUR, "1 h"), (7500, "2 h 5 min"), (90061, "1 d 1 h"), (-5, "0 s")],
+)  # fmt: skip
+def test_durations(seconds: int | None, text: str) -> None:
+    assert tags.duration(seconds) == text
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_loses_less_than_its_second_unit(seconds: int) -> None:
+    size = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+    words = tags.duration(seconds).split()
+    told = sum(int(number) * size[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
+    assert 0 <= seconds - told < max(1, size[words[1]] // 24 if words[1] == "d" else size[words[1]] // 60)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 1024, "1.5 MiB"), (2**60, "1,024.0 PiB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert tags.bytes_(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0.00"), (10, "< 0.01"), (1800, "0.50"), (3600 * 1234, "1,234.00")])
+def test_gpu_hours(seconds: int, text: str) -> None:
+    assert tags.gpu_hours(seconds) == text
+
+
+def test_money_has_its_currency_and_never_rounds_something_to_nothing(settings: Any) -> None:
+    settings.CURRENCY = "EUR"
+    assert ">1,234.50 <small>EUR<" in tags.money(Decimal("1234.5"))
+    assert ">&lt; 0.01 <small>EUR<" in tags.money(Decimal("0.0004"))
+    assert ">0.0004 <small>EUR<" in tags.money(Decimal("0.0004"), 4)
+    assert ">0.00 <small>EUR<" in tags.money(0)
+
+
+@pytest.mark.parametrize(
+    ("away", "text"),
+    [(0, "just now"), (-300, "5 min ago"), (-7200, "2 h ago"), (300, "in 5 min"), (90 * 86400 - 5, "in 90 d")],
+)
+def test_times_are_relative_with_the_exact_one_in_the_tooltip(away: int, text: str) -> None:
+    at = timezone.now() + dt.timedelta(seconds=away)
+    html = tags.time(at)
+    assert f">{text}</time>" in html
+    assert f'title="{at:%Y-%m-%d %H:%M:%S} UTC"' in html
+
+
+@pytest.mark.parametrize(("word", "shape"), [("Queued", "queued"), ("Starting", "starting"), ("Running", "running"), ("Succeeded", "succeeded"), ("Failed", "failed"), ("Stopped", "stopped"), ("Unheard-of", "none")])  # fmt: skip
+def test_a_state_has_a_shape_a_word_and_a_colour(word: str, shape: str) -> None:
+    html = tags.state(word)
+    assert f"state-{shape}" in html
+    assert html.endswith(f"{word}</span>")
+
+
+def test_what_people_wrote_is_escaped_by_every_tag() -> None:
+    evil = '"><script>'
+    page = "{% load portal %}{% state x x %}{% copy x x %}{% menu x %}{{ x }}{% endmenu %}{% tab x x %}{% chip x x x %}"
+    request = RequestFactory().get("/?" + "a=%22%3E%3Cscript%3E")
+    assert "<script>" not in Template(page).render(Context({"x": evil, "request": request}))
+
+
+# Navigation and counters
+
+
+@pytest.mark.django_db
+def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    page = client.get("/appcodes")
+    assert page.context["administration"] == []
+    assert [link.label for link in page.context["navigation"] if link.current] == ["Appcodes"]
+    client.force_login(people.root)
+    page = client.get("/admin/people/alice")
+    assert [link.label for link in page.context["administration"] if link.current] == ["People"]
+    for link in [*page.context["navigation"], *page.context["administration"]]:
+        assert client.get(link.url).status_code == 200, link
+
+
+@pytest.mark.django_db
+def test_the_gpu_counter_counts_what_the_switcher_shows(client: Client, people: Any, gpu_counter: list[Any]) -> None:
+    client.force_login(people.root)
+    text = " ".join(client.get("/frame/gpus").content.decode().split())
+    assert "<strong>3</strong> of 16" in text
+    assert "sim<" in text
+    client.get("/frame/gpus")
+    assert len(gpu_counter) == 1, "answered from the cache"
+    client.post("/frame/appcode", {"appcode": "flight-demo"})
+    assert "<strong>3</strong> of 8" in client.get("/frame/gpus").content.decode()
+    assert [appcode.code for appcode in gpu_counter[-1]] == ["flight-demo"]
+
+
+@pytest.mark.django_db
+def test_the_frame_itself_costs_one_query(client: Client, people: Any, django_assert_max_num_queries: Any) -> None:
+    client.force_login(people.alice)
+    client.get("/search")
+    with django_assert_max_num_queries(1):
+        client.get("/search")
+
+
+@pytest.mark.django_db
+def test_a_list_of_many_appcodes_is_three_queries_and_pages_by_key(
+    client: Client, people: Any, make_appcode: Any, django_assert_max_num_queries: Any
+) -> None:
+    for n in range(120):
+        make_appcode(f"many-{n:03}", org="qunarcorp.ops", namespace="ops", owner=people.bob)
+    client.force_login(people.bob)
+    client.get("/appcodes")
+    with django_assert_max_num_queries(3):
+        page = client.get("/appcodes")
+    seen = [appcode.code for appcode in page.context["appcodes"]]
+    while cursor := page.context["next_cursor"]:
+        assert f"?cursor={cursor}" in page.content.decode()
+        page = client.get(f"/appcodes?cursor={cursor}")
+        seen += [appcode.code for appcode in page.context["appcodes"]]
+    assert seen == [*(f"many-{n:03}" for n in range(120)), "ops-demo"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("query", ["cursor=%00", "search=%00", "appcode=%00", "cursor=99999999999999999999", "cursor=x", "state=x", "search=" + "x" * 5000, "search=%25_"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path", ["/appcodes", "/admin/audit", "/admin/people", "/admin/orgs", "/search", "/frame/gpus"]
+)
+def test_odd_questions_are_answered(client: Client, people: Any, path: str, query: str) -> None:
+    client.force_login(people.root)
+    assert client.get(f"{path}?{query}").status_code == 200
+
+
+@pytest.mark.django_db
+def test_the_log_is_searched_and_paged(client: Client, people: Any) -> None:
+    for quota in range(1, 61):
+        actions.set_quota(people.ops, quota, acting_user=people.root)
+    client.force_login(people.root)
+    page = client.get("/admin/audit")
+    assert len(page.context["events"]) == frame.PAGE
+    rest = client.get(f"/admin/audit?cursor={page.context['next_cursor']}").context["events"]
+    assert len(rest) == 10
+    found = client.get("/admin/audit?search=quota+60&actor=root&appcode=ops-demo").context["events"]
+    assert [event.message for event in found] == ["quota from 59 to 60 GPUs"]
+    assert Event.objects.count() == 60
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("theme", ["light", "dark", "auto", "pink"])
+def test_the_theme_is_kept_without_javascript(client: Client, people: Any, theme: str) -> None:
+    assert client.post("/frame/theme?next=/profile", {"theme": theme})["Location"] == "/profile"
+    page = client.get("/accounts/login/").content.decode()
+    expected = "auto" if theme == "pink" else theme
+    assert f'data-theme="{expected}"' in page
+    assert (f'data-bs-theme="{expected}"' in page) == (expected != "auto")
+
+
+# Errors
+
+
+@pytest.mark.django_db
+def test_a_page_that_is_not_there_says_so_with_an_id(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    answer = client.get("/no/such/page")
+    text = answer.content.decode()
+    assert answer.status_code == 404
+    assert "Nothing was lost." in text
+    assert answer["X-Request-ID"] in text
+    assert "tried" not in text, "the resolver's words are for programmers"
+
+
+@pytest.mark.django_db
+def test_forbidden_tells_which_role_it_needs(client: Client, people: Any) -> None:
+    client.force_login(people.victor)
+    answer = client.get("/appcodes/ops-demo/change")
+    assert answer.status_code == 403
+    assert "You need to be owner of ops-demo" in answer.content.decode()
+
+
+def test_the_error_page_needs_no_database() -> None:
+    request = RequestFactory().get("/anything")
+    request.error_id = "0badcafe"  # type: ignore[attr-defined]
+    answer = oops.server_error(request)
+    assert answer.status_code == 500
+    assert "0badcafe" in answer.content.decode()
+    assert "data is safe" in answer.content.decode()
+    problem = oops.server_error(RequestFactory().get("/api/v1/clusters"))
+    assert problem["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.django_db
+def test_an_error_of_ours_is_logged_with_its_id(
+    client: Client, people: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("a bug")
+
+    client.force_login(people.alice)
+    client.raise_request_exception = False
+    monkeypatch.setattr(frame, "matching", broken)
+    answer = client.get("/appcodes")
+    assert answer.status_code == 500
+    assert f"error id {answer['X-Request-ID']}" in caplog.text
+    assert "a bug" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_person_in_nothing_is_told_what_to_do(client: Client, people: Any) -> None:
+    from portal.models import User
+
+    client.force_login(User.objects.create_user("carol", "carol@example.com", "x"))
+    page = client.get("/appcodes").content.decode()
+    assert "You are not in an appcode yet" in page
+    assert "Request an appcode" in page
+    assert Appcode.objects.count() == 2
