@@ -1,0 +1,112 @@
+"""What happens at the limits, and when a part of the portal is not there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.api.client import Api, manifest
+
+CLUSTERS = "/appcodes/ops-demo/clusters"
+
+
+@pytest.fixture
+def no_cache(settings: Any) -> None:
+    """A cache whose server is gone."""
+    backend = settings.CACHES["default"]["BACKEND"]
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:9/0"}}
+
+
+def test_a_loop_that_ran_away_is_told_when_to_come_back(
+    as_alice: Api, as_bob: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("portal.limits.REQUESTS_PER_WINDOW", 3)
+    # A minute may end while we count, so that up to twice as many get through.
+    statuses = [as_alice.get("/me")[0] for _ in range(7)]
+    assert statuses[:3] == [200] * 3
+    status, answer = as_alice.get("/me")
+    assert (status, answer["type"]) == (429, "urn:problem-type:portal:throttled")
+    assert 1 <= int(as_alice.last.headers["Retry-After"]) <= 61
+    assert as_bob.get("/me")[0] == 200
+
+
+def test_without_the_cache_the_api_works(as_alice: Api, no_cache: None) -> None:
+    assert as_alice.get("/me")[0] == 200
+    assert as_alice.post(CLUSTERS, manifest())[0] == 201
+
+
+def test_without_the_cache_nothing_is_streamed(no_cache: None) -> None:
+    from portal.limits import take_stream_slots
+    from portal.problems import Unavailable
+
+    with pytest.raises(Unavailable):
+        take_stream_slots(1, 60)
+
+
+def test_stream_slots_are_few_for_one_and_limited_for_all(settings: Any) -> None:
+    from portal.limits import STREAMS_PER_PERSON, take_stream_slots
+    from portal.problems import Unavailable
+
+    settings.MAX_LOG_STREAMS = STREAMS_PER_PERSON + 2
+    taken = [take_stream_slots(901, 60) for _ in range(STREAMS_PER_PERSON)]
+    try:
+        with pytest.raises(Unavailable, match="You follow"):
+            take_stream_slots(901, 60)
+        taken += [take_stream_slots(902, 60) for _ in range(2)]
+        for person in (902, 903):
+            with pytest.raises(Unavailable, match="Too many"):
+                take_stream_slots(person, 60)
+        for slot in taken.pop():
+            slot.release()
+        taken.append(take_stream_slots(903, 60))
+    finally:
+        for slots in taken:
+            for slot in slots:
+                slot.release()
+
+
+def test_a_stream_that_nobody_read_gives_its_place_back(settings: Any, db: None) -> None:
+    """As for HEAD, or a client that left before the first byte: only `close` is called."""
+    from django.http import StreamingHttpResponse
+
+    from clusters.clouds.base import LogChunk
+    from clusters.logs import LogStream
+    from portal.limits import take_stream_slots
+
+    settings.MAX_LOG_STREAMS = 1
+    for _ in range(3):
+        slots = take_stream_slots(904, 60)
+        stream = LogStream(None, LogChunk(b"", 0, False), follow=True, is_over=lambda: False, slots=slots)  # type: ignore[arg-type]
+        StreamingHttpResponse(stream).close()
+
+
+def test_a_mistake_of_ours_gives_nothing_away_but_an_id_that_is_in_the_log(
+    as_alice: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("clusters.actions.create_cluster", fail)
+    with caplog.at_level(logging.ERROR):
+        status, answer = as_alice.post(CLUSTERS, manifest())
+    assert (status, answer["type"]) == (500, "urn:problem-type:portal:internal-error")
+    assert "secret" not in as_alice.last.content.decode()
+    assert answer["id"] in answer["detail"]
+    assert as_alice.last.headers["X-Request-ID"] == answer["id"]
+    record = next(record for record in caplog.records if answer["id"] in record.getMessage())
+    assert "secret detail" in str(record.exc_info)
+
+
+def test_a_database_that_is_away_is_told_as_such(as_alice: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import OperationalError
+
+    def away(*args: Any, **more: Any) -> None:
+        raise OperationalError("connection refused at 10.1.2.3")
+
+    monkeypatch.setattr("clusters.actions.create_cluster", away)
+    status, answer = as_alice.post(CLUSTERS, manifest())
+    assert (status, answer["type"]) == (503, "urn:problem-type:portal:unavailable")
+    assert as_alice.last.headers["Retry-After"] == "5"
+    assert "10.1.2.3" not in as_alice.last.content.decode()
