@@ -246,9 +246,14 @@ def test_nobody_rewrites_the_log(people: Any) -> None:
 
 def typed(**changes: str) -> dict[str, str]:
     return {
-        "org_node": "qunarcorp.ops", "code": "npe_ix_test_gpu", "name": "", "owners": "alice, bob", "emails": "a@example.com\nb@example.com",
-        "remark": "Image search", "resource_type": "gpu-cloud",
-    } | changes  # fmt: skip
+        "org_node": "qunarcorp.ops",
+        "code": "npe_ix_test_gpu",
+        "name": "",
+        "owners": "alice, bob",
+        "emails": "a@example.com\nb@example.com",
+        "remark": "Image search",
+        "resource_type": "gpu-cloud",
+    } | changes
 
 
 def test_the_form_sends_a_request(client: Client, people: Any) -> None:

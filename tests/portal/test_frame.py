@@ -37,8 +37,18 @@ def gpu_counter() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "–"), (0, "0 s"), (45, "45 s"), (60, "1 min"), (200, "3 min 20 s"), (HOUR, "1 h"), (7500, "2 h 5 min"), (90061, "1 d 1 h"), (-5, "0 s")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (45, "45 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (HOUR, "1 h"),
+        (7500, "2 h 5 min"),
+        (90061, "1 d 1 h"),
+        (-5, "0 s"),
+    ],
+)
 def test_durations(seconds: int | None, text: str) -> None:
     assert tags.duration(seconds) == text
 
@@ -83,7 +93,18 @@ def test_times_are_relative_with_the_exact_one_in_the_tooltip(away: int, text: s
     assert f'title="{at:%Y-%m-%d %H:%M:%S} UTC"' in html
 
 
-@pytest.mark.parametrize(("word", "shape"), [("Queued", "queued"), ("Starting", "starting"), ("Running", "running"), ("Succeeded", "succeeded"), ("Failed", "failed"), ("Stopped", "stopped"), ("Unheard-of", "none")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "shape"),
+    [
+        ("Queued", "queued"),
+        ("Starting", "starting"),
+        ("Running", "running"),
+        ("Succeeded", "succeeded"),
+        ("Failed", "failed"),
+        ("Stopped", "stopped"),
+        ("Unheard-of", "none"),
+    ],
+)
 def test_a_state_has_a_shape_a_word_and_a_colour(word: str, shape: str) -> None:
     html = tags.state(word)
     assert f"state-{shape}" in html
@@ -153,7 +174,19 @@ def test_a_list_of_many_appcodes_is_three_queries_and_pages_by_key(
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("query", ["cursor=%00", "search=%00", "appcode=%00", "cursor=99999999999999999999", "cursor=x", "state=x", "search=" + "x" * 5000, "search=%25_"])  # fmt: skip
+@pytest.mark.parametrize(
+    "query",
+    [
+        "cursor=%00",
+        "search=%00",
+        "appcode=%00",
+        "cursor=99999999999999999999",
+        "cursor=x",
+        "state=x",
+        "search=" + "x" * 5000,
+        "search=%25_",
+    ],
+)
 @pytest.mark.parametrize(
     "path", ["/appcodes", "/admin/audit", "/admin/people", "/admin/orgs", "/search", "/frame/gpus"]
 )

@@ -149,7 +149,18 @@ def test_an_expired_token_is_listed_and_refused(client: Client, people: Any) -> 
     assert "Expired" in client.get("/profile").content.decode()
 
 
-@pytest.mark.parametrize(("name", "days", "field"), [("", "30", "name"), ("x" * 61, "30", "name"), ("a", "0", "days"), ("a", "366", "days"), ("a", "", "days"), ("a", "soon", "days"), ("a\0", "3", "name")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "days", "field"),
+    [
+        ("", "30", "name"),
+        ("x" * 61, "30", "name"),
+        ("a", "0", "days"),
+        ("a", "366", "days"),
+        ("a", "", "days"),
+        ("a", "soon", "days"),
+        ("a\0", "3", "name"),
+    ],
+)
 def test_a_token_that_cannot_be(client: Client, people: Any, name: str, days: str, field: str) -> None:
     client.force_login(people.alice)
     answer = client.post("/profile", {"name": name, "days": days})
