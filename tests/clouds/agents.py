@@ -31,6 +31,7 @@ from clusters.clouds.base import (
     TaskSeen,
 )
 from clusters.clouds.local.cloud import LocalCloud
+from clusters.clouds.local.processes import is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 54_321
@@ -140,7 +141,9 @@ class Agent:
                 return item
         return None
 
-    def ended(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0, seconds: float = 20) -> TaskSeen:
+    def ended(
+        self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0, seconds: float = 20
+    ) -> TaskSeen:
         def done() -> TaskSeen | None:
             task = self.task(run, name, index, attempt)
             return task if task and task.phase in ("Succeeded", "Failed") else None
@@ -156,12 +159,16 @@ class Agent:
 
     def storage(self, run: RunRef, state: str, seconds: float = 30) -> StorageSeen:
         return self.until(
-            lambda: next((s for s in self.seen if isinstance(s, StorageSeen) and (s.run_id, s.state) == (run.id, state)), None),
+            lambda: next(
+                (s for s in self.seen if isinstance(s, StorageSeen) and (s.run_id, s.state) == (run.id, state)), None
+            ),
             seconds,
         )
 
     def gone(self, run: RunRef, seconds: float = 30) -> RunGone:
-        return self.until(lambda: next((s for s in self.seen if isinstance(s, RunGone) and s.run_id == run.id), None), seconds)
+        return self.until(
+            lambda: next((s for s in self.seen if isinstance(s, RunGone) and s.run_id == run.id), None), seconds
+        )
 
     def output(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> str:
         return self.cloud.log(run, name, index, attempt=attempt, limit=1 << 24).data.decode()
@@ -193,17 +200,23 @@ class Agent:
         return {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunGone)}
 
     def close(self) -> None:
-        """Ends the tasks, then the agent."""
-        if self.process is not None and self.process.poll() is None:
-            try:
-                deadline = time.monotonic() + 15
-                while live := self.live():
-                    for number in live:
-                        self.cloud.delete(RunRef(number, "", "", "", 0))
-                    assert time.monotonic() < deadline, f"{live} did not end\n{self.log()}"
-                    time.sleep(0.05)
-            finally:
-                self.signal(signal.SIGTERM)
+        """Ends the tasks, then the agent; by force when it does not work otherwise."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        try:
+            deadline = time.monotonic() + 15
+            while live := self.live():
+                for number in live:
+                    self.cloud.delete(RunRef(number, "", "", "", 0))
+                assert time.monotonic() < deadline, f"{live} did not end\n{self.log()}"
+                time.sleep(0.05)
+            self.signal(signal.SIGTERM)
+        finally:
+            if self.process.poll() is None:
+                self.signal(signal.SIGKILL)
+                for lock in self.folder.glob("cloud/runs/*/**/lock"):
+                    if is_locked(lock.parent):
+                        os.kill(int(lock.read_text()), signal.SIGKILL)
 
 
 @dataclass
@@ -220,10 +233,14 @@ class Store:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def start(self) -> None:
         argv = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config="]
-        argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
-        env = {"RCLONE_AUTH_KEY": f"{self.access_key},{self.secret_key}", "HOME": "/tmp"}
+        argv += ["--dir-cache-time=0s", "--addr", f"127.0.0.1:{self.port}", str(self.folder)]
+        env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a list in CSV
         self.process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:

@@ -9,7 +9,7 @@ import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,9 @@ def user_home() -> Iterator[Home]:
     folder.chmod(0o755)
     try:
         base, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-        ignore = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "config-*", "__pycache__", "*.a")
+        ignore = shutil.ignore_patterns(
+            "site-packages", "dist-packages", "test", "idlelib", "config-*", "__pycache__", "*.a"
+        )
         (folder / "bin").mkdir()
         shutil.copytree(base / "lib" / version, folder / "lib" / version, ignore=ignore)
         for library in (base / "lib").glob("libpython*"):
@@ -55,36 +57,43 @@ def home(request: pytest.FixtureRequest) -> Home:
     return home
 
 
-@pytest.fixture
-def make_agent(home: Home) -> Iterator[Callable[..., Agent]]:
-    """make_agent("--gpus", "2") → a started agent."""
-    agents: list[Agent] = []
-    folders: list[Path] = []
+class Agents:
+    """make_agent("--gpus", "2") → a started agent, which is stopped after the test."""
 
-    def make(*options: str) -> Agent:
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.started: list[Agent] = []
+
+    def __call__(self, *options: str) -> Agent:
         folder = Path(tempfile.mkdtemp(prefix="elearn-agent-"))
-        folders.append(folder)
-        if home.uid is not None:
-            os.chown(folder, home.uid, home.uid)
-        agents.append(Agent(home, folder, options))
-        return agents[-1].start()
+        if self.home.uid is not None:
+            os.chown(folder, self.home.uid, self.home.uid)
+        self.started.append(Agent(self.home, folder, options))
+        return self.started[-1].start()
 
-    try:
-        yield make
-    finally:
-        for agent in agents:
-            agent.close()
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+    def close(self) -> None:
+        while self.started:
+            agent = self.started.pop()
+            try:
+                agent.close()
+            finally:
+                shutil.rmtree(agent.folder, ignore_errors=True)
 
 
 @pytest.fixture
-def agent(make_agent: Callable[..., Agent]) -> Agent:
+def make_agent(home: Home) -> Iterator[Agents]:
+    agents = Agents(home)
+    yield agents
+    agents.close()
+
+
+@pytest.fixture
+def agent(make_agent: Agents) -> Agent:
     return make_agent()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, make_agent: Agents) -> Iterator[Store]:
     """A real S3 server (rclone) on a folder with the empty buckets `data` and `results`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -95,5 +104,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.start()
     try:
         yield store
+        if not store.runs:
+            store.start()
+        make_agent.close()  # while output can still be stored
     finally:
         store.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.base import CloudRefused, LocalSource, Mount
+from clusters.clouds.base import CloudError, CloudRefused, LocalSource, Mount
 from tests.clouds.agents import Agent, role
 
 
@@ -30,7 +30,9 @@ def local(folder: Path, path: str, *, read_only: bool) -> Mount:
 
 def test_nothing_of_the_host_is_there(agent: Agent) -> None:
     (agent.folder / "cloud" / "secret").write_text("secret")
-    says = agent.says(f"ls -A /root /home /elearn /elearn/input /tmp /run; ls {agent.folder} || echo no such folder; ls / ")
+    says = agent.says(
+        f"ls -A /root /home /elearn /elearn/input /tmp /run; ls {agent.folder} || echo no such folder; ls / "
+    )
     assert "no such folder" in says
     assert "secret" not in says
     for name in ("mnt", "opt", "srv", "boot", "media"):
@@ -38,7 +40,9 @@ def test_nothing_of_the_host_is_there(agent: Agent) -> None:
 
 
 def test_a_task_is_nobody(agent: Agent) -> None:
-    says = agent.says("id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; cat /etc/shadow || true")
+    says = agent.says(
+        "id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; cat /etc/shadow || true"
+    )
     uid, *rest = says.split()
     assert int(uid) != 0
     assert rest[:4] == ["CapPrm:" + "0" * 16, "CapEff:" + "0" * 16, "CapBnd:" + "0" * 16, "NoNewPrivs:1"]
@@ -92,7 +96,9 @@ def test_the_program_folder_is_where_a_task_starts(agent: Agent) -> None:
 
 def test_a_local_folder_is_mounted_and_input_cannot_be_changed(agent: Agent, allowed: Path) -> None:
     mounts = (local(allowed, "set", read_only=True),)
-    says = agent.says("cat /elearn/input/x.txt; rm /elearn/input/x.txt; echo y > /elearn/input/y || echo kept", mounts=mounts)
+    says = agent.says(
+        "cat /elearn/input/x.txt; rm /elearn/input/x.txt; echo y > /elearn/input/y || echo kept", mounts=mounts
+    )
     assert says.startswith("one\n")
     assert says.endswith("kept\n")
     assert os.listdir(allowed / "set") == ["x.txt"]
@@ -137,3 +143,25 @@ def test_two_runs_do_not_see_each_other(agent: Agent) -> None:
     first = agent.apply(role("echo mine > /elearn/output/secret; echo mine > /tmp/secret; sleep 60"))
     agent.running(first)
     assert agent.says("find /elearn /tmp -name secret | wc -l") == "0\n"
+
+
+def test_a_command_runs_inside_a_task_like_the_task(agent: Agent) -> None:
+    run = agent.apply(
+        role("export X=hidden; echo mine > /tmp/mine; id -u > /tmp/uid; echo up; sleep 60", env={"NAME": "value"})
+    )
+    agent.until_output(run, "up")
+    agent.running(run)
+
+    def inside(*argv: str) -> tuple[int, str]:
+        code, output = agent.cloud.exec(run, "worker", 0, argv)
+        return code, output.decode()
+
+    assert inside("cat", "/tmp/mine") == (0, "mine\n")
+    assert inside("bash", "-c", "test $(id -u) = $(cat /tmp/uid) && echo $NAME $PWD; exit 3") == (3, "value /elearn\n")
+    assert inside("bash", "-c", "kill -9 $$")[0] == 137
+    assert inside("grep", "-c", "^CapEff:.0000000000000000", "/proc/self/status") == (0, "1\n")
+    assert inside("no-such-program") == (127, "'no-such-program' cannot be started: no such program\n")
+    assert inside("ls", str(agent.folder))[0] == 2
+    assert len(agent.cloud.exec(run, "worker", 0, ["yes"])[1]) == 1 << 20
+    with pytest.raises(CloudError):
+        agent.cloud.exec(run, "worker", 5, ["true"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -76,7 +77,7 @@ def test_an_agent_killed_again_and_again_starts_everything_once(make_agent: Call
                 spans.setdefault(gpu, []).append(span)
     for held in spans.values():
         held.sort()
-        assert all(one[1] <= other[0] for one, other in zip(held, held[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(held))
 
 
 def test_a_deletion_is_finished_by_the_next_agent(agent: Agent) -> None:

@@ -24,7 +24,9 @@ def queues(draw: st.DrawFn) -> list[Ask]:
 
 
 @given(slots, queues())
-def test_no_gpu_is_given_twice_and_every_gpu_is_of_the_model_asked_for(free: tuple[Slot, ...], queue: list[Ask]) -> None:
+def test_no_gpu_is_given_twice_and_every_gpu_is_of_the_model_asked_for(
+    free: tuple[Slot, ...], queue: list[Ask]
+) -> None:
     placed = scheduler.place(free, queue)
     models = {slot.id: slot.model for slot in free}
     given_ids = [gpu for given in placed.values() for gpus in given.values() for gpu in gpus]

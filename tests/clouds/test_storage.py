@@ -136,7 +136,9 @@ def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Call
     gone = agent.gone(run)
     folder = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
     assert not gone.stored
-    assert gone.message == f"Output could not be stored: {store.url} cannot be reached. The files are still in {folder}."
+    assert (
+        gone.message == f"Output could not be stored: {store.url} cannot be reached. The files are still in {folder}."
+    )
     assert (folder / "first").read_text() == "1\n"
 
 

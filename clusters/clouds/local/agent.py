@@ -136,9 +136,7 @@ async def run(args: argparse.Namespace) -> None:
     server = await asyncio.start_unix_server(
         Server(node).serve, sock=listen(args.socket, socket.SOCK_STREAM), limit=MAX_REQUEST
     )
-    log.info(
-        "Ready: %d %sGPUs, %d runs.", len(found.slots), "simulated " if found.simulated else "", len(node.runs)
-    )
+    log.info("Ready: %d %sGPUs, %d runs.", len(found.slots), "simulated " if found.simulated else "", len(node.runs))
     await ended.wait()
     if args.stop_tasks_on_term:
         await leave(node, args.stop_seconds)

@@ -106,5 +106,3 @@ def _bytes(answer: IO[bytes], size: int) -> bytes:
     if len(data) < size:
         raise CloudError("The node agent of this machine was cut off.")
     return data
-
-

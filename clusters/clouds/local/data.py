@@ -43,7 +43,9 @@ class Data:
 
     @property
     def state(self) -> StorageState:
-        state: StorageState = "failed" if self.problem else self.status.get("state", "fetching" if self.remote else "none")
+        state: StorageState = (
+            "failed" if self.problem else self.status.get("state", "fetching" if self.remote else "none")
+        )
         return state
 
     @property
@@ -133,7 +135,12 @@ class Data:
                 kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
                 mounts.append(row | vars(mount.source) | {"read_only": mount.read_only})
-        spec: dict[str, Any] = {"name": f"{self.run.ref.id}/storage", "poke": str(node.poke), "uid": self.run.uid, "mounts": mounts}
+        spec: dict[str, Any] = {
+            "name": f"{self.run.ref.id}/storage",
+            "poke": str(node.poke),
+            "uid": self.run.uid,
+            "mounts": mounts,
+        }
         spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)

@@ -294,7 +294,10 @@ class Node:
             raise CloudRefused("The run was deleted.")
         have = dict(self.addresses.get(ref.id, {}))
         missing = [
-            f"{role}-{index}" for role, count in counts.items() for index in range(count) if f"{role}-{index}" not in have
+            f"{role}-{index}"
+            for role, count in counts.items()
+            for index in range(count)
+            if f"{role}-{index}" not in have
         ]
         if missing:
             have.update(zip(missing, self._free_ports(len(missing)), strict=True))

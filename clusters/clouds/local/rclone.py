@@ -47,20 +47,15 @@ def fetch(
     """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
     argv = ["copy", remote(mount), _DATA, *_COMMON, "--inplace", "--local-no-set-modtime=false"]
     code, errors = _run(spec, mount, folder, argv, b"", lambda entry: _progress(entry, progress), wake, check)
-    if code == 0:
-        return
     if code == _DIRECTORY_NOT_FOUND:
-        if not mount["read_only"] and _bucket_exists(spec, mount, folder):
-            return
-        if mount["prefix"] and _bucket_exists(spec, mount, folder):
-            raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
         raise Failed(_no_bucket(mount))
-    raise Failed(explain(mount, errors))
+    if code != 0:
+        raise Failed(explain(mount, errors))
+    if mount["read_only"] and mount["prefix"] and not os.listdir(mount["folder"]):
+        raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
 
 
-def store(
-    spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]
-) -> None:
+def store(spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]) -> None:
     """Copies the files `names` into the bucket; `copied` collects those that are there. Raises Failed."""
 
     def collect(entry: dict[str, Any]) -> None:
@@ -78,14 +73,9 @@ def store(
 
 
 def remote(mount: dict[str, Any]) -> str:
-    path = f"{mount['bucket']}/{mount['prefix']}" if mount["prefix"] else mount["bucket"]
+    # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+    path = f"{mount['bucket']}/{mount['prefix']}/" if mount["prefix"] else mount["bucket"]
     return f"store:{path}"
-
-
-def _bucket_exists(spec: dict[str, Any], mount: dict[str, Any], folder: str) -> bool:
-    argv = ["lsf", f"store:{mount['bucket']}", *_COMMON, "--max-depth=1"]
-    code, _ = _run(spec, mount, folder, argv, b"", lambda entry: None)
-    return code != _DIRECTORY_NOT_FOUND
 
 
 def _no_bucket(mount: dict[str, Any]) -> str:
@@ -99,7 +89,14 @@ def explain(mount: dict[str, Any], errors: list[str]) -> str:
     known = (
         (("NoSuchBucket", "directory not found"), _no_bucket(mount)),
         (
-            ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "StatusCode: 403", "StatusCode: 401", "Forbidden"),
+            (
+                "InvalidAccessKeyId",
+                "SignatureDoesNotMatch",
+                "AccessDenied",
+                "StatusCode: 403",
+                "StatusCode: 401",
+                "Forbidden",
+            ),
             f"{where} refused the access key {mount['access_key']} for bucket {mount['bucket']}.",
         ),
         (("connection refused", "no such host", "i/o timeout", "no route to host"), f"{where} cannot be reached."),
@@ -181,9 +178,7 @@ def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
                 return
 
 
-def _become(
-    spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int
-) -> None:
+def _become(spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int) -> None:
     null = os.open("/dev/null", os.O_WRONLY)
     os.dup2(feed, 0)
     os.dup2(null, 1)

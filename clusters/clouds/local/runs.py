@@ -29,7 +29,10 @@ OUTPUT = "/elearn/output"
 def ask_of(plan: Plan) -> Ask:
     """The GPUs that all tasks of `plan` need together."""
     needs = [
-        ((role.role, index), role.gpus, role.gpu_model) for role in plan.roles if role.gpus for index in range(role.count)
+        ((role.role, index), role.gpus, role.gpu_model)
+        for role in plan.roles
+        if role.gpus
+        for index in range(role.count)
     ]
     return Ask(plan.run.id, tuple(needs))
 
@@ -92,13 +95,13 @@ class Run:
         """Does what is next."""
         if self.gone is not None:
             return
-        if self.deleted_at is not None:
-            self._end(self.deleted_at)
-        elif self.node.leaving:
+        if self.node.leaving:
             for task in self.tasks:
-                task.stop("Disrupted")
+                task.stop("Disrupted" if self.deleted_at is None else "Stopped")
             if not self.alive:
                 self.data.pause()
+        elif self.deleted_at is not None:
+            self._end(self.deleted_at)
         else:
             self._go_on()
 
@@ -129,7 +132,7 @@ class Run:
         if self.alive:
             return
         self.data.finish()
-        if self.data.over:
+        if self.data.over and self.data.idle:
             self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
 
     def seen(self) -> list[Seen]:

@@ -282,7 +282,9 @@ def become_task(spec: dict[str, Any], output: int) -> None:
             mode, verb = (os.R_OK | os.X_OK, "read") if bind.get("read_only") else (os.W_OK | os.X_OK, "written")
             if not os.access(bind["target"], mode):
                 who = f"uid {os.getuid()}"
-                raise sandbox.SandboxError(f"the folder {bind['source']} cannot be {verb} by {who}, as which this task runs")
+                raise sandbox.SandboxError(
+                    f"the folder {bind['source']} cannot be {verb} by {who}, as which this task runs"
+                )
     os.chdir(spec["cwd"])
 
 

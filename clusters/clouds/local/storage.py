@@ -42,6 +42,7 @@ class Storage:
 
     def __init__(self, folder: str, spec: dict[str, Any], wake: int) -> None:
         self.folder, self.spec, self.wake = folder, spec, wake
+        self.doing = ""
         self.status = Status(folder, spec["poke"], spec["name"])
         self.status.values = _read(os.path.join(folder, "status.json")) or {}
         self.mounts: list[dict[str, Any]] = spec["mounts"]
@@ -58,11 +59,18 @@ class Storage:
                 self.sleep(STORE_EVERY)
                 self.store_live()
         except Told:
-            pass
-        if self.command() == "pause":
-            self.pause()
-        else:
-            self.finish()
+            self.end()
+
+    def end(self) -> None:
+        """Does what the last command says; a pause may come after a finish, when the whole portal is stopped."""
+        self.doing = self.command()
+        try:
+            if self.doing == "finish":
+                self.finish()
+            elif self.status.values.get("fetched"):
+                self.store_live()
+        except Told:
+            self.end()
 
     def fetch(self) -> None:
         """Until everything is there; what stands in the way is shown and tried again."""
@@ -141,19 +149,12 @@ class Storage:
                     self.say("failed", text, over=True, stored=False, durable=True)
                     return
                 self.say("failed", f"Output cannot be stored: {error} It is tried again.")
-                time.sleep(min(delay, left))
+                self.sleep(min(delay, left))
                 delay = min(LONGEST_DELAY, delay * 2)
         for mount in self.mounts:
             if mount["kind"] == "nfs":
                 nfs.detach(mount["folder"])
         self.say("stored" if self.outputs else "none", "", over=True, stored=True, durable=True)
-
-    def pause(self) -> None:
-        if self.status.values.get("fetched"):
-            try:
-                self.store()
-            except rclone.Failed as error:
-                self.say("failed", f"Output cannot be stored: {error} It is tried again.")
 
     # -- small things ----------------------------------------------------------------------------------------------
 
@@ -174,11 +175,11 @@ class Storage:
         return str((_read(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
 
     def check(self) -> None:
-        if self.command():
+        if self.command() != self.doing:
             raise Told
 
     def sleep(self, seconds: float) -> None:
-        """Raises Told as soon as there is a command."""
+        """Raises Told as soon as there is another command."""
         self.check()
         if select.select([self.wake], [], [], seconds)[0]:
             os.read(self.wake, 64)

@@ -68,9 +68,7 @@ class Task:
         """The current attempt, as far as it is known without its shim."""
         node = self.run.node
         uid = uuid.uuid5(node.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
-        seen = TaskSeen(
-            self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=node.name
-        )
+        seen = TaskSeen(self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=node.name)
         if self.spec is not None:
             seen = replace(
                 seen,
@@ -169,7 +167,9 @@ class Task:
         if self.ended and self.ended[-1].reason == "Stopped":
             self.cancelled = True
         elif not self.final and self.spec is None:
-            seen = self.view(phase="Failed", reason="Stopped", message="Stopped before it started.", finished_at=when(at))
+            seen = self.view(
+                phase="Failed", reason="Stopped", message="Stopped before it started.", finished_at=when(at)
+            )
             self.run.node.emit(seen)
             self.ended.append(seen)
             self.cancelled = True
@@ -247,7 +247,9 @@ class Task:
         if not witnessed:
             known = [seen.scheduled_at, seen.started_at]
             times = [moment.timestamp() for moment in known if moment is not None]
-            times += [path.stat().st_mtime for path in (self.folder / "log", self.folder / "status.json") if path.exists()]
+            times += [
+                path.stat().st_mtime for path in (self.folder / "log", self.folder / "status.json") if path.exists()
+            ]
             finished = min(finished, max(times, default=finished))
         return replace(
             seen,

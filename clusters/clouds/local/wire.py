@@ -42,7 +42,10 @@ _TIMES = ("scheduled_at", "started_at", "finished_at")
 
 def dumps(value: Any) -> bytes:
     """One line of JSON."""
-    return json.dumps(value, ensure_ascii=False, default=_plain, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+    return (
+        json.dumps(value, ensure_ascii=False, default=_plain, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        + b"\n"
+    )
 
 
 def _plain(value: Any) -> Any:
