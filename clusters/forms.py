@@ -215,12 +215,6 @@ class ClusterForm(forms.Form):
         except ValidationError:
             return None
 
-    def forget_unless_offered(self, name: str) -> None:
-        """Back to none when what is chosen belongs to another appcode."""
-        if self.initial.get(name) not in {key for key, _ in self.offer.choices()[name]}:
-            self.initial[name] = ""
-            self._choose(name, self.offer.choices()[name])
-
     @property
     def opens_folded(self) -> bool:
         """Whether something that is folded away was changed or is wrong."""

@@ -87,13 +87,11 @@ def preview_cluster(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def datastore_choices(request: HttpRequest) -> HttpResponse:
-    """The INPUT and OUTPUT fields for another appcode."""
-    user = person(request)
-    chosen = {name: request.GET.get(name, "") for name in ("appcode", "input", "output")}
-    form = ClusterForm(_offer(user, chosen["appcode"]), initial=chosen)
-    for name in ("input", "output"):
-        form.forget_unless_offered(name)
-    return render(request, "clusters/_stores.html", {"form": form})
+    """The INPUT and OUTPUT fields for another appcode; what is chosen stays chosen where that has a datastore of the name."""
+    offer = _offer(person(request), request.GET.get("appcode", ""))
+    names = {store.name for store in offer.datastores}
+    chosen = {field: name for field in ("input", "output") if (name := request.GET.get(field, "")) in names}
+    return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen)})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -1,0 +1,292 @@
+"""The New Cluster form says what a manifest says, no more and no less, and refuses with a sentence at the right field."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from types import SimpleNamespace
+
+import pytest
+from django.template.loader import render_to_string
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.clusters.pages.browser import sent, wrong_fields
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+COMMAND = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1, max_size=200).filter(str.strip)
+NAME = st.from_regex(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
+TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezones=st.timezones())  # noqa: DTZ001
+
+
+@st.composite
+def manifests(draw):
+    from clusters.specs import RESERVED_ENV
+
+    framework = draw(st.sampled_from(["tensorflow", "pytorch"]))
+    counts = {
+        "ps": draw(st.integers(0, 1000)) if framework == "tensorflow" else 0,
+        "worker": draw(st.integers(0, 1000)),
+        "evaluator": draw(st.integers(0, 1)),
+    }
+    roles = {"master": {"flavor": draw(NAME), "count": 1}}
+    for role, count in counts.items():
+        if draw(st.booleans()):
+            roles[role] = {"flavor": draw(NAME), "count": count}
+    workers = roles.get("worker", {"count": 0})["count"]
+    names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True).filter(lambda name: name not in RESERVED_ENV)
+    spec = {
+        "framework": framework,
+        "image": draw(NAME),
+        "command": draw(COMMAND),
+        "env": draw(st.dictionaries(names, TEXT, max_size=5)),
+        "input": draw(st.none() | NAME),
+        "output": draw(st.none() | NAME),
+        "outputPath": draw(st.from_regex(r"([A-Za-z0-9_-]|\{name\}|\{run\}|[a-z]/){0,12}", fullmatch=True)),
+        "mode": draw(st.sampled_from(["batch", "service"])),
+        "roles": roles,
+        "completion": draw(st.sampled_from(["master", "workers"])) if workers else "master",
+        "retries": draw(st.integers(0, 10)),
+        "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
+        "scheduleAfter": draw(st.none() | TIMES),
+    }
+    return {"kind": "cluster", "metadata": {"name": draw(NAME), "appcode": draw(NAME)}, "spec": spec}
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(document=manifests())
+def test_every_manifest_survives_the_form(document):
+    from clusters.forms import ClusterForm, Offer, fields_of
+    from clusters.specs import ClusterManifest
+
+    manifest = ClusterManifest.model_validate(document)
+    offer = Offer([], "", [], [], [])
+    filled = ClusterForm(offer, initial=fields_of(manifest))
+    filled.offer = SimpleNamespace(appcodes=[1])
+    page = render_to_string("clusters/new.html", {"form": filled, "user": SimpleNamespace(is_authenticated=False)})
+    form = ClusterForm(offer, sent(page))
+    assert form.is_valid(), form.errors
+    assert form.manifest == manifest
+
+
+def test_the_command_is_kept_exactly_as_typed(catalogue, people, as_person):
+    from clusters.models import Cluster
+
+    command = "\n  echo \"$HOME\" '$(date)' `id`\t\\\n  && echo Zürich 火 \n\n"
+    body = sent(as_person(people.alice).get("/clusters/new").content.decode())
+    answer = as_person(people.alice).post(
+        "/clusters/new", body | {"name": "exact", "command": command.replace("\n", "\r\n")}
+    )
+    assert answer.status_code == 302
+    assert Cluster.objects.get(name="exact").spec["command"] == command
+
+
+def test_a_form_with_its_first_choices_needs_only_a_name_and_a_command(catalogue, people, as_person):
+    client = as_person(people.bob)
+    body = sent(client.get("/clusters/new").content.decode())
+    answer = client.post("/clusters/new", body | {"name": "first", "command": "true"})
+    assert (answer.status_code, answer["Location"]) == (302, "/clusters/ops-demo/first")
+
+
+BAD = [
+    ({"name": "Not_a_label"}, "name"),
+    ({"name": "-x"}, "name"),
+    ({"name": "a" * 41}, "name"),
+    ({"name": ""}, "name"),
+    ({"name": "taken"}, "name"),
+    ({"appcode": "flight-demo"}, "appcode"),
+    ({"appcode": "no-such"}, "appcode"),
+    ({"image": "no-such"}, "image"),
+    ({"image": "container-only"}, "image"),
+    ({"image": "a\0b"}, "image"),
+    ({"image": ""}, "image"),
+    ({"input": "of-another"}, "input"),
+    ({"output": "of-another"}, "output"),
+    ({"command": ""}, "command"),
+    ({"command": " \n "}, "command"),
+    ({"command": "x" * 70_000}, "command"),
+    ({"command": "a\0b"}, "command"),
+    ({"env": "NO_EQUALS"}, "env"),
+    ({"env": "A=1 | A=2"}, "env"),
+    ({"env": "1A=1"}, "env"),
+    ({"env": "TF_CONFIG={}"}, "env"),
+    ({"env": '{"A": 1}'}, "env"),
+    ({"env": '{"A": '}, "env"),
+    ({"env": "{" * 5000}, "env"),
+    ({"master_flavor": ""}, "master_flavor"),
+    ({"master_flavor": "no-such"}, "master_flavor"),
+    ({"worker_flavor": "small", "worker_count": "-1"}, "worker_count"),
+    ({"worker_flavor": "small", "worker_count": "10000"}, "worker_count"),
+    ({"worker_flavor": "small", "worker_count": "two"}, "worker_count"),
+    ({"worker_flavor": "small", "worker_count": "9" * 5000}, "worker_count"),
+    ({"worker_flavor": "middle-1-gpu", "worker_count": "1000"}, "worker_count"),
+    ({"worker_flavor": "", "worker_count": "2"}, "worker_flavor"),
+    ({"ps_flavor": "small", "ps_count": "1", "framework": "pytorch"}, "ps_count"),
+    ({"completion": "workers"}, "completion"),
+    ({"completion": "nobody"}, "completion"),
+    ({"framework": "caffe"}, "framework"),
+    ({"mode": "forever"}, "mode"),
+    ({"retries": "11"}, "retries"),
+    ({"retries": ""}, "retries"),
+    ({"time_limit": "5", "time_limit_unit": "seconds"}, "time_limit"),
+    ({"time_limit": "soon"}, "time_limit"),
+    ({"schedule_after": "tomorrow"}, "schedule_after"),
+    ({"output_path": "../escape"}, "output_path"),
+    ({"output_path": "/absolute"}, "output_path"),
+    ({"evaluator_flavor": "small", "evaluator_count": "2"}, "evaluator_count"),
+]
+
+
+@pytest.mark.parametrize(("typed", "field"), BAD, ids=lambda value: value if isinstance(value, str) else None)
+def test_bad_input_is_refused_at_its_field(typed, field, make_cluster, stores, people, as_person):
+    from clusters.models import Cluster
+
+    make_cluster("taken")
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode()) | {"name": "fresh", "command": "true"}
+    answer = client.post("/clusters/new", body | typed)
+    page = answer.content.decode()
+    assert answer.status_code == 200
+    assert list(wrong_fields(page)) == [field]
+    assert Cluster.objects.count() == 1
+    # Nothing typed is lost (but NUL characters, which no text field can hold).
+    kept = sent(page)
+    for name, value in (body | typed).items():
+        assert name == "csrfmiddlewaretoken" or "\0" in value or kept[name].replace("\r\n", "\n") == value.replace("\r\n", "\n")
+
+
+def test_every_error_is_told_at_once(catalogue, people, as_person):
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode())
+    page = client.post("/clusters/new", body | {"name": "Ä", "env": "x", "retries": "99"}).content.decode()
+    assert list(wrong_fields(page)) == ["name", "command", "env", "retries"]
+    assert "<details class=\"fold panel\" open>" in page
+
+
+def test_a_clone_is_the_same_under_the_next_free_name(make_cluster, people, as_person, stores):
+    make_cluster("demo", workers=3, env={"A": " spaces "}, input="data", timeLimit=7200)
+    make_cluster("demo-2")
+    client = as_person(people.bob)
+    body = sent(client.get("/clusters/new?clone=ops-demo/demo").content.decode())
+    assert (body["name"], body["worker_count"], body["input"]) == ("demo-3", "3", "data")
+    assert client.post("/clusters/new", body).status_code == 302
+    from clusters.models import Cluster
+
+    first, clone = Cluster.objects.get(name="demo"), Cluster.objects.get(name="demo-3")
+    assert first.spec == clone.spec
+
+
+def test_redeploy_with_changes_makes_the_next_run(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Failed", workers=1)
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/ops-demo/demo/change").content.decode())
+    assert "name" not in body
+    answer = client.post("/clusters/ops-demo/demo/change", body | {"command": "echo again"})
+    assert answer.status_code == 302
+    cluster.refresh_from_db()
+    assert (cluster.run_count, cluster.current_run.spec["command"]) == (2, "echo again")
+
+
+def test_changes_while_a_run_is_alive_change_nothing_and_lose_nothing(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Running")
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/ops-demo/demo/change").content.decode())
+    page = client.post("/clusters/ops-demo/demo/change", body | {"command": "echo typed"}).content.decode()
+    assert "has not ended yet" in page
+    assert sent(page)["command"] == "echo typed"
+    cluster.refresh_from_db()
+    assert (cluster.run_count, cluster.spec["command"]) == (1, "true")
+
+
+def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(catalogue, people, as_person):
+    from django.utils import timezone
+
+    from billing.models import Price
+
+    Price.objects.create(sku="gpu", per_hour="2", valid_from=timezone.now().replace(microsecond=0) - dt.timedelta(days=1))
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode())
+    body |= {"worker_flavor": "middle-1-gpu", "worker_count": "3", "time_limit": "2", "time_limit_unit": "hours"}
+    page = client.post("/clusters/preview", body).content.decode()
+    assert "<dd>4</dd>" in page
+    assert "<dd>3</dd>" in page
+    assert "6.00" in page
+    assert "12.00" in page
+    assert "Still needed: Name, Command." in page
+
+
+def test_the_preview_says_what_can_never_fit(catalogue, people, as_person):
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode())
+    page = client.post("/clusters/preview", body | {"worker_flavor": "middle-1-gpu", "worker_count": "99"}).content.decode()
+    assert "quota of ops-demo is 8" in page
+
+
+def test_the_curl_command_carries_quotes_and_newlines(catalogue, people, as_person):
+    import html
+    import subprocess
+
+    command = "echo \"it's\" '$(x)'\necho $HOME"
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode()) | {"name": "quoted", "command": command}
+    page = client.post("/clusters/preview", body).content.decode()
+    curl = html.unescape(page.split('<pre id="curl-text">')[1].split("</pre>")[0])
+    # A shell hands the manifest to curl unchanged; `cat` stands in for it.
+    script = 'curl() { cat; }\n' + curl
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, check=True, env={"TOKEN": "t"}).stdout
+    assert json.loads(shown)["spec"]["command"] == command
+
+
+def test_another_appcode_offers_its_own_datastores(catalogue, people, as_person, stores):
+    from datastores.models import Datastore
+
+    Datastore.objects.create(appcode=people.flight, name="only-flight", kind="nfs", spec={"server": "x", "path": "/x"})
+    client = as_person(people.root)
+    page = client.get("/clusters/datastores?appcode=flight-demo&input=data").content.decode()
+    assert "only-flight" in page
+    page = client.get("/clusters/datastores?appcode=ops-demo&input=only-flight").content.decode()
+    assert "only-flight" not in page
+
+
+def test_whoever_may_not_create_is_told_so(catalogue, people, as_person):
+    assert "An appcode first" in as_person(people.victor).get("/clusters/new").content.decode()
+
+
+def test_import_takes_what_export_writes(make_cluster, people, as_person, stores):
+    from django.core.files.uploadedfile import SimpleUploadedFile
+
+    from clusters.models import Cluster
+
+    make_cluster("demo", workers=2, env={"A": "1"}, output="results")
+    client = as_person(people.alice)
+    exported = client.get("/clusters/ops-demo/demo/export")
+    assert 'filename="demo.json"' in exported["Content-Disposition"]
+    document = json.loads(exported.content)
+    document["metadata"]["name"] = "copy"
+    file = SimpleUploadedFile("demo.json", json.dumps(document).encode())
+    assert client.post("/clusters/import", {"file": file})["Location"] == "/clusters/ops-demo/copy"
+    assert Cluster.objects.get(name="copy").spec == Cluster.objects.get(name="demo").spec
+
+
+def test_import_of_several_makes_all_or_none(catalogue, people, as_person, document):
+    from clusters.models import Cluster
+
+    client = as_person(people.alice)
+    two = [document("one"), document("two", image="no-such")]
+    page = client.post("/clusters/import", {"manifest": json.dumps(two)}).content.decode()
+    assert "manifest 2.spec.image: The catalogue has no image" in page
+    assert Cluster.objects.count() == 0
+    two[1] = document("two")
+    items = {"kind": "List", "items": two}
+    assert client.post("/clusters/import", {"manifest": json.dumps(items)})["Location"] == "/"
+    assert Cluster.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "not json", "[]", "[" * 3000, '{"kind": "pod"}', "3", "null", '[null]', '{"a": "\\ud800"}', '{"kind":"cluster","spec":{}}'],
+)
+def test_import_says_what_is_wrong(text, catalogue, people, as_person):
+    answer = as_person(people.alice).post("/clusters/import", {"manifest": text})
+    assert answer.status_code == 200
+    assert "errorlist" in answer.content.decode()

@@ -1,0 +1,213 @@
+"""Scalars are read from real event files, as TensorBoard's own writer and as TensorFlow write them, a piece at a time."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+
+from clusters import scalars
+from clusters.scalars import Progress, Series, masked_crc32c, read, split_records
+
+
+@dataclass
+class File:
+    path: str
+    data: bytes
+    version: int = 0
+
+    @property
+    def size(self):
+        return len(self.data)
+
+    @property
+    def etag(self):
+        return f"{self.version}-{len(self.data)}"
+
+
+def record(message: bytes) -> bytes:
+    length = struct.pack("<Q", len(message))
+    return length + struct.pack("<I", masked_crc32c(length)) + message + struct.pack("<I", masked_crc32c(message))
+
+
+def event(step: int, *, at: float = 1.0, **values: float) -> bytes:
+    summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
+    return record(event_pb2.Event(wall_time=at, step=step, summary=summary).SerializeToString())
+
+
+class Store:
+    """Counts what is read."""
+
+    def __init__(self, *files: File):
+        self.files, self.bytes_read = list(files), 0
+
+    def read_range(self, path, start, length):
+        data = next(file.data for file in self.files if file.path == path)[start : start + length]
+        self.bytes_read += len(data)
+        return data
+
+
+def points(found, tag, folder=None):
+    (curve,) = [c for c in found.curves if c.tag == tag and folder in (None, c.folder)]
+    return [(p.step, round(p.value, 4)) for p in curve.points]
+
+
+def test_what_tensorflow_wrote_is_read(tmp_path):
+    """TensorFlow itself, in a process of its own, because it is large; the portal never imports it."""
+    import subprocess
+    import sys
+
+    program = """
+import sys, tensorflow as tf
+with tf.summary.create_file_writer(sys.argv[1]).as_default():
+    for step in range(5):
+        tf.summary.scalar("loss", 1 / (step + 1), step=step)
+        tf.summary.histogram("weights", tf.random.normal([100]), step=step)
+        tf.summary.text("note", "hello", step=step)
+with tf.compat.v1.Graph().as_default():
+    old = tf.compat.v1.summary.FileWriter(sys.argv[1] + "/old")
+    old.add_summary(tf.compat.v1.Summary(value=[tf.compat.v1.Summary.Value(tag="accuracy", simple_value=0.5)]), 3)
+    old.close()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True)
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    store = Store(*(File(str(path.relative_to(tmp_path)), path.read_bytes()) for path in paths))
+    found, _ = read(store.files, store.read_range, {})
+    assert found.tags == ["loss", "accuracy"]
+    assert points(found, "loss") == [(0, 1.0), (1, 0.5), (2, 0.3333), (3, 0.25), (4, 0.2)]
+    assert points(found, "accuracy", "old") == [(3, 0.5)]
+    assert found.notes == ()
+
+
+def test_the_portal_reads_them_without_tensorflow_and_numpy():
+    import subprocess
+    import sys
+
+    program = "import sys, clusters.scalars; assert not {'tensorflow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@given(cuts=st.lists(st.integers(0, 2000), max_size=6).map(sorted), steps=st.integers(0, 40))
+def test_a_file_that_grows_reads_the_same_as_the_whole(cuts, steps):
+    whole = b"".join(event(step, loss=step / 2, speed=3) for step in range(steps))
+    at_once, _ = read([File("a.tfevents.1", whole)], Store(File("a.tfevents.1", whole)).read_range, {})
+    known: dict[str, Progress] = {}
+    bytes_read = 0
+    for n, cut in enumerate([*cuts, len(whole)]):
+        file = File("a.tfevents.1", whole[:cut], version=n)
+        store = Store(file)
+        found, known = read([file], store.read_range, known)
+        bytes_read += store.bytes_read
+    assert found.curves == at_once.curves
+    # Only what was a half record is read a second time.
+    assert bytes_read <= len(whole) + 200 * (len(cuts) + 1)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again():
+    store = Store(File("x/events.out.tfevents.1", event(1, loss=0.5)))
+    first, known = read(store.files, store.read_range, {})
+    before = store.bytes_read
+    again, _ = read(store.files, store.read_range, known)
+    assert (again, store.bytes_read) == (first, before)
+
+
+def test_a_shorter_file_of_the_same_name_starts_anew():
+    store = Store(File("a.tfevents", event(1, loss=1) + event(2, loss=2)))
+    _, known = read(store.files, store.read_range, {})
+    store.files = [File("a.tfevents", event(9, loss=9), version=1)]
+    found, _ = read(store.files, store.read_range, known)
+    assert points(found, "loss") == [(9, 9.0)]
+
+
+def test_what_a_restarted_program_repeats_replaces_what_it_lost():
+    first = File("s/1.tfevents", b"".join(event(step, at=step, loss=step) for step in range(10)))
+    second = File("s/2.tfevents", b"".join(event(step, at=100 + step, loss=-step) for step in range(6, 9)))
+    store = Store(first, second)
+    found, _ = read(store.files, store.read_range, {})
+    assert points(found, "loss") == [*((n, n) for n in range(6)), (6, -6), (7, -7), (8, -8)]
+
+
+def test_programs_that_write_at_the_same_time_do_not_erase_each_other():
+    one = File("s/1.tfevents", b"".join(event(step, at=step, loss=1) for step in range(4)))
+    two = File("s/2.tfevents", b"".join(event(step, at=step + 0.5, loss=2) for step in range(4)))
+    found, _ = read([one, two], Store(one, two).read_range, {})
+    assert len(points(found, "loss")) == 8
+
+
+def test_damage_is_noted_and_what_came_before_is_shown():
+    file = File("a.tfevents", event(1, loss=1) + b"\xff" * 64 + event(2, loss=2))
+    found, known = read([file], Store(file).read_range, {})
+    assert points(found, "loss") == [(1, 1.0)]
+    assert "damaged" in found.notes[0]
+    assert known["a.tfevents"].is_complete
+
+
+def test_large_records_are_stepped_over(monkeypatch):
+    monkeypatch.setattr(scalars, "CHUNK", 1000)
+    monkeypatch.setattr(scalars, "MAX_RECORD", 500)
+    file = File("a.tfevents", event(1, loss=1) + record(b"x" * 5000) + event(2, loss=2) + record(b"y" * 700) + event(3, loss=3))
+    found, _ = read([file], Store(file).read_range, {})
+    assert points(found, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_page_reads_a_bounded_amount_and_goes_on_with_the_next(monkeypatch):
+    monkeypatch.setattr(scalars, "CHUNK", 400)
+    monkeypatch.setattr(scalars, "MAX_BYTES", 1000)
+    file = File("a.tfevents", b"".join(event(step, loss=step) for step in range(200)))
+    store = Store(file)
+    found, known = read([file], store.read_range, {})
+    assert store.bytes_read < 2000
+    assert "Still reading" in found.notes[0]
+    while found.notes:
+        found, known = read([file], store.read_range, known)
+    assert len(points(found, "loss")) == 200
+
+
+def test_long_lines_are_thinned_out_evenly_and_keep_their_end():
+    series = Series()
+    for step in range(10_001):
+        series.add(scalars.Point(step, step, step))
+    steps = [point.step for point in series.all]
+    assert 1000 <= len(steps) <= 2001
+    assert steps[0] == 0
+    assert steps[-1] == 10_000
+    assert len({b - a for a, b in zip(steps[:-2], steps[1:-1], strict=True)}) == 1
+
+
+def test_not_a_number_is_kept_as_what_it_is():
+    file = File("a.tfevents", event(1, loss=math.nan) + event(2, loss=math.inf))
+    found, _ = read([file], Store(file).read_range, {})
+    assert [str(p.value) for p in found.curves[0].points] == ["nan", "inf"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5]), 0.5),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, tensor_content=struct.pack("<d", 0.25)), 0.25),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_INT64, int64_val=[7]), 7.0),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_HALF, tensor_content=struct.pack("<e", 1.5)), 1.5),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[b"x"]), None),
+        (tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[1, 2]), None),
+    ],
+)
+def test_tensors_of_one_number_are_scalars(tensor, expected):
+    assert scalars._scalar(summary_pb2.Summary.Value(tag="t", tensor=tensor)) == expected
+
+
+@given(data=st.binary(max_size=300))
+def test_no_bytes_make_it_fail(data):
+    for content in (data, event(1, loss=1) + data, record(data)):
+        file = File("a.tfevents", content)
+        read([file], Store(file).read_range, {})
+        split_records(content)
+
+
+def test_only_event_files_are_looked_at():
+    names = ["events.out.tfevents.1.host", "x/events.out.tfevents.2", "model/saved_model.pb", "a.tfevents.3.profile-empty"]
+    assert [name for name in names if scalars.is_event_file(name)] == names[:2]
