@@ -145,8 +145,8 @@ class Run(models.Model):
     usage_as_of = models.DateTimeField(null=True)
     gpu_seconds = models.BigIntegerField(default=0)
     gpu_rate = models.IntegerField(default=0, help_text="GPUs held at usage_as_of.")
-    cost = models.DecimalField(max_digits=20, decimal_places=9, default=0)
-    cost_rate = models.DecimalField(max_digits=20, decimal_places=12, default=0, help_text="Per second.")
+    cost = models.DecimalField(max_digits=20, decimal_places=9, default=Decimal(0))
+    cost_rate = models.DecimalField(max_digits=20, decimal_places=12, default=Decimal(0), help_text="Per second.")
 
     class Meta:
         ordering: ClassVar = ["-number"]
