@@ -44,7 +44,8 @@ def document() -> Any:
         if ps:
             roles["ps"] = {"flavor": "small", "count": ps}
         if workers:
-            roles["worker"] = {"flavor": "middle-1-gpu", "count": workers}
+            # The quota of the tests' appcodes is 8 GPUs.
+            roles["worker"] = {"flavor": "middle-1-gpu" if workers < 8 else "small", "count": workers}
         spec = {"image": "tensorflow", "command": "true", "roles": roles, **spec}
         return {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": spec}
 

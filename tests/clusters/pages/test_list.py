@@ -1,0 +1,156 @@
+"""The first page: who sees what and may do what, what it costs, and that it is only sent when something has changed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+ROWS = "/clusters/rows"
+
+
+def names(answer):
+    return re.findall(r'<a href="/clusters/[^/]+/([^/"]+)"><b>', answer.content.decode())
+
+
+@pytest.fixture
+def some(make_cluster, people):
+    make_cluster("waits", phase="Queued", workers=2, run={"message": "It waits for quota: it needs 3 GPUs.", "reason": "QuotaExceeded"})
+    make_cluster("trains", phase="Running", ps=1, workers=2, by=people.bob, run={"gpu_rate": 3})
+    make_cluster("done", phase="Succeeded", workers=100)
+    make_cluster("broke", phase="Failed", run={"message": "worker-1 failed with exit code 3."})
+    make_cluster("far", phase="Running", appcode="flight-demo", by=people.mallory, run={"gpu_rate": 1})
+
+
+def test_everybody_sees_their_own(some, people, as_person):
+    assert names(as_person(people.alice).get("/")) == ["broke", "done", "trains", "waits"]
+    assert names(as_person(people.victor).get("/")) == ["broke", "done", "trains", "waits"]
+    assert names(as_person(people.mallory).get("/")) == ["far"]
+    assert names(as_person(people.root).get("/")) == ["far", "broke", "done", "trains", "waits"]
+
+
+def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_person):
+    page = as_person(people.alice).get("/").content.decode()
+    for text in ("100of100", "1of1", "2of2", "0of2", "Middle + 1 GPU", "It waits for quota: it needs 3 GPUs.", "failed with exit code 3"):
+        assert text in page
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("phase=Running", ["trains"]),
+        ("phase=running,failed", ["broke", "trains"]),
+        ("owner=bob", ["trains"]),
+        ("search=TRAI", ["trains"]),
+        ("search=ops bob", ["trains"]),
+        ("search=%25", []),
+        ("appcode=flight-demo", []),
+        ("appcode=ops-demo&phase=Failed&search=bro", ["broke"]),
+        ("phase=Lost", []),
+        ("cursor=0", []),
+        ("cursor=99999999999999999999999", ["broke", "done", "trains", "waits"]),
+        ("cursor=x", []),
+        ("search=a%00b", []),
+    ],
+)
+def test_search_and_filters(query, found, some, people, as_person):
+    assert names(as_person(people.alice).get(f"/?{query}")) == found
+    assert names(as_person(people.alice).get(f"{ROWS}?{query}")) == found
+
+
+def test_pages_follow_each_other_without_gaps(make_cluster, people, as_person, monkeypatch):
+    from clusters.views import listing
+
+    monkeypatch.setattr(listing, "ROWS", 2)
+    for n in range(5):
+        make_cluster(f"c{n}")
+    client, seen, address = as_person(people.alice), [], "/"
+    while address:
+        page = client.get(address)
+        seen += names(page)
+        more = re.search(r'href="(\?cursor=\d+)" *>More|rel="next" href="([^"]+)"', page.content.decode())
+        address = more and "/" + (more[1] or more[2])
+    assert seen == ["c4", "c3", "c2", "c1", "c0"]
+
+
+def test_actions_follow_the_phase_and_the_role(some, people, as_person):
+    def actions(user, name):
+        page = as_person(user).get("/").content.decode()
+        row = page.split(f'<a href="/clusters/ops-demo/{name}">')[1].split("</tr>")[0]
+        verbs = re.findall(r'(?:formaction|href)="/clusters/ops-demo/[^/]+/(\w+)"', row)
+        return verbs + ["clone"] * ("clone=" in row)
+
+    assert actions(people.alice, "waits") == ["cancel", "export", "delete", "clone"]
+    assert actions(people.alice, "trains") == ["disable", "export", "delete", "clone"]
+    assert actions(people.bob, "done") == ["deploy", "change", "export", "delete", "clone"]
+    assert actions(people.victor, "trains") == ["export"]
+
+
+def test_nothing_changed_answers_304_and_a_change_does_not(some, people, as_person):
+    from clusters.models import Run
+
+    client = as_person(people.alice)
+    first = client.get(ROWS)
+    etag = first["ETag"]
+    again = client.get(ROWS, headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    Run.objects.filter(cluster__name="waits").update(phase="Starting", message="The program is starting.")
+    changed = client.get(ROWS, headers={"If-None-Match": etag})
+    assert changed.status_code == 200
+    assert changed["ETag"] != etag
+    assert "The program is starting." in changed.content.decode()
+
+
+def test_one_persons_etag_says_nothing_to_another(some, people, as_person):
+    etag = as_person(people.alice).get(ROWS)["ETag"]
+    assert as_person(people.victor).get(ROWS, headers={"If-None-Match": etag}).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["/", ROWS, "/?search=c1&phase=Running"])
+@pytest.mark.parametrize("who", ["alice", "root"])
+def test_a_page_takes_three_queries_however_many_there_are(
+    who, address, make_cluster, people, as_person, django_assert_max_num_queries
+):
+    for n in range(30):
+        make_cluster(f"c{n}", phase="Running" if n % 2 else "Queued", workers=3)
+    client = as_person(getattr(people, who))
+    client.get("/")
+    with django_assert_max_num_queries(3):
+        client.get(address)
+
+
+def test_the_morning_line_sums_up_what_is_ones_own(some, people, as_person):
+    page = " ".join(as_person(people.alice).get("/").content.decode().split())
+    assert "<dt>Running GPUs</dt><dd>3 <small>0 mine</small>" in page
+    assert "<dt>Waiting</dt><dd>1 <small>mine</small>" in page
+    assert "8 GPUs here are simulated" in page
+    assert "Memory limits are not enforced here." in page
+
+
+def test_what_was_spent_this_month_is_a_part_of_its_own(some, people, as_person):
+    answer = as_person(people.alice).get("/clusters/spent")
+    assert answer.status_code == 200
+    assert "Spent in" in answer.content.decode()
+
+
+def test_without_clusters_the_page_says_what_one_is(catalogue, people, as_person):
+    page = as_person(people.alice).get("/").content.decode()
+    assert "No clusters yet" in page
+    assert "/clusters/new?example=1" in page
+    assert "Nothing found" in as_person(people.alice).get("/?search=x").content.decode()
+
+
+def test_the_live_cost_grows_by_the_rate(make_cluster, people, as_person):
+    import datetime as dt
+
+    an_hour_ago = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
+    make_cluster("dear", phase="Running", run={"usage_as_of": an_hour_ago, "cost": 5, "cost_rate": "0.01", "gpu_seconds": 0, "gpu_rate": 2})
+    page = as_person(people.alice).get("/").content.decode()
+    assert "41.0" in page
+    assert re.search(r"2\.0\d", page)
+
+
+def test_names_are_shown_as_text(make_cluster, people, as_person):
+    make_cluster("demo", phase="Failed", run={"message": "<script>alert(1)</script>"})
+    page = as_person(people.alice).get("/").content.decode()
+    assert "<script>alert" not in page

@@ -1,0 +1,319 @@
+"""The cluster page and its tabs: access, what each phase shows, actions with their questions, and logs by position."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+TABS = ["", "/logs", "/metrics", "/usage", "/runs", "/events", "/manifest", "/head", "/progress", "/metrics/charts", "/export"]
+ACTS = ["deploy", "cancel", "disable", "delete"]
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_a_viewer_reads_and_an_outsider_finds_nothing(tab, make_cluster, people, as_person):
+    make_cluster("demo", phase="Running", ps=1, workers=2)
+    address = f"/clusters/ops-demo/demo{tab}"
+    assert as_person(people.victor).get(address).status_code == 200
+    absent = as_person(people.mallory).get(f"/clusters/ops-demo/no-such{tab}")
+    hidden = as_person(people.mallory).get(address)
+    assert (absent.status_code, hidden.status_code) == (404, 404)
+    mask = re.compile(rb"no-such|demo|[0-9a-f]{8}|nonce-[^']*|csrf[^>]*>|\"X-CSRFToken\": \"[^\"]*\"")
+    assert mask.sub(b"", absent.content) == mask.sub(b"", hidden.content)
+
+
+def test_nobody_reads_without_signing_in(make_cluster, client):
+    make_cluster("demo")
+    for tab in TABS:
+        answer = client.get(f"/clusters/ops-demo/demo{tab}")
+        assert answer.status_code == 302
+        assert "/accounts/login" in answer["Location"]
+
+
+@pytest.mark.parametrize("verb", ACTS)
+def test_a_viewer_may_not_act_and_an_outsider_finds_nothing(verb, make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Running")
+    address = f"/clusters/ops-demo/demo/{verb}"
+    assert as_person(people.victor).post(address, {"confirmed": "yes"}).status_code == 403
+    assert as_person(people.mallory).post(address, {"confirmed": "yes"}).status_code == 404
+    cluster.refresh_from_db()
+    assert (cluster.deleted_at, cluster.run_count, cluster.current_run.desired) == (None, 1, "running")
+
+
+@pytest.mark.parametrize(("verb", "lost"), [("disable", "only in memory is lost"), ("delete", "logs are lost"), ("cancel", "place in the queue")])
+def test_what_loses_something_asks_first(verb, lost, make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Queued" if verb == "cancel" else "Running")
+    client = as_person(people.bob)
+    for answer in (client.get(f"/clusters/ops-demo/demo/{verb}"), client.post(f"/clusters/ops-demo/demo/{verb}")):
+        assert answer.status_code == 200
+        assert lost in answer.content.decode()
+    cluster.refresh_from_db()
+    assert (cluster.deleted_at, cluster.current_run.desired) == (None, "running")
+    assert client.post(f"/clusters/ops-demo/demo/{verb}", {"confirmed": "yes"}).status_code == 302
+    cluster.refresh_from_db()
+    assert cluster.current_run.desired == "ended"
+
+
+def test_redeploy_makes_the_next_run_and_says_why_when_it_cannot(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Failed")
+    client = as_person(people.bob)
+    client.post("/clusters/ops-demo/demo/deploy")
+    cluster.refresh_from_db()
+    assert cluster.run_count == 2
+    page = client.post("/clusters/ops-demo/demo/deploy", follow=True).content.decode()
+    assert "has not ended yet" in page
+
+
+@pytest.fixture
+def tasks_of():
+    from clusters.models import Task
+
+    def make(cluster, *rows):
+        for n, (role, index, attempt, phase, facts) in enumerate(rows):
+            Task.objects.create(run=cluster.current_run, role=role, index=index, attempt=attempt, uid=f"{cluster.pk}-{n}", phase=phase, **facts)
+
+    return make
+
+
+def test_the_overview_shows_every_task_with_its_newest_attempt(make_cluster, people, as_person, tasks_of):
+    cluster = make_cluster("demo", phase="Failed", workers=2, run={"message": "worker-1 failed with exit code 3."})
+    tasks_of(
+        cluster,
+        ("master", 0, 0, "Failed", {"reason": "Stopped", "exit_code": 143, "node": "here", "gpus": ["0"]}),
+        ("worker", 1, 0, "Failed", {"reason": "Error", "exit_code": 1, "log_tail": "first attempt"}),
+        ("worker", 1, 1, "Failed", {"reason": "Error", "exit_code": 3, "log_tail": "ValueError: <b>bad</b>"}),
+    )
+    page = as_person(people.alice).get("/clusters/ops-demo/demo").content.decode()
+    assert "worker-1 ended with exit code 3" in page
+    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in page
+    assert "first attempt" not in page
+    assert "Pending" in page.split("worker-0")[1].split("</tr>")[0]
+    master = page.split("master-0")[1].split("</tr>")[0]
+    assert "Stopped" in master
+    assert "Failed" not in master
+
+
+def test_a_hundred_workers_have_a_strip_of_cells(make_cluster, people, as_person):
+    make_cluster("demo", phase="Running", workers=100)
+    page = as_person(people.alice).get("/clusters/ops-demo/demo").content.decode()
+    assert page.count('class="cell cell-pending" href=') == 101
+
+
+def test_a_thousand_workers_do_not_fill_the_page(make_cluster, people, as_person, django_assert_max_num_queries):
+    make_cluster("demo", phase="Running", workers=1000)
+    client = as_person(people.alice)
+    with django_assert_max_num_queries(6):
+        page = client.get("/clusters/ops-demo/demo").content.decode()
+    assert "Show 881 more tasks" in page
+    assert page.count("<tr>") < 150
+
+
+def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Failed", command="echo first")
+    client = as_person(people.alice)
+    client.post("/clusters/ops-demo/demo/deploy")
+    cluster.refresh_from_db()
+    cluster.current_run.spec["command"] = "echo second"
+    cluster.current_run.save()
+    page = client.get("/clusters/ops-demo/demo?run=1").content.decode()
+    assert "echo first" in page
+    assert "You are looking at run 1" in page
+    assert client.get("/clusters/ops-demo/demo?run=3").status_code == 404
+    assert client.get("/clusters/ops-demo/demo?run=x").status_code == 404
+    compared = client.get("/clusters/ops-demo/demo/runs?a=2&b=1").content.decode()
+    assert "echo first" in compared
+    assert "echo second" in compared
+    assert client.get("/clusters/ops-demo/demo/runs?a=9&b=x").status_code == 200
+
+
+def test_events_are_those_of_this_cluster_alone(make_cluster, people, as_person):
+    client = as_person(people.alice)
+    make_cluster("demo", by=people.bob)
+    client.post("/clusters/ops-demo/demo/delete", {"confirmed": "yes"})
+    make_cluster("demo")
+    page = client.get("/clusters/ops-demo/demo/events").content.decode()
+    assert page.count("cluster.created") == 1
+    assert "cluster.deleted" not in page
+
+
+def test_the_live_parts_answer_304_while_nothing_changes(make_cluster, people, as_person):
+    make_cluster("demo", phase="Succeeded")
+    client = as_person(people.alice)
+    for part in ("head", "progress"):
+        address = f"/clusters/ops-demo/demo/{part}"
+        etag = client.get(address)["ETag"]
+        assert client.get(address, headers={"If-None-Match": etag}).status_code == 304
+
+
+def test_no_run_no_problem(make_cluster, people, as_person):
+    from clusters.models import Cluster
+
+    cluster = make_cluster("demo")
+    Cluster.objects.filter(pk=cluster.pk).update(current_run=None)
+    cluster.runs.all().delete()
+    client = as_person(people.alice)
+    for tab in TABS:
+        assert client.get(f"/clusters/ops-demo/demo{tab}").status_code == 200
+    assert client.get("/").status_code == 200
+
+
+class TestLogs:
+    """Against the real node agent, which keeps logs as files."""
+
+    @pytest.fixture
+    def log(self, node_agent, make_cluster, people, as_person, tasks_of, monkeypatch):
+        """log(b"…") → a function that asks the page for what comes after a position of worker-0's log."""
+        from clusters.clouds.base import LogChunk
+        from clusters.views import logs
+
+        cluster = make_cluster("demo", phase="Running", workers=1)
+        tasks_of(cluster, ("worker", 0, 0, "Running", {}))
+        content = {0: b"", 1: b""}
+
+        class Written:
+            def log(self, run, role, index, *, attempt, offset=0, limit=262144, tail=None):
+                data = content[attempt] if role == "worker" else b""
+                start = max(0, len(data) - tail) if tail is not None else min(offset, len(data))
+                piece = data[start : start + limit]
+                return LogChunk(piece, start + len(piece), True)
+
+        monkeypatch.setattr(logs, "cloud", Written)
+
+        def ask(position, data=None, attempt=0):
+            if data is not None:
+                content[attempt] = data
+            body = json.dumps({"worker-0": position})
+            answer = as_person(people.victor).post("/clusters/ops-demo/demo/logs/read", body, content_type="application/json")
+            assert answer.status_code == 200
+            pieces = answer.json()["pieces"]
+            return pieces[0] if pieces else None
+
+        ask.cluster, ask.tasks_of = cluster, tasks_of
+        return ask
+
+    def test_it_starts_with_whole_lines_of_the_end(self, log):
+        lines = "".join(f"line {n}\n" for n in range(60_000)).encode()
+        piece = log(None, lines)
+        assert piece["text"].startswith("line ")
+        assert piece["text"].endswith("line 59999\n")
+        assert piece["start"] + len(piece["text"]) == piece["offset"] == len(lines)
+        earlier = log({"attempt": 0, "before": piece["start"]})
+        assert earlier["offset"] == piece["start"]
+        assert lines.decode().endswith(earlier["text"] + piece["text"])
+
+    def test_what_comes_later_comes_once(self, log):
+        first = log(None, b"one\ntw")
+        assert log({"attempt": 0, "offset": first["offset"]}) is None
+        second = log({"attempt": 0, "offset": first["offset"]}, b"one\ntwo\n")
+        assert (second["text"], second["offset"]) == ("o\n", 8)
+
+    def test_a_character_that_is_cut_waits_for_its_other_half(self):
+        from clusters.clouds.base import LogChunk
+        from clusters.views.logs import whole_characters
+
+        for text in ("aé", "a火", "a😀", "abc"):
+            data = text.encode()
+            for cut in range(1, len(data) + 1):
+                chunk = whole_characters(LogChunk(data[:cut], cut, False))
+                assert text.startswith(chunk.data.decode())
+                assert chunk.offset == len(chunk.data)
+
+    def test_one_megabyte_on_one_line_arrives_in_pieces(self, log):
+        data = b"x" * 1_000_000 + b"\nend\n"
+        piece, got = log({"attempt": 0, "offset": 0}, data), 0
+        while piece:
+            got += len(piece["text"])
+            assert len(piece["text"]) <= 262_144
+            piece = log({"attempt": 0, "offset": piece["offset"]})
+        assert got == len(data)
+
+    def test_bytes_that_are_no_text_are_shown_as_such(self, log):
+        assert log(None, b"\xff\xfe ok \x00\n")["text"] == "\ufffd\ufffd ok \x00\n"
+
+    def test_the_next_attempt_follows(self, log):
+        end = log(None, b"first\n")
+        log.tasks_of(log.cluster, *[("worker", 0, 1, "Running", {"reason": "x"})][:0])
+        from clusters.models import Task
+
+        Task.objects.create(run=log.cluster.current_run, role="worker", index=0, attempt=1, uid="second", phase="Running")
+        switch = log({"attempt": 0, "offset": end["offset"]}, b"second\n", attempt=1)
+        assert (switch["attempt"], switch["offset"], switch["text"]) == (1, 0, "")
+        assert log({"attempt": 1, "offset": 0})["text"] == "second\n"
+
+    @pytest.mark.parametrize(
+        "body", [b"", b"[]", b"x", b'{"worker-0": {"attempt": -1, "offset": "x"}}', b'{"nobody-0": null}', b'{"worker-0": []}']
+    )
+    def test_nonsense_does_no_harm(self, body, log, people, as_person):
+        answer = as_person(people.alice).post("/clusters/ops-demo/demo/logs/read", body, content_type="application/json")
+        assert answer.status_code == 200
+
+
+def test_logs_of_a_cloud_that_does_not_answer_say_so(make_cluster, people, as_person, settings):
+    from clusters.clouds import registry
+
+    registry.cloud.cache_clear()
+    settings.LOCAL_CLOUD_SOCKET = "/nonexistent/agent.sock"
+    try:
+        make_cluster("demo", phase="Running")
+        client = as_person(people.alice)
+        answer = client.post("/clusters/ops-demo/demo/logs/read", '{"master-0": null}', content_type="application/json")
+        assert "does not answer" in answer.json()["error"]
+        assert client.get("/clusters/ops-demo/demo/logs/download?task=master-0").status_code == 503
+        assert client.get("/clusters/ops-demo/demo/logs?plain=1").status_code == 200
+    finally:
+        registry.cloud.cache_clear()
+
+
+class TestMetrics:
+    """Event files in a real S3 bucket."""
+
+    @pytest.fixture
+    def trained(self, make_cluster, people, s3, bucket):
+        from datastores.models import Datastore
+        from tests.clusters.pages.test_scalars import event
+
+        spec = {"server": s3.url, "access_key": s3.access_key, "bucket": bucket, "prefix": "", "region": "us-east-1"}
+        Datastore.objects.create(appcode=people.ops, name="out", kind="s3", spec=spec, secret=s3.secret_key)
+        make_cluster("demo", phase="Running", output="out")
+
+        def store(path, steps):
+            body = b"".join(event(step, loss=1 / (step + 1), accuracy=0.5) for step in range(steps))
+            s3.client.put_object(Bucket=bucket, Key=f"demo/1/{path}", Body=body)
+
+        return store
+
+    def test_charts_follow_what_is_stored(self, trained, people, as_person):
+        client = as_person(people.victor)
+        address = "/clusters/ops-demo/demo/metrics/charts"
+        assert "No summaries yet" in client.get(address).content.decode()
+        trained("summaries/events.out.tfevents.1", 3)
+        trained("checkpoints/model.ckpt", 1)
+        first = client.get(address)
+        page = first.content.decode()
+        assert page.index("<h2>loss</h2>") < page.index("<h2>accuracy</h2>")
+        assert page.count("<svg viewBox") == 2
+        assert "0.3333" in page
+        assert client.get(address, headers={"If-None-Match": first["ETag"]}).status_code == 304
+        trained("summaries/events.out.tfevents.1", 4)
+        assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
+
+    def test_folders_are_lines_of_one_chart(self, trained, people, as_person):
+        trained("logs/train/events.out.tfevents.1", 3)
+        trained("logs/validation/events.out.tfevents.1", 3)
+        page = as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+        assert page.count("<svg viewBox") == 2
+        assert "<i></i>train" in page
+        assert "<i></i>validation" in page
+
+    def test_a_datastore_that_does_not_answer_is_said_so(self, trained, people, as_person):
+        from datastores.models import Datastore
+
+        store = Datastore.objects.get(name="out")
+        store.spec["bucket"] = "no-such-bucket"
+        store.save()
+        answer = as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts")
+        assert answer.status_code == 200
+        assert "There is no such bucket" in answer.content.decode()
+        store.delete()
+        assert "does not exist any more" in as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
