@@ -63,6 +63,17 @@ def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpR
     )
 
 
+def too_many(request: HttpRequest) -> HttpResponse:
+    """handler429, which allauth calls when somebody tries passwords."""
+    return oops(
+        request,
+        429,
+        "Too many attempts",
+        lost="Nothing was changed.",
+        advice="Wait some minutes, then try again. A forgotten password is renewed by an administrator.",
+    )
+
+
 @requires_csrf_token
 def form_too_old(request: HttpRequest, reason: str = "") -> HttpResponse:
     """CSRF_FAILURE_VIEW: nearly always a page that was open while somebody signed in or out in another tab."""

@@ -19,3 +19,4 @@ urlpatterns = [
 
 handler400, handler403 = "portal.oops.bad_request", "portal.oops.forbidden"
 handler404, handler500 = "portal.oops.not_found", "portal.oops.server_error"
+handler429 = "portal.oops.too_many"

@@ -55,7 +55,11 @@
   });
   window.addEventListener("resize", () => closeMenus());
   document.addEventListener("scroll", (event) => {
-    if (!(event.target.closest && event.target.closest(".menu-items"))) closeMenus();
+    if (event.target.closest && event.target.closest(".menu-items")) return;
+    $$("details.menu[open]").forEach((menu) => {
+      const at = $("summary", menu).getBoundingClientRect();
+      if (at.bottom < 0 || at.top > window.innerHeight) menu.open = false; else place(menu);
+    });
   }, true);
 
   // --- Keys --------------------------------------------------------------------------------------------------
@@ -200,6 +204,8 @@
     return element.id ? "#" + element.id : [element.tagName, element.getAttribute("href"), element.getAttribute("formaction"),
       element.name, element.value, element.getAttribute("aria-label"), element.dataset.key].join("|");
   }
+  // htmx marks what has just arrived by classes of its own.
+  const boxOf = (element) => keyOf(element) + "|" + [...element.classList].filter((name) => !name.startsWith("htmx-")).join(".");
   let kept = null;
   document.addEventListener("htmx:beforeRequest", (event) => {
     if (isLive(event.detail.elt) && document.hidden) event.preventDefault();
@@ -218,13 +224,13 @@
     kept = {
       part,
       focus: part.contains(document.activeElement) ? keyOf(document.activeElement) : null,
-      scroll: $$("*", part).filter((e) => e.scrollLeft || e.scrollTop).map((e) => [keyOf(e) + e.className, e.scrollLeft, e.scrollTop]),
+      scroll: $$("*", part).filter((e) => e.scrollLeft || e.scrollTop).map((e) => [boxOf(e), e.scrollLeft, e.scrollTop]),
       open: $$("details[open]:not(.menu)", part).map((e) => e.id || $("summary", e).textContent),
       checked: $$("input[type=checkbox]", part).filter((e) => e.checked !== e.defaultChecked).map((e) => [keyOf(e), e.checked]),
     };
   });
   document.addEventListener("htmx:afterSwap", (event) => {
-    const root = event.detail.target;
+    const root = event.detail.target || event.target;
     showCopyButtons(root);
     tick(root);
     // A menu whose items have just arrived has another size.
@@ -233,7 +239,7 @@
     if (!kept || kept.part !== root) return;
     const all = $$("*", root);
     kept.scroll.forEach(([key, left, top]) => {
-      const element = all.find((e) => keyOf(e) + e.className === key);
+      const element = all.find((e) => boxOf(e) === key);
       if (element) { element.scrollLeft = left; element.scrollTop = top; }
     });
     kept.open.forEach((key) => { const d = $$("details", root).find((e) => (e.id || $("summary", e).textContent) === key); if (d) d.open = true; });

@@ -1,0 +1,252 @@
+"""The frame in a real browser: what must be live, what survives it, keyboard, themes, phones, and pages without JavaScript."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.portal.live_page import State
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+PORTAL_PAGES = (
+    "/appcodes",
+    "/appcodes/new",
+    "/appcodes/ops-demo",
+    "/appcodes/ops-demo/change",
+    "/profile",
+    "/search?q=demo",
+    "/admin/appcodes",
+    "/admin/orgs",
+    "/admin/orgs/new",
+    "/admin/people",
+    "/admin/people/new",
+    "/admin/people/alice",
+    "/admin/audit",
+    "/accounts/password/change/",
+    "/accounts/logout/",
+)
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.fail("These tests need Chromium; `make test` installs it.")
+    # Playwright's own event loop runs in this thread; the ORM is used between its steps, never inside them.
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        chromium = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]:
+    """open_page("/appcodes", user="alice", width=390, …) → a page; what the console complains about fails the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def opened(path: str, *, user: str = "alice", width: int = 1280, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 800}, base_url=live_server.url, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto("/accounts/login/?next=" + path)
+        page.fill("#id_login", user)
+        page.fill("#id_password", f"{user}-password")
+        page.click("#login-form button")
+        page.wait_for_url("**" + path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    # A refusal that a test brings about is told by the browser and by htmx, too.
+    assert [said for said in complaints if not said.startswith(("Failed to load resource", "htmx:"))] == []
+
+
+@pytest.fixture
+def live(open_page: Open, settings: Any) -> Page:
+    settings.ROOT_URLCONF = "tests.portal.live_page"
+    State.text, State.posted = "first", 0
+    return open_page("/live")
+
+
+def test_a_live_part_follows_and_is_not_sent_again_while_unchanged(live: Page) -> None:
+    answers: list[int] = []
+    live.on("response", lambda answer: answers.append(answer.status) if "/live/rows" in answer.url else None)
+    expect(live.locator("#text")).to_have_text("first")
+    State.text = "second"
+    expect(live.locator("#text")).to_have_text("second")
+    with live.expect_response(lambda answer: "/live/rows" in answer.url and answer.status == 304):
+        pass
+    expect(live.locator("#text")).to_have_text("second")
+
+
+def test_an_open_menu_a_selection_and_typing_hold_the_live_part_still(live: Page) -> None:
+    live.click("#rows summary")
+    State.text = "while the menu is open"
+    with live.expect_response(lambda answer: "/live/rows" in answer.url and answer.status == 200):
+        pass
+    expect(live.locator("#rows details")).to_have_attribute("open", "")
+    expect(live.locator("#text")).to_have_text("first")
+    live.keyboard.press("Escape")
+    expect(live.locator("#text")).to_have_text("while the menu is open")
+    live.fill("#rows [name=note]", "half a sen")
+    State.text = "while somebody types"
+    with live.expect_response(lambda answer: "/live/rows" in answer.url and answer.status == 200):
+        pass
+    assert live.input_value("#rows [name=note]") == "half a sen"
+
+
+def test_focus_ticks_and_scroll_survive_a_live_update(live: Page) -> None:
+    live.check("#rows [name=pick]")
+    live.evaluate("document.querySelector('#wide').scrollLeft = 300")
+    live.focus("#rows a[href='#here']")
+    State.text = "moved on"
+    expect(live.locator("#text")).to_have_text("moved on")
+    expect(live.locator("#rows [name=pick]")).to_be_checked()
+    assert live.evaluate("document.querySelector('#wide').scrollLeft") == 300
+    assert live.evaluate("document.activeElement.getAttribute('href')") == "#here"
+
+
+def test_a_hidden_tab_asks_nothing(live: Page) -> None:
+    hide = """hidden => {
+        Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    live.evaluate(hide, True)
+    live.wait_for_timeout(300)
+    State.asked.clear()
+    live.wait_for_timeout(800)
+    assert State.asked == []
+    State.text = "seen at once"
+    live.evaluate(hide, False)
+    expect(live.locator("#text")).to_have_text("seen at once")
+
+
+def test_a_portal_that_is_away_is_told_and_forgotten_when_it_is_back(live: Page) -> None:
+    live.route("**/live/rows", lambda route: route.abort())
+    expect(live.locator("#offline")).to_contain_text("does not answer")
+    expect(live.locator("#text")).to_have_text("first")
+    live.unroute("**/live/rows")
+    expect(live.locator("#offline")).to_have_count(0)
+
+
+def test_data_goes_only_after_its_name_has_been_typed(live: Page) -> None:
+    live.click("#danger")
+    yes = live.locator("#confirm button[value=yes]")
+    expect(live.locator("#confirm")).to_contain_text("All of it.")
+    expect(yes).to_be_disabled()
+    live.keyboard.press("Escape")
+    live.click("#danger")
+    live.keyboard.type("show1")
+    expect(yes).to_be_enabled()
+    with live.expect_navigation():
+        yes.click()
+    assert State.posted == 1
+
+
+def test_the_keyboard_reaches_search_menus_and_answers(open_page: Open) -> None:
+    page = open_page("/appcodes/ops-demo")
+    page.keyboard.press("/")
+    expect(page.locator("[data-search-key]")).to_be_focused()
+    page.focus("summary[aria-label='Actions for bob']")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("details[open] button").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("summary[aria-label='Actions for bob']")).to_be_focused()
+
+
+def test_what_was_typed_comes_back_after_the_session_ran_out(open_page: Open) -> None:
+    page = open_page("/appcodes/new")
+    page.fill("#id_code", "kept-code")
+    page.fill("#id_emails", "a@example.com\nb@example.com")
+    page.select_option("#id_org_node", "qunarcorp.ops")
+    page.context.clear_cookies(name="sessionid")
+    page.click("text=Send request")
+    page.fill("#id_login", "alice")
+    page.fill("#id_password", "alice-password")
+    page.click("#login-form button")
+    page.wait_for_url("**/appcodes/new")
+    assert page.input_value("#id_code") == "kept-code"
+    assert page.input_value("#id_emails") == "a@example.com\nb@example.com"
+    assert page.input_value("#id_org_node") == "qunarcorp.ops"
+    page.click("text=Send request")
+    page.wait_for_url("**/appcodes/kept-code")
+    page.goto("/appcodes/new")
+    assert page.input_value("#id_code") == "", "what has been sent is not kept"
+
+
+def test_the_first_wrong_field_has_the_focus(open_page: Open) -> None:
+    page = open_page("/appcodes/new")
+    page.select_option("#id_org_node", "qunarcorp.ops")
+    page.fill("#id_code", "Not good")
+    page.click("text=Send request")
+    expect(page.locator("#id_code")).to_be_focused()
+    expect(page.locator("#id_code")).to_have_value("Not good")
+    expect(page.locator("#id_code_error")).to_contain_text("lower-case")
+
+
+def test_searching_as_one_types_is_followed_by_the_address(open_page: Open) -> None:
+    page = open_page("/appcodes", user="root")
+    page.fill(".filter-search input", "flight")
+    page.wait_for_url("**/appcodes?search=flight")
+    expect(page.locator("#rows tbody tr")).to_have_count(1)
+    expect(page.locator("#chips a").first).to_have_attribute("href", "?search=flight&state=requested")
+    page.go_back()
+    expect(page.locator("#rows tbody tr")).to_have_count(2)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_auto_follows_the_system_and_a_choice_is_kept(open_page: Open, scheme: Any) -> None:
+    page = open_page("/profile", color_scheme=scheme)
+    root, other = page.locator("html"), "light" if scheme == "dark" else "dark"
+    expect(root).to_have_attribute("data-bs-theme", scheme)
+    page.click(".themes summary")
+    page.click(f".themes [data-theme-choice={other}]")
+    expect(root).to_have_attribute("data-bs-theme", other)
+    page.reload()
+    expect(root).to_have_attribute("data-bs-theme", other)
+
+
+def test_the_navigation_of_a_phone_opens_and_closes(open_page: Open) -> None:
+    page = open_page("/appcodes", width=390)
+    side = page.locator("#navigation")
+    expect(side).to_be_hidden()
+    page.click(".top-nav")
+    expect(side).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(side).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_page_is_wider_than_the_screen(open_page: Open, people: Any, width: int) -> None:
+    page = open_page("/appcodes", user="root", width=width)
+    for path in PORTAL_PAGES:
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        controls = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
+        assert page.evaluate(controls + ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)") == [], (
+            f"{path}: controls without a label"
+        )
+
+
+def test_everything_works_without_javascript(open_page: Open, people: Any) -> None:
+    page = open_page("/appcodes/ops-demo", java_script_enabled=False)
+    page.click("summary[aria-label='Actions for bob']")
+    page.click("details[open] >> text=Make viewer")
+    expect(page.locator("#toasts")).to_contain_text("bob is viewer now.")
+    page.click(".person summary")
+    page.click("text=Sign out")
+    page.goto("/appcodes")
+    assert "/accounts/login/" in page.url
