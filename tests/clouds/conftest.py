@@ -1,7 +1,8 @@
-"""A real node agent per test: once as whoever runs the tests and, when that is root, once more as an ordinary user."""
+"""A real node agent per test, of whoever runs the tests; where that makes a difference, of an ordinary user too."""
 
 from __future__ import annotations
 
+import compileall
 import os
 import secrets
 import shutil
@@ -30,9 +31,7 @@ def user_home() -> Iterator[Home]:
     folder.chmod(0o755)
     try:
         base, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-        ignore = shutil.ignore_patterns(
-            "site-packages", "dist-packages", "test", "idlelib", "config-*", "__pycache__", "*.a"
-        )
+        ignore = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "config-*", "*.a")
         (folder / "bin").mkdir()
         shutil.copytree(base / "lib" / version, folder / "lib" / version, ignore=ignore)
         for library in (base / "lib").glob("libpython*"):
@@ -41,6 +40,7 @@ def user_home() -> Iterator[Home]:
         shutil.copy(Path(sysconfig.get_path("scripts")) / "rclone", folder / "bin" / "rclone")
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds")
         (folder / "code" / "clusters" / "__init__.py").touch()
+        compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)
         (environment / "bin" / "python").symlink_to(python)
@@ -50,9 +50,19 @@ def user_home() -> Iterator[Home]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(params=["native", "user"] if os.geteuid() == 0 else ["native"])
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "as_user: also with an ordinary user's agent, when root runs the tests")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "home" in metafunc.fixturenames:
+        both = metafunc.definition.get_closest_marker("as_user") and os.geteuid() == 0
+        metafunc.parametrize("home", ["native", "user"] if both else ["native"], indirect=True)
+
+
+@pytest.fixture
 def home(request: pytest.FixtureRequest) -> Home:
-    """Root and an ordinary user, or just the user that runs the tests."""
+    """Whoever runs the tests, or (`as_user`) an ordinary user."""
     home: Home = request.getfixturevalue(f"{request.param}_home")
     return home
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from clusters.clouds.base import TaskSeen, Waiting
 from tests.clouds.agents import Agent, role
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 60'
 
 
+@pytest.mark.as_user
 def test_tasks_of_one_run_see_different_gpus(agent: Agent) -> None:
     run = agent.apply(role(SAY, count=4, gpus=2), role('echo "[$CUDA_VISIBLE_DEVICES]"', name="ps"))
     held = []

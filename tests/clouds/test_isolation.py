@@ -10,6 +10,8 @@ import pytest
 from clusters.clouds.base import CloudError, CloudRefused, LocalSource, Mount
 from tests.clouds.agents import Agent, role
 
+pytestmark = pytest.mark.as_user
+
 
 @pytest.fixture
 def allowed(agent: Agent) -> Path:
@@ -40,9 +42,8 @@ def test_nothing_of_the_host_is_there(agent: Agent) -> None:
 
 
 def test_a_task_is_nobody(agent: Agent) -> None:
-    says = agent.says(
-        "id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; cat /etc/shadow || true"
-    )
+    script = "id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; cat /etc/shadow || true"
+    says = agent.says(script)
     uid, *rest = says.split()
     assert int(uid) != 0
     assert rest[:4] == ["CapPrm:" + "0" * 16, "CapEff:" + "0" * 16, "CapBnd:" + "0" * 16, "NoNewPrivs:1"]

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from clusters.clouds.base import TaskSeen
 from tests.clouds.agents import Agent, role
 
@@ -18,6 +20,7 @@ def shim_of(agent: Agent, run: object, name: str = "worker-0-0") -> int:
     return int((agent.task_folder(run, name) / "lock").read_text())  # type: ignore[arg-type]
 
 
+@pytest.mark.as_user
 def test_tasks_live_on_when_the_agent_is_killed_and_are_found_again(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("--gpus", "2")
     run = agent.apply(role("echo $$ $(date +%s%N); sleep 60", count=2, gpus=1))
@@ -90,6 +93,7 @@ def test_a_deletion_is_finished_by_the_next_agent(agent: Agent) -> None:
     assert agent.ended(run).reason == "Stopped"
 
 
+@pytest.mark.as_user
 def test_a_lost_shim_takes_its_task_along_and_the_task_starts_again(agent: Agent) -> None:
     run = agent.apply(role("echo $TASK_INDEX; sleep 7654", gpus=1))
     agent.until_output(run, "0")
@@ -106,6 +110,7 @@ def test_a_lost_shim_takes_its_task_along_and_the_task_starts_again(agent: Agent
     assert _alive("sleep 7654") <= 1
 
 
+@pytest.mark.as_user
 def test_a_shim_and_the_agent_lost_together_are_noticed(agent: Agent) -> None:
     run = agent.apply(role("echo up; sleep 60"))
     agent.until_output(run, "up")
@@ -130,6 +135,7 @@ def test_sigterm_leaves_tasks_alive(agent: Agent) -> None:
     assert agent.running(run).attempt == 0
 
 
+@pytest.mark.as_user
 def test_stopping_the_portal_stops_tasks_and_the_next_start_goes_on(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("--stop-tasks-on-term")
     run = agent.apply(role(LISTEN, gpus=1), role("echo up; exit 0", name="ps"))
@@ -138,7 +144,7 @@ def test_stopping_the_portal_stops_tasks_and_the_next_start_goes_on(make_agent: 
     agent.running(run)
     begin = time.monotonic()
     agent.signal(signal.SIGTERM)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     assert not _alive(f"{agent.folder}")
     agent.start()
     end = agent.ended(run)

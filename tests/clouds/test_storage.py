@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from clusters.clouds.base import NfsSource, RunGone
 from clusters.clouds.local import nfs
 from tests.clouds.agents import Agent, Store, bad_key, role
@@ -18,11 +20,12 @@ def stored(store: Store, name: str) -> str | None:
     return path.read_text() if path.is_file() else None
 
 
+@pytest.mark.as_user
 def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> None:
     store.put("data/digits/a.txt", "one\n")
     store.put("data/digits/deep/b ü $(x).txt", "two\n")
     store.put("data/other/c.txt", "not mine\n")
-    script = "cd /elearn/input; find . -type f | sort; cat a.txt; mkdir -p /elearn/output/d; echo 42 > '/elearn/output/d/an swer.txt'"
+    script = "cd /elearn/input; find . -type f | sort; cat a.txt; cd /elearn/output; mkdir d; echo 42 > 'd/an swer.txt'"
     run = agent.apply(role(script), mounts=(store.input("data", "digits"), store.output("results", "demo/1")))
     assert agent.ended(run).phase == "Succeeded"
     assert agent.output(run) == "./a.txt\n./deep/b ü $(x).txt\none\n"
@@ -36,6 +39,7 @@ def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> No
     assert sorted(os.listdir(agent.folder / "cloud" / "runs" / str(run.id))) == ["gone.json", "tasks"]
 
 
+@pytest.mark.as_user
 def test_input_is_read_only(agent: Agent, store: Store) -> None:
     store.put("data/a.txt", "one\n")
     run = agent.apply(role("echo two > /elearn/input/a.txt"), mounts=(store.input("data"),))
@@ -53,6 +57,7 @@ def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_firs
     agent.gone(run)
 
 
+@pytest.mark.as_user
 def test_output_is_stored_when_a_task_fails_or_is_stopped(agent: Agent, store: Store) -> None:
     mounts = (store.output("results", "x"),)
     failed = agent.apply(role("echo 1 > /elearn/output/failed; exit 1"), mounts=mounts)
@@ -112,7 +117,7 @@ def test_waiting_for_data_holds_no_gpu(make_agent: Callable[..., Agent], store: 
 
 
 def test_storage_that_goes_away_and_comes_back_loses_nothing(agent: Agent, store: Store) -> None:
-    script = "echo 1 > /elearn/output/first; while ! test -e /elearn/output/end; do sleep 0.1; done; echo 2 > /elearn/output/second"
+    script = "cd /elearn/output; echo 1 > first; while ! test -e end; do sleep 0.1; done; echo 2 > second"
     run = agent.apply(role(script), mounts=(store.output("results", "x"),))
     _until(agent, lambda: stored(store, "x/first"))
     store.stop()
@@ -142,6 +147,7 @@ def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Call
     assert (folder / "first").read_text() == "1\n"
 
 
+@pytest.mark.as_user
 def test_killed_processes_are_replaced_and_nothing_is_lost(agent: Agent, store: Store) -> None:
     store.put("data/a", "one\n")
     script = "cat /elearn/input/a; echo 1 > /elearn/output/first; sleep 1; echo 2 > /elearn/output/second"

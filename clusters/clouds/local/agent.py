@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -183,6 +184,8 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o022)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every task takes one descriptor
     args.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     args.dir = args.dir.resolve()
     lock = os.open(args.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

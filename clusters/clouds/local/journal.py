@@ -7,6 +7,7 @@ may not have reached the disk and their numbers must not be given twice.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -69,10 +70,17 @@ class Journal:
         return f"{self.name}.{self.last}"
 
     def append(self, items: list[Seen]) -> None:
-        """Writes the news down, then tells the listeners."""
+        """Writes the news down, then tells the listeners. Raises OSError when nothing was written."""
         if not items:
             return
-        self.file.write(b"".join(wire.dumps(item) for item in items))
+        end = os.fstat(self.file.fileno()).st_size
+        data = b"".join(wire.dumps(item) for item in items)
+        try:
+            if self.file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self.file.fileno(), end)  # half a line would be read as the end
+            raise
         self.items.extend(items)
         self.last += len(items)
         self.lines += len(items)

@@ -65,4 +65,5 @@ async def execute(node: Node, ref: RunRef, role: str, index: int, argv: Sequence
         process.kill()
         await process.communicate()
         return TIMED_OUT, bytes(output)
-    return await process.wait() % 256, bytes(output)
+    code = await process.wait()
+    return code if code >= 0 else 128 - code, bytes(output)

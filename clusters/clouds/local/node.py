@@ -33,7 +33,7 @@ from clusters.clouds.base import (
     TaskSeen,
 )
 from clusters.clouds.base import Node as NodeSeen
-from clusters.clouds.local import gpus, processes, sandbox, scheduler, shim, wire
+from clusters.clouds.local import gpus, limits, processes, sandbox, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
 from clusters.clouds.local.runs import Run, ask_of
@@ -41,6 +41,7 @@ from clusters.clouds.local.runs import Run, ask_of
 log = logging.getLogger(__name__)
 
 FIRST_UID = 200_000
+TRY_AGAIN = 5.0
 LOG_LIMIT = 64 * 1024 * 1024
 
 
@@ -85,6 +86,7 @@ class Node:
         purged = folder / "purged"
         self.purged = {int(line) for line in purged.read_text().split()} if purged.exists() else set()
         self.cannot_isolate = ""
+        self.cgroup = limits.find(f"elearn-{self.id}")
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -136,9 +138,9 @@ class Node:
     def _advance(self, run: Run) -> None:
         try:
             run.advance()
-        except OSError as error:  # a full disk, say: nothing is lost, and it is tried again
-            log.exception("Run %d cannot go on: %s", run.ref.id, error)
-            self.later(5.0, run)
+        except Exception:
+            log.exception("Run %d cannot go on now", run.ref.id)
+            self.later(TRY_AGAIN, run)
         if run.gone is not None and run.ref.id in self.runs:
             self._bury(run, run.gone)
 
@@ -181,8 +183,13 @@ class Node:
             self.wake()
 
     def flush(self) -> None:
-        news, self.news = self.news, []
-        self.journal.append(news)
+        try:
+            self.journal.append(self.news)
+        except OSError:  # a full disk: the news waits
+            log.exception("The journal cannot be written now")
+            asyncio.get_running_loop().call_later(TRY_AGAIN, self.wake)
+        else:
+            self.news = []
 
     def heard(self, name: str) -> None:
         """A shim (`12/worker-0-0`) or a storage process (`12/storage`) has written something."""
@@ -342,7 +349,7 @@ class Node:
             len(os.sched_getaffinity(0)) * 1000,
             memory,
             self.gpus.simulated,
-            self.cannot_isolate or "CPU and memory limits are not enforced on this machine.",
+            self.cannot_isolate or ("" if self.cgroup else "CPU and memory limits are not enforced on this machine."),
         )
         queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
         return Capacity((node,), tuple(run.waiting for run in queue))

@@ -95,6 +95,8 @@ class Run:
         """Does what is next."""
         if self.gone is not None:
             return
+        for task in self.tasks:
+            task.settle()
         if self.node.leaving:
             for task in self.tasks:
                 task.stop("Disrupted" if self.deleted_at is None else "Stopped")
@@ -118,7 +120,7 @@ class Run:
 
     @property
     def alive(self) -> bool:
-        return any(task.alive for task in self.tasks)
+        return any(task.alive or task.shim_ended for task in self.tasks)
 
     def explain(self, text: str) -> None:
         """Says on every task why it waits for GPUs."""

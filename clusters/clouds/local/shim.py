@@ -131,26 +131,31 @@ def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     ooms = oom_kills(spec)
-    for path in spec.get("cgroups", ()):
-        with open(os.path.join(path, "cgroup.procs"), "w") as file:
-            file.write("0")
     sandbox.unshare(pid=True)
     log_read, log_write = os.pipe2(os.O_CLOEXEC)
     result_read, result_write = os.pipe2(os.O_CLOEXEC)
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until PID 1 has its own handler
     init = os.fork()
     if init == 0:
         for handle in (lock, wake_read, wake_write, log.file, log_read, result_read, go_write):
             os.close(handle)
         signal.set_wakeup_fd(-1)
         _init(folder, spec, go_read, log_write, result_write)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     for handle in (log_write, result_write, go_read):
         os.close(handle)
     status.write(init=init, init_start=start_time(init))
     os.write(go_write, b"!")
     Watcher(init, spec, status, log, log_read, result_read, wake_read).loop()
     killed = status.values.get("signal") == signal.SIGKILL and not status.values.get("stopping")
-    status.write(durable=True, finished_at=time.time(), oom=killed and oom_kills(spec) > ooms)
+    finished = time.time()
+    while True:
+        try:
+            status.write(durable=True, finished_at=finished, oom=killed and oom_kills(spec) > ooms)
+            return
+        except OSError:  # a full disk: what was computed must not be lost for that
+            time.sleep(1)
 
 
 class Watcher:
@@ -227,9 +232,13 @@ def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> 
                 pass
 
         signal.signal(signal.SIGTERM, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         sandbox.die_with_parent()
         if not os.read(go, 1):
             os._exit(1)
+        if spec.get("cgroup"):
+            with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
+                file.write("0")
         sandbox.build(os.path.join(folder, "root"), spec["binds"], tmp=os.path.join(folder, "tmp"), proc=True)
         task = _start(spec, log, report)
         os.close(log)
@@ -244,10 +253,12 @@ def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> 
 
 def _start(spec: dict[str, Any], log: int, report: Any) -> int:
     failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     task = os.fork()
     if task == 0:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
             become_task(spec, log)
             execute(spec["argv"], spec["env"])
         except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
@@ -255,6 +266,7 @@ def _start(spec: dict[str, Any], log: int, report: Any) -> int:
             os.write(failed_write, f"{spec['argv'][0]!r} cannot be started: {text}".encode())
         finally:
             os._exit(EXIT_NOT_STARTED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.close(failed_write)
     failure = b""
     while chunk := os.read(failed_read, 4096):
@@ -327,16 +339,12 @@ def start_time(pid: int) -> int:
 
 def oom_kills(spec: dict[str, Any]) -> int:
     """How often the kernel killed for memory: in the task's own cgroup when it has one, else on this machine."""
-    paths = [os.path.join(path, "memory.events") for path in spec.get("cgroups", ())] or ["/proc/vmstat"]
-    total = 0
-    for path in paths:
-        try:
-            with open(path) as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-    return total
+    path = os.path.join(spec["cgroup"], "memory.events") if spec.get("cgroup") else "/proc/vmstat"
+    try:
+        with open(path) as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":

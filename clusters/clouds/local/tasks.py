@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import RolePlan, TaskSeen, expand
-from clusters.clouds.local import processes, shim, wire
+from clusters.clouds.local import limits, processes, shim, wire
 from clusters.clouds.local.files import read_json, when, write_json
 from clusters.clouds.local.scheduler import Ended, next_attempt
 
@@ -37,6 +37,7 @@ class Task:
         self.shim: processes.Detached | None = None
         self.spec: dict[str, Any] | None = None
         self.asked_to_stop = False
+        self.shim_ended = False
         self.cancelled = False
         self.attempt = 0
         while (spec := read_json(self.folder / "spec.json")) is not None:
@@ -85,7 +86,7 @@ class Task:
         if self.spec is None:
             return
         self.asked_to_stop = (self.folder / "stop.json").exists()
-        self.shim = processes.Detached.adopt(self.folder, self._shim_ended)
+        self.shim = processes.Detached.adopt(self.folder, self._shim_gone)
         if self.shim is not None:
             if self.asked_to_stop:
                 self.shim.send(signal.SIGTERM)
@@ -110,7 +111,7 @@ class Task:
                 return
             self._prepare()
         self.run.node.emit(self.view(reason="Starting", message="The program is being started."))
-        self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_ended)
+        self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_gone)
 
     def _prepare(self) -> None:
         """Makes the attempt: from here on it exists, holds its GPUs and costs money."""
@@ -131,11 +132,18 @@ class Task:
             "uid": run.uid,
             "grace": run.plan.grace_seconds,
             "log_limit": run.node.log_limit,
+            "cgroup": self._cgroup(),
             "gpus": list(gpus),
             "gpu_model": model,
             "scheduled_at": time.time(),
         }
         write_json(folder / "spec.json", self.spec, durable=True)
+
+    def _cgroup(self) -> str:
+        ours, name = self.run.node.cgroup, f"{self.run.ref.id}-{self.folder.name}"
+        if ours is None:
+            return ""
+        return str(limits.make(ours, name, cpu_milli=self.role.cpu_milli, memory_mb=self.role.memory_mb))
 
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
         home = self.run.plan.image.environment
@@ -191,11 +199,15 @@ class Task:
         if self.spec is not None and "started_at" in status:
             self.run.node.emit(self.view(phase="Running", started_at=when(status["started_at"])))
 
-    def _shim_ended(self) -> None:
-        self.look()
-        self.shim = None
-        self._conclude()
+    def _shim_gone(self) -> None:
+        self.shim, self.shim_ended = None, True
         self.run.node.wake(self.run)
+
+    def settle(self) -> None:
+        """Writes down the end of an attempt whose shim has ended. May be repeated after an OSError."""
+        if self.shim_ended:
+            self.look()
+            self._conclude()
 
     def _conclude(self, *, witnessed: bool = True) -> None:
         """The attempt is over (just now, when `witnessed`): ends what may be left, writes its end down and tells it."""
@@ -206,8 +218,10 @@ class Task:
         self.run.node.emit(seen)
         self.run.node.discard(self.folder / "tmp")
         self.ended.append(seen)
+        if self.spec is not None and self.spec["cgroup"]:
+            limits.remove(Path(self.spec["cgroup"]))
         self.spec = None
-        self.asked_to_stop = False
+        self.asked_to_stop = self.shim_ended = False
         self.attempt += 1
 
     def _end(self, status: dict[str, Any], asked: str, witnessed: bool) -> TaskSeen:
