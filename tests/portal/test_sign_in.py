@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
@@ -184,3 +185,24 @@ def test_there_is_an_end_to_the_number_of_tokens(people: Any, monkeypatch: pytes
         actions.make_token(name, 1, acting_user=people.alice)
     with pytest.raises(Conflict, match="revoke one"):
         actions.make_token("three", 1, acting_user=people.alice)
+
+
+def test_an_identity_provider_has_its_button_on_the_sign_in_page(client: Client, settings: object) -> None:
+    app = {
+        "provider_id": "oidc",
+        "name": "Company login",
+        "client_id": "x",
+        "secret": "y",
+        "settings": {"server_url": "https://id.example"},
+    }
+    settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": [app]}}  # type: ignore[attr-defined]
+    page = client.get("/accounts/login/?next=/appcodes").content.decode()
+    assert "Company login" in page
+    assert 'action="/accounts/oidc/oidc/login/?process=login' in page.replace("&amp;", "&")
+
+
+def test_trying_passwords_is_slowed_down_with_a_sentence(client: Client, people: Any) -> None:
+    cache.clear()
+    answers = [client.post("/accounts/login/", {"login": "alice", "password": f"guess {n}"}) for n in range(12)]
+    assert "Too many" in answers[-1].content.decode()
+    cache.clear()
