@@ -249,7 +249,8 @@ def _tensor_scalar(tensor: tensor_pb2.TensorProto) -> float | None:
         return None
     layout, name = _FORMATS[tensor.dtype]
     if len(tensor.tensor_content) == struct.calcsize(layout):
-        return float(struct.unpack(layout, tensor.tensor_content)[0])
+        numbers: tuple[float, ...] = struct.unpack(layout, tensor.tensor_content)
+        return float(numbers[0])
     values = getattr(tensor, name) if name else ()
     return float(values[0]) if len(values) == 1 else None
 

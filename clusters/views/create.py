@@ -38,7 +38,9 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         filled = _filled(request, user)
         offer = _offer(user, filled.get("appcode", ""))
-        form = ClusterForm(offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled)
+        form = ClusterForm(
+            offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled
+        )
         return _page(request, form)
     form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
     cluster = (

@@ -10,15 +10,19 @@ import datetime as dt
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+from django.conf import settings
 from django.core.cache import cache
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
+from django.template.loader import get_template
 from django.utils.cache import get_conditional_response
+from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_safe
 
 from billing.access import Amount, usage_by_appcode
@@ -32,11 +36,14 @@ from clusters.specs import ROLES
 from portal.access import OPERATE, appcodes_for
 from portal.frame import selected_appcode
 from portal.models import Appcode, Membership, User
-from portal.templatetags.portal import gpu_hours
+from portal.templatetags.portal import gpu_hours, time
 from portal.views import person
 
-ROWS = 40
+ROWS = 30
+# Rows that were rendered lately; about 2 KB each. Most rows of most answers are among them.
+KEPT_ROWS = 2000
 FLAVOR_TITLES = "clusters.flavor_titles"
+FLAVOR_SECONDS = 86400
 SPENT_SECONDS = 30
 
 
@@ -60,10 +67,10 @@ class Row:
     phase: str
     reason: str
     message: str
-    roles: dict[str, RoleCell]
+    roles: tuple[tuple[str, RoleCell], ...]
     input: str
     output: str
-    started: dt.datetime | None
+    started: str
     gpu_hours: str
     cost: str
     may_operate: bool
@@ -75,10 +82,14 @@ class Row:
         return f"/clusters/{self.appcode}/{self.name}"
 
     @property
+    def html(self) -> SafeString:
+        return row_html(self)
+
+    @property
     def columns(self) -> list[tuple[str, list[RoleCell]]]:
         """The roles by column of the table; an evaluator stands with the workers."""
         columns = (("Master", ("master",)), ("Parameter server", ("ps",)), ("Worker", ("worker", "evaluator")))
-        return [(label, [self.roles[role] for role in roles if role in self.roles]) for label, roles in columns]
+        return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in columns]
 
     @property
     def can_cancel(self) -> bool:
@@ -91,6 +102,12 @@ class Row:
     @property
     def can_deploy(self) -> bool:
         return self.may_operate and not self.is_live
+
+
+@lru_cache(KEPT_ROWS)
+def row_html(row: Row) -> SafeString:
+    """The row as HTML. A row is a value and says all that it shows, so equal rows need be rendered only once."""
+    return SafeString(get_template("clusters/_row.html").render({"row": row, "currency": settings.CURRENCY}))
 
 
 @dataclass(frozen=True)
@@ -140,11 +157,11 @@ def spent(request: HttpRequest) -> HttpResponse:
 
 
 def flavor_titles() -> dict[str, str]:
-    """Name → title of every flavor, remembered for a minute (`forget_flavors` when one changes)."""
+    """Name → title of every flavor, remembered until one changes (`forget_flavors`)."""
     titles: dict[str, str] | None = cache.get(FLAVOR_TITLES)
-    if titles is None:
+    if not titles:
         titles = dict(Flavor.objects.values_list("name", "title"))
-        cache.set(FLAVOR_TITLES, titles, 60)
+        cache.set(FLAVOR_TITLES, titles, FLAVOR_SECONDS)
     return titles
 
 
@@ -218,16 +235,19 @@ def _row(
     now: dt.datetime,
 ) -> Row:
     run = cluster.current_run
-    cells: dict[str, RoleCell] = {
-        role: RoleCell(
-            titles.get(roles[role]["flavor"], roles[role]["flavor"]),
-            # Parameter servers and workers that were ended because all is done have done their part.
-            facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
-            facts["count"],
+    cells = (
+        (
+            role,
+            RoleCell(
+                titles.get(roles[role]["flavor"], roles[role]["flavor"]),
+                # Parameter servers and workers that were ended because all is done have done their part.
+                facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
+                facts["count"],
+            ),
         )
         for role in ROLES
         if run and (facts := run.roles.get(role)) and role in roles
-    }
+    )
     return Row(
         pk=cluster.pk,
         name=cluster.name,
@@ -236,10 +256,10 @@ def _row(
         phase=run.phase if run else "",
         reason=run.reason if run else "",
         message=run.message if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal) else "",
-        roles=cells,
+        roles=tuple(cells),
         input=data[0] or "",
         output=data[1] or "",
-        started=run.started_at if run else None,
+        started=time(run.started_at) if run else "–",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
         cost=f"{run.cost_at(now):,.2f}" if run else "–",
         may_operate=may_operate,

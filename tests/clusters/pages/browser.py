@@ -58,7 +58,7 @@ def wrong_fields(html: str) -> dict[str, str]:
     found = {}
     for part in html.split('<div class="field field-wrong')[1:]:
         name = re.search(r' name="([^"]+)"', part)
-        sentence = re.search(r'<ul class="errorlist[^>]*>\s*<li>(.*?)</li>', part, re.S)
+        sentence = re.search(r'<ul class="errorlist[^>]*>\s*<li>(.*?)</li>', part, re.DOTALL)
         assert name
         assert sentence
         found[name[1]] = sentence[1]

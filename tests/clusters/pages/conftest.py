@@ -32,14 +32,18 @@ def stores(people: Any) -> None:
 
     for appcode in (people.ops, people.flight):
         for name in ("data", "results"):
-            Datastore.objects.create(appcode=appcode, name=name, kind="nfs", spec={"server": "nfs.example.com", "path": "/x"})
+            Datastore.objects.create(
+                appcode=appcode, name=name, kind="nfs", spec={"server": "nfs.example.com", "path": "/x"}
+            )
 
 
 @pytest.fixture
 def document() -> Any:
     """document("demo", workers=2, command="…") → a manifest's dictionary in ops-demo."""
 
-    def make(name: str = "demo", appcode: str = "ops-demo", *, ps: int = 0, workers: int = 0, **spec: Any) -> dict[str, Any]:
+    def make(
+        name: str = "demo", appcode: str = "ops-demo", *, ps: int = 0, workers: int = 0, **spec: Any
+    ) -> dict[str, Any]:
         roles = {"master": {"flavor": "middle-1-gpu"}}
         if ps:
             roles["ps"] = {"flavor": "small", "count": ps}
@@ -59,7 +63,9 @@ def make_cluster(catalogue: None, people: Any, document: Any) -> Any:
     from clusters.models import Run
     from clusters.specs import ClusterManifest
 
-    def make(name: str = "demo", *, phase: str = "Queued", by: Any = None, run: dict[str, Any] | None = None, **spec: Any) -> Any:
+    def make(
+        name: str = "demo", *, phase: str = "Queued", by: Any = None, run: dict[str, Any] | None = None, **spec: Any
+    ) -> Any:
         manifest = ClusterManifest.model_validate(document(name, **spec))
         cluster = create_cluster(manifest, acting_user=by or people.alice)
         now = dt.datetime.now(dt.UTC)
@@ -68,7 +74,8 @@ def make_cluster(catalogue: None, people: Any, document: Any) -> Any:
             facts |= {"started_at": now - dt.timedelta(minutes=5)}
         if phase == "Running":
             facts["roles"] = {
-                role: {"ready": each["count"], "count": each["count"]} for role, each in cluster.current_run.roles.items()
+                role: {"ready": each["count"], "count": each["count"]}
+                for role, each in cluster.current_run.roles.items()
             }
         if phase in ("Succeeded", "Failed", "Stopped"):
             facts |= {"finished_at": now, "verdict": phase, "gone": True}

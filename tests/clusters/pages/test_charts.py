@@ -30,7 +30,9 @@ def test_ticks_are_round_and_enclose_what_they_mark(low, span, about):
 
 @given(lines=st.lists(POINTS, max_size=4))
 def test_whatever_the_numbers_the_drawing_stays_in_its_square(lines):
-    chart = draw("loss", [Line(str(n), sorted(points, key=lambda p: p[0])) for n, points in enumerate(lines)], x_label="step")
+    chart = draw(
+        "loss", [Line(str(n), sorted(points, key=lambda p: p[0])) for n, points in enumerate(lines)], x_label="step"
+    )
     for line in chart.lines:
         assert "nan" not in line.path
         assert "inf" not in line.path

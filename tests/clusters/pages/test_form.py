@@ -152,7 +152,11 @@ def test_bad_input_is_refused_at_its_field(typed, field, make_cluster, stores, p
     # Nothing typed is lost (but NUL characters, which no text field can hold).
     kept = sent(page)
     for name, value in (body | typed).items():
-        assert name == "csrfmiddlewaretoken" or "\0" in value or kept[name].replace("\r\n", "\n") == value.replace("\r\n", "\n")
+        assert (
+            name == "csrfmiddlewaretoken"
+            or "\0" in value
+            or kept[name].replace("\r\n", "\n") == value.replace("\r\n", "\n")
+        )
 
 
 def test_every_error_is_told_at_once(catalogue, people, as_person):
@@ -160,7 +164,7 @@ def test_every_error_is_told_at_once(catalogue, people, as_person):
     body = sent(client.get("/clusters/new").content.decode())
     page = client.post("/clusters/new", body | {"name": "Ä", "env": "x", "retries": "99"}).content.decode()
     assert list(wrong_fields(page)) == ["name", "command", "env", "retries"]
-    assert "<details class=\"fold panel\" open>" in page
+    assert '<details class="fold panel" open>' in page
 
 
 def test_a_clone_is_the_same_under_the_next_free_name(make_cluster, people, as_person, stores):
@@ -203,7 +207,9 @@ def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(catalogue,
 
     from billing.models import Price
 
-    Price.objects.create(sku="gpu", per_hour="2", valid_from=timezone.now().replace(microsecond=0) - dt.timedelta(days=1))
+    Price.objects.create(
+        sku="gpu", per_hour="2", valid_from=timezone.now().replace(microsecond=0) - dt.timedelta(days=1)
+    )
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode())
     body |= {"worker_flavor": "middle-1-gpu", "worker_count": "3", "time_limit": "2", "time_limit_unit": "hours"}
@@ -218,7 +224,9 @@ def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(catalogue,
 def test_the_preview_says_what_can_never_fit(catalogue, people, as_person):
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode())
-    page = client.post("/clusters/preview", body | {"worker_flavor": "middle-1-gpu", "worker_count": "99"}).content.decode()
+    page = client.post(
+        "/clusters/preview", body | {"worker_flavor": "middle-1-gpu", "worker_count": "99"}
+    ).content.decode()
     assert "quota of ops-demo is 8" in page
 
 
@@ -232,7 +240,7 @@ def test_the_curl_command_carries_quotes_and_newlines(catalogue, people, as_pers
     page = client.post("/clusters/preview", body).content.decode()
     curl = html.unescape(page.split('<pre id="curl-text">')[1].split("</pre>")[0])
     # A shell hands the manifest to curl unchanged; `cat` stands in for it.
-    script = 'curl() { cat; }\n' + curl
+    script = "curl() { cat; }\n" + curl
     shown = subprocess.run(["bash", "-c", script], capture_output=True, check=True, env={"TOKEN": "t"}).stdout
     assert json.loads(shown)["spec"]["command"] == command
 
@@ -284,7 +292,18 @@ def test_import_of_several_makes_all_or_none(catalogue, people, as_person, docum
 
 @pytest.mark.parametrize(
     "text",
-    ["", "not json", "[]", "[" * 3000, '{"kind": "pod"}', "3", "null", '[null]', '{"a": "\\ud800"}', '{"kind":"cluster","spec":{}}'],
+    [
+        "",
+        "not json",
+        "[]",
+        "[" * 3000,
+        '{"kind": "pod"}',
+        "3",
+        "null",
+        "[null]",
+        '{"a": "\\ud800"}',
+        '{"kind":"cluster","spec":{}}',
+    ],
 )
 def test_import_says_what_is_wrong(text, catalogue, people, as_person):
     answer = as_person(people.alice).post("/clusters/import", {"manifest": text})

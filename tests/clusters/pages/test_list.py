@@ -15,7 +15,12 @@ def names(answer):
 
 @pytest.fixture
 def some(make_cluster, people):
-    make_cluster("waits", phase="Queued", workers=2, run={"message": "It waits for quota: it needs 3 GPUs.", "reason": "QuotaExceeded"})
+    make_cluster(
+        "waits",
+        phase="Queued",
+        workers=2,
+        run={"message": "It waits for quota: it needs 3 GPUs.", "reason": "QuotaExceeded"},
+    )
     make_cluster("trains", phase="Running", ps=1, workers=2, by=people.bob, run={"gpu_rate": 3})
     make_cluster("done", phase="Succeeded", workers=100)
     make_cluster("broke", phase="Failed", run={"message": "worker-1 failed with exit code 3."})
@@ -31,7 +36,15 @@ def test_everybody_sees_their_own(some, people, as_person):
 
 def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_person):
     page = as_person(people.alice).get("/").content.decode()
-    for text in ("100of100", "1of1", "2of2", "0of2", "Middle + 1 GPU", "It waits for quota: it needs 3 GPUs.", "failed with exit code 3"):
+    for text in (
+        "100of100",
+        "1of1",
+        "2of2",
+        "0of2",
+        "Middle + 1 GPU",
+        "It waits for quota: it needs 3 GPUs.",
+        "failed with exit code 3",
+    ):
         assert text in page
 
 
@@ -144,7 +157,11 @@ def test_the_live_cost_grows_by_the_rate(make_cluster, people, as_person):
     import datetime as dt
 
     an_hour_ago = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
-    make_cluster("dear", phase="Running", run={"usage_as_of": an_hour_ago, "cost": 5, "cost_rate": "0.01", "gpu_seconds": 0, "gpu_rate": 2})
+    make_cluster(
+        "dear",
+        phase="Running",
+        run={"usage_as_of": an_hour_ago, "cost": 5, "cost_rate": "0.01", "gpu_seconds": 0, "gpu_rate": 2},
+    )
     page = as_person(people.alice).get("/").content.decode()
     assert "41.0" in page
     assert re.search(r"2\.0\d", page)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.parametrize("address", ["/admin/flavors", "/admin/flavors/new", "/admin/flavors/small", "/admin/images", "/admin/images/new"])
+@pytest.mark.parametrize(
+    "address", ["/admin/flavors", "/admin/flavors/new", "/admin/flavors/small", "/admin/images", "/admin/images/new"]
+)
 def test_only_administrators_know_these_pages(address, catalogue, people, as_person):
     assert as_person(people.root).get(address).status_code == 200
     for user in (people.alice, people.mallory):
@@ -17,7 +19,15 @@ def test_a_new_flavor_is_offered_at_once(catalogue, people, as_person):
     from clusters.models import Flavor
     from portal.models import Event
 
-    values = {"title": "Huge", "name": "huge", "cores": "16", "memory_gib": "64.5", "gpus": "8", "gpu_model": "A100", "enabled": "on"}
+    values = {
+        "title": "Huge",
+        "name": "huge",
+        "cores": "16",
+        "memory_gib": "64.5",
+        "gpus": "8",
+        "gpu_model": "A100",
+        "enabled": "on",
+    }
     assert as_person(people.root).post("/admin/flavors/new", values).status_code == 302
     flavor = Flavor.objects.get(name="huge")
     assert (flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model) == (16000, 66048, 8, "A100")
@@ -32,13 +42,14 @@ def test_a_flavor_that_is_no_longer_offered_stays_for_those_who_use_it(make_clus
     assert client.post("/admin/flavors/middle-1-gpu", values).status_code == 302
     page = as_person(people.alice).get("/clusters/new").content.decode()
     assert "Middle + 1 GPU ·" not in page
-    assert "<small class=\"flavor\">Middle + 1 GPU</small>" in as_person(people.alice).get("/").content.decode()
+    assert '<small class="flavor">Middle + 1 GPU</small>' in as_person(people.alice).get("/").content.decode()
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [({"name": "Not a slug"}, "name"), ({"name": "small"}, "name"), ({"title": "Small"}, "title"), ({"cores": "-1"}, "cores"),
-     ({"gpus": "x"}, "gpus"), ({"memory_gib": "99999999999"}, "memory_gib"), ({"title": ""}, "title"), ({"title": "a\0"}, "title")],
+     ({"gpus": "x"}, "gpus"), ({"memory_gib": "99999999999"}, "memory_gib"), ({"title": ""}, "title"),
+     ({"title": "a\0"}, "title")],
 )  # fmt: skip
 def test_bad_input_stands_beside_its_field(changes, sentence, catalogue, people, as_person):
     from clusters.models import Flavor
@@ -57,6 +68,8 @@ def test_images_are_made_and_changed(catalogue, people, as_person):
     client = as_person(people.root)
     values = {"title": "Torch", "name": "torch", "container": "x/torch:2", "enabled": "on"}
     assert client.post("/admin/images/new", values).status_code == 302
-    assert client.post("/admin/images/torch", values | {"name": "other", "environment": "/opt/torch"}).status_code == 302
+    assert (
+        client.post("/admin/images/torch", values | {"name": "other", "environment": "/opt/torch"}).status_code == 302
+    )
     assert Image.objects.get(name="torch").environment == "/opt/torch"
     assert client.get("/admin/images/no-such").status_code == 404

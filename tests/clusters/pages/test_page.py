@@ -7,7 +7,19 @@ import re
 
 import pytest
 
-TABS = ["", "/logs", "/metrics", "/usage", "/runs", "/events", "/manifest", "/head", "/progress", "/metrics/charts", "/export"]
+TABS = [
+    "",
+    "/logs",
+    "/metrics",
+    "/usage",
+    "/runs",
+    "/events",
+    "/manifest",
+    "/head",
+    "/progress",
+    "/metrics/charts",
+    "/export",
+]
 ACTS = ["deploy", "cancel", "disable", "delete"]
 
 
@@ -41,7 +53,10 @@ def test_a_viewer_may_not_act_and_an_outsider_finds_nothing(verb, make_cluster, 
     assert (cluster.deleted_at, cluster.run_count, cluster.current_run.desired) == (None, 1, "running")
 
 
-@pytest.mark.parametrize(("verb", "lost"), [("disable", "only in memory is lost"), ("delete", "logs are lost"), ("cancel", "place in the queue")])
+@pytest.mark.parametrize(
+    ("verb", "lost"),
+    [("disable", "only in memory is lost"), ("delete", "logs are lost"), ("cancel", "place in the queue")],
+)
 def test_what_loses_something_asks_first(verb, lost, make_cluster, people, as_person):
     cluster = make_cluster("demo", phase="Queued" if verb == "cancel" else "Running")
     client = as_person(people.bob)
@@ -71,7 +86,15 @@ def tasks_of():
 
     def make(cluster, *rows):
         for n, (role, index, attempt, phase, facts) in enumerate(rows):
-            Task.objects.create(run=cluster.current_run, role=role, index=index, attempt=attempt, uid=f"{cluster.pk}-{n}", phase=phase, **facts)
+            Task.objects.create(
+                run=cluster.current_run,
+                role=role,
+                index=index,
+                attempt=attempt,
+                uid=f"{cluster.pk}-{n}",
+                phase=phase,
+                **facts,
+            )
 
     return make
 
@@ -184,7 +207,9 @@ class TestLogs:
             if data is not None:
                 content[attempt] = data
             body = json.dumps({"worker-0": position})
-            answer = as_person(people.victor).post("/clusters/ops-demo/demo/logs/read", body, content_type="application/json")
+            answer = as_person(people.victor).post(
+                "/clusters/ops-demo/demo/logs/read", body, content_type="application/json"
+            )
             assert answer.status_code == 200
             pieces = answer.json()["pieces"]
             return pieces[0] if pieces else None
@@ -236,16 +261,21 @@ class TestLogs:
         log.tasks_of(log.cluster, *[("worker", 0, 1, "Running", {"reason": "x"})][:0])
         from clusters.models import Task
 
-        Task.objects.create(run=log.cluster.current_run, role="worker", index=0, attempt=1, uid="second", phase="Running")
+        Task.objects.create(
+            run=log.cluster.current_run, role="worker", index=0, attempt=1, uid="second", phase="Running"
+        )
         switch = log({"attempt": 0, "offset": end["offset"]}, b"second\n", attempt=1)
         assert (switch["attempt"], switch["offset"], switch["text"]) == (1, 0, "")
         assert log({"attempt": 1, "offset": 0})["text"] == "second\n"
 
     @pytest.mark.parametrize(
-        "body", [b"", b"[]", b"x", b'{"worker-0": {"attempt": -1, "offset": "x"}}', b'{"nobody-0": null}', b'{"worker-0": []}']
+        "body",
+        [b"", b"[]", b"x", b'{"worker-0": {"attempt": -1, "offset": "x"}}', b'{"nobody-0": null}', b'{"worker-0": []}'],
     )
     def test_nonsense_does_no_harm(self, body, log, people, as_person):
-        answer = as_person(people.alice).post("/clusters/ops-demo/demo/logs/read", body, content_type="application/json")
+        answer = as_person(people.alice).post(
+            "/clusters/ops-demo/demo/logs/read", body, content_type="application/json"
+        )
         assert answer.status_code == 200
 
 
@@ -316,4 +346,7 @@ class TestMetrics:
         assert answer.status_code == 200
         assert "There is no such bucket" in answer.content.decode()
         store.delete()
-        assert "does not exist any more" in as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+        assert (
+            "does not exist any more"
+            in as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+        )
