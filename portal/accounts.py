@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
-from allauth.account.forms import LoginForm
+from allauth.account.forms import ChangePasswordForm, LoginForm
 from allauth.account.signals import password_changed, password_reset
+from django import forms
 from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.contrib.auth.views import redirect_to_login
@@ -50,9 +51,26 @@ class SignInForm(LoginForm):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["login"].label = "User name or e-mail"
-        self.fields["password"].help_text = ""
-        for field in self.fields.values():
-            field.widget.attrs.pop("placeholder", None)
+        _plain(self, forgotten="password")
+
+
+class NewPasswordForm(ChangePasswordForm):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, label in (
+            ("oldpassword", "Present password"),
+            ("password1", "New password"),
+            ("password2", "New password, again"),
+        ):
+            self.fields[name].label = label
+        _plain(self, forgotten="oldpassword")
+
+
+def _plain(form: forms.Form, *, forgotten: str) -> None:
+    """Labels are enough: no placeholders that repeat them, no link to a mail that may never be sent."""
+    form.fields[forgotten].help_text = ""
+    for field in form.fields.values():
+        field.widget.attrs.pop("placeholder", None)
 
 
 class SignInMiddleware(LoginRequiredMiddleware):

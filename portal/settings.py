@@ -152,7 +152,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
 ]
 ACCOUNT_ADAPTER = "portal.accounts.AccountAdapter"
-ACCOUNT_FORMS = {"login": "portal.accounts.SignInForm"}
+ACCOUNT_FORMS = {"login": "portal.accounts.SignInForm", "change_password": "portal.accounts.NewPasswordForm"}
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "username*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
