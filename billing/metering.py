@@ -88,11 +88,15 @@ def price_book() -> Prices:
 
 
 def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
-    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries."""
+    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries.
+
+    What began within this very second has no usage yet but a rate, so the window ends after it.
+    """
     if not consumers:
         return {}
+    window = (BEGINNING, now + dt.timedelta(seconds=1))
     found = {
         row.key[0]: Totals(row.gpu_seconds, row.gpus, row.cost, row.cost_per_hour / SECONDS_PER_HOUR)
-        for row in sums.usage(price_book(), by=["consumer"], windows=[(BEGINNING, now)], now=now, consumers=consumers)
+        for row in sums.usage(price_book(), by=["consumer"], windows=[window], now=now, consumers=consumers)
     }
     return {consumer: found.get(consumer, Totals()) for consumer in consumers}

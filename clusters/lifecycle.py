@@ -32,6 +32,7 @@ class TaskState:
     exit_code: int | None = None
     disrupted: bool = False
     log_tail: str = ""
+    finished_at: dt.datetime | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +45,8 @@ class TaskState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run: `counts` is the number of tasks by role; `waits` a sentence when the portal itself holds it back (quota, time)."""
+    """A run: `counts` is the number of tasks by role; `wait_message` says why the portal itself cannot move it now (quota,
+    time, a cloud that does not answer)."""
 
     phase: Phase
     counts: Mapping[str, int]
@@ -111,7 +113,7 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> D
     verdict, reason, message = _verdict(run, tasks, newest)
     if verdict:
         return _ending(run, verdict, reason, message, newest, ready)
-    phase, reason, message = _progress(run, newest, ready)
+    phase, reason, message = _progress(run, tasks, newest, ready)
     return Decision(phase, reason, message, ready=ready)
 
 
@@ -123,11 +125,14 @@ def _verdict(
         return run.verdict, run.verdict_reason, run.verdict_message
     if run.mode == "batch":
         failed = _exhausted(run, tasks)
-        if failed:
-            return "Failed", failed.reason if failed.reason == "OOMKilled" else "TaskFailed", _failure(failed)
         role = "master" if run.completion == "master" else "worker"
         finished = [newest.get((role, index)) for index in range(run.counts.get(role, 0))]
-        if finished and all(task is not None and task.phase == "Succeeded" for task in finished):
+        done = [task for task in finished if task is not None and task.phase == "Succeeded"]
+        complete = bool(finished) and len(done) == len(finished)
+        # Both may be told at once: when the master leaves, workers that still talk to it fail. What came first counts.
+        if failed and not (complete and _later(failed, done)):
+            return "Failed", failed.reason if failed.reason == "OOMKilled" else "TaskFailed", _failure(failed)
+        if complete:
             who = "The master has" if role == "master" else f"All {len(finished)} workers have"
             return "Succeeded", "Completed", f"{who} finished."
     if run.refusal:
@@ -149,6 +154,13 @@ def _exhausted(run: RunState, tasks: list[TaskState]) -> TaskState | None:
     return min(
         (max(attempts, key=lambda t: t.attempt) for attempts in over), key=lambda t: (t.role, t.index), default=None
     )
+
+
+def _later(failed: TaskState, done: list[TaskState]) -> bool:
+    """Whether `failed` ended after all of `done`, as far as their times are known."""
+    if failed.finished_at is None:
+        return False
+    return all(task.finished_at is not None and task.finished_at <= failed.finished_at for task in done)
 
 
 def _failure(task: TaskState) -> str:
@@ -181,7 +193,9 @@ def _ending(
             return Decision(outcome, "OutputNotStored", lost, outcome, "OutputNotStored", lost, ready)
         return Decision(verdict, reason, message, verdict, reason, message, ready)
     left = sum(1 for task in newest.values() if task.phase in ("Pending", "Running"))
-    if run.storage_state == "failed":
+    if run.wait_reason:
+        step = run.wait_message
+    elif run.storage_state == "failed":
         step = f"Storing the output fails and is tried again: {run.storage_message}"
     elif left:
         step = f"{left} of {sum(run.counts.values())} tasks are being ended."
@@ -192,35 +206,38 @@ def _ending(
     return Decision(run.phase, "Ending", f"{message} {step}".strip(), verdict, reason, message, ready)
 
 
+def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
+    """Of a task that failed and is started again: how its last attempt ended, and what happens now."""
+    before = [each for each in tasks if (each.role, each.index) == (task.role, task.index) and each.phase == "Failed"]
+    now = task.message if task.phase != "Failed" and task.message else "It is started again."
+    if not before:
+        return now
+    failure, lines, tail = _failure(max(before, key=lambda each: each.attempt)).partition(" Its last lines:")
+    return f"{failure} {now}{lines}{tail}"
+
+
 def _progress(
-    run: RunState, newest: Mapping[tuple[str, int], TaskState], ready: Mapping[str, int]
+    run: RunState, tasks: list[TaskState], newest: Mapping[tuple[str, int], TaskState], ready: Mapping[str, int]
 ) -> tuple[Phase, str, str]:
     """Phase, reason and sentence of a run that goes on."""
     if run.wait_reason:
-        return "Queued", run.wait_reason, run.wait_message
+        return run.phase, run.wait_reason, run.wait_message
     wanted = sum(run.counts.values())
     pending = [task for task in newest.values() if task.phase == "Pending"]
     troubled = [task for task in newest.values() if task.phase == "Failed" or task.reason == "BackOff"]
     if sum(ready.values()) == wanted:
-        return "Running", "", f"All {wanted} tasks run." if wanted > 1 else "The task runs."
+        often = max(newest.values(), key=lambda t: (t.attempt, t.role, -t.index))
+        times = "once" if often.attempt == 1 else f"{often.attempt} times"
+        again = f" {often.name} was started again {times}." if often.attempt else ""
+        return "Running", "", (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + again
     if run.phase == "Running":
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
-        what = f"{task.name} is being started again" if task else "A task is being started again"
-        detail = f": {task.message}" if task and task.message else "."
-        return (
-            "Running",
-            "Degraded",
-            f"{wanted - sum(ready.values())} of {wanted} tasks are not running; {what}{detail}",
-        )
+        how = _again(task, tasks) if task else "A task is started again."
+        return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running. {how}"
     if run.storage_state == "failed":
         return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
     if troubled:
-        task = min(troubled, key=lambda t: (t.role, t.index))
-        return (
-            "Starting",
-            "Restarting",
-            f"{_failure(task) if task.phase == 'Failed' else task.message} It is started again.",
-        )
+        return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
     unschedulable = [task for task in pending if task.reason == "Unschedulable"]
     if unschedulable:
         message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."

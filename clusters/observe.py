@@ -28,6 +28,11 @@ def consumer(run: Run) -> str:
     return f"run {run.pk}"
 
 
+def readable(text: str, most: int = 4096) -> str:
+    """`text` from outside as a column takes it: its end, without NUL characters and halves of surrogate pairs."""
+    return text[-most:].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
 def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
     """Recomputes `runs` (locked rows of this transaction) at `now`, in a number of queries that does not grow with them.
 
@@ -47,6 +52,7 @@ def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
                 row.exit_code,
                 row.disrupted,
                 row.log_tail,
+                row.finished_at,
             )
         )
     money = totals([consumer(run) for run in runs], now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from django.db import transaction
 
@@ -18,14 +18,16 @@ from billing.usage import PodState
 from clusters import tasks
 from clusters.clouds.base import Batch, Capacity, RunGone, Seen, StorageSeen, TaskSeen
 from clusters.models import CloudState, Run, Task
-from clusters.observe import consumer, refresh
-from portal.events import record
+from clusters.observe import consumer, readable, refresh
+from portal.events import entry, record_all
+from portal.models import Event
 
 log = logging.getLogger(__name__)
 
+ENDED = ("Succeeded", "Failed")
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 TASK_FIELDS = [
-    "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "started_at", "finished_at", "exit_code",
+    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "started_at", "finished_at", "exit_code",
     "disrupted", "log_tail", "observed_at",
 ]  # fmt: skip
 
@@ -37,12 +39,13 @@ def apply_batch(cloud: str, batch: Batch) -> None:
         _save_position(cloud, batch.position)
 
 
-def apply_listing(cloud: str, batch: Batch) -> None:
-    """Takes a complete listing: what it has is news, and a run it should have but has not was lost behind our back."""
+def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
+    """Takes a complete listing, asked for at `asked_at`: what it has is news, and a run that the cloud had been told of by
+    then but that is not listed was lost behind our back."""
     listed = {item.run_id for item in batch.items}
     with transaction.atomic():
         _write(cloud, batch.items)
-        vanished = Run.objects.filter(gone=False, applied_at__isnull=False).exclude(pk__in=listed)
+        vanished = Run.objects.filter(gone=False, applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
             "cluster__appcode", "created_by"
         ):
@@ -69,49 +72,86 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
     for unknown in ids - runs.keys():
         log.error("%s reports run %s, which is not in the database; nothing is recorded for it", cloud, unknown)
-    known = [item for item in items if item.run_id in runs]
-    _write_tasks([item for item in known if isinstance(item, TaskSeen)], at)
+    known = [_clean(item) for item in items if _expected(cloud, runs, item)]
+    failed = _write_tasks([item for item in known if isinstance(item, TaskSeen)], at)
     metering.record([pod_state(cloud, runs[item.run_id], item) for item in known if isinstance(item, TaskSeen)])
+    _tell_failures([(runs[item.run_id], item) for item in failed])
     for item in known:
         _note(runs[item.run_id], item)
     Run.objects.bulk_update(runs.values(), ["storage_state", "storage_message", "gone", "stored", "gone_message"])
     refresh(list(runs.values()), at)
 
 
+def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:
+    run = runs.get(item.run_id)
+    if run is not None and isinstance(item, TaskSeen) and item.role not in run.resources:
+        log.error("%s reports a %s of run %s, which has none; nothing is recorded for it", cloud, item.role, run.pk)
+        return False
+    return run is not None
+
+
+def _clean(item: Seen) -> Seen:
+    """The item with texts that its columns take: programs and machines may say anything, of any length."""
+    if isinstance(item, TaskSeen):
+        return replace(
+            item,
+            reason=readable(item.reason, 40),
+            message=readable(item.message),
+            node=readable(item.node, 253),
+            gpus=tuple(readable(gpu) for gpu in item.gpus),
+            gpu_model=readable(item.gpu_model, 60),
+            log_tail=readable(item.log_tail),
+        )
+    return replace(item, message=readable(item.message))
+
+
 def _note(run: Run, item: Seen) -> None:
     if isinstance(item, StorageSeen):
         if item.state == "failed" and run.storage_state != "failed":
-            _cloud_event(run, "run.storage_failed", item.message)
+            record_all([_cloud_event(run, "run.storage_failed", item.message)])
         run.storage_state, run.storage_message = item.state, item.message
     elif isinstance(item, RunGone):
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
-    elif item.phase == "Failed":
+
+
+def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
+    """One event for each task that failed by itself; those that were stopped were meant to end."""
+    events = []
+    for run, item in failed:
         exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
-        _cloud_event(
-            run, "task.failed", f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()
-        )
+        message = f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()
+        events.append(_cloud_event(run, "task.failed", message))
+    record_all(events)
 
 
-def _write_tasks(seen: Iterable[TaskSeen], at: dt.datetime) -> None:
-    """One upsert for all; the latest news of a pod wins unless it would take the pod backwards."""
-    newest: dict[str, TaskSeen] = {}
+def _write_tasks(seen: Iterable[TaskSeen], at: dt.datetime) -> list[TaskSeen]:
+    """One upsert for all; the latest news of a pod wins unless it would take the pod backwards. A pod of a cloud that began
+    anew takes the place of the one that had its role, index and attempt before.
+
+    Returns those of which it is news that they failed.
+    """
+    newest: dict[tuple[int, str, int, int], TaskSeen] = {}
     for item in seen:
-        before = newest.get(item.uid)
-        if before is None or RANK[item.phase] >= RANK[before.phase]:
-            newest[item.uid] = item
-    stored = dict(Task.objects.filter(uid__in=newest).values_list("uid", "phase"))
+        key = (item.run_id, item.role, item.index, item.attempt)
+        before = newest.get(key)
+        if before is None or before.uid != item.uid or RANK[item.phase] >= RANK[before.phase]:
+            newest[key] = item
+    uids = [item.uid for item in newest.values()]
+    stored = dict(Task.objects.filter(uid__in=uids).values_list("uid", "phase"))
+    fresh = [item for item in newest.values() if RANK[item.phase] >= RANK.get(stored.get(item.uid, "Pending"), 0)]
     rows = [
         Task(
             run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
             reason=item.reason, message=item.message, node=item.node, gpus=list(item.gpus), gpu_model=item.gpu_model,
             scheduled_at=item.scheduled_at, started_at=item.started_at, finished_at=item.finished_at,
-            exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail.replace("\0", "\N{REPLACEMENT CHARACTER}"),
-            observed_at=at,
+            exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail, observed_at=at,
         )
-        for item in newest.values()
-        if RANK[item.phase] >= RANK.get(stored.get(item.uid, "Pending"), 0)
+        for item in fresh
     ]  # fmt: skip
-    Task.objects.bulk_create(rows, update_conflicts=True, unique_fields=["uid"], update_fields=TASK_FIELDS)
+    Task.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
+    )
+    return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and stored.get(i.uid) != "Failed"]
 
 
 def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
@@ -155,19 +195,28 @@ def _vanished(cloud: str, run: Run) -> None:
         )
         for task in run.tasks.filter(phase__in=["Pending", "Running"])
     ]  # fmt: skip
-    _write_tasks(lost, at)
     metering.record([pod_state(cloud, run, item) for item in lost])
     if run.verdict or run.desired == Run.Desired.ENDED:
+        _write_tasks(lost, at)
         run.gone = True
+        if run.spec.get("output") and run.storage_state != "stored":
+            run.stored, run.gone_message = (
+                False,
+                "The cloud no longer knew this run, so nobody can tell what was stored.",
+            )
+    else:
+        # It begins anew with first attempts; what the forgotten pods held stays in the usage.
+        run.tasks.all().delete()
+        run.storage_state = run.storage_message = ""
     run.applied_at = None
-    run.save(update_fields=["gone", "applied_at"])
-    _cloud_event(run, "run.vanished", "The cloud no longer knew this run.")
+    run.save(update_fields=["gone", "stored", "gone_message", "applied_at", "storage_state", "storage_message"])
+    record_all([_cloud_event(run, "run.vanished", "The cloud no longer knew this run.")])
     refresh([run], at)
     transaction.on_commit(lambda: tasks.wake(run.pk))
 
 
-def _cloud_event(run: Run, verb: str, message: str) -> None:
-    record(
+def _cloud_event(run: Run, verb: str, message: str) -> Event:
+    return entry(
         verb,
         actor=None,
         appcode=run.cluster.appcode.code,

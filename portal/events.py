@@ -5,6 +5,7 @@ Call `record` inside the transaction that makes the change, so that neither exis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import connection
@@ -12,16 +13,24 @@ from django.db import connection
 from portal.models import Event, User
 
 
+def entry(
+    verb: str, *, actor: User | None, object: str = "", appcode: str = "", message: str = "", **data: Any
+) -> Event:
+    """An event that is not written yet, for `record_all`. `actor` None is the portal itself. Never pass secrets in `data`."""
+    name = actor.username if actor else "portal"
+    return Event(verb=verb, actor=actor, actor_name=name, object=object, appcode=appcode, message=message, data=data)
+
+
 def record(
     verb: str, *, actor: User | None, object: str = "", appcode: str = "", message: str = "", **data: Any
 ) -> Event:
-    """Appends an event. `actor` None is the portal itself. Never pass secrets in `data`.
+    """Appends an event. Raises RuntimeError outside a transaction: an event without its change would be a lie."""
+    [event] = record_all([entry(verb, actor=actor, object=object, appcode=appcode, message=message, **data)])
+    return event
 
-    Raises RuntimeError outside a transaction: an event without its change would be a lie.
-    """
+
+def record_all(entries: Sequence[Event]) -> list[Event]:
+    """Appends events in one statement; as `record`."""
     if not connection.in_atomic_block:
         raise RuntimeError("events.record must run inside the transaction of the change it tells about")
-    name = actor.username if actor else "portal"
-    return Event.objects.create(
-        verb=verb, actor=actor, actor_name=name, object=object, appcode=appcode, message=message, data=data
-    )
+    return Event.objects.bulk_create(entries)

@@ -55,17 +55,21 @@ class Loop:
         from clusters.models import Run
         from clusters.tasks import now
 
+        for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
+            reconcile.admit_waiting(appcode_id)
         for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
             reconcile.reconcile(run_id)
 
     def listen(self):
         """One batch of news."""
         from clusters.clouds.registry import cloud
+        from clusters.tasks import now
         from clusters.watch import apply_batch, apply_listing
 
         if not self.position:
+            asked_at = now()
             listing = cloud().list()
-            apply_listing("local", listing)
+            apply_listing("local", listing, asked_at)
             self.position = listing.position
             return
         for batch in cloud().watch(self.position):

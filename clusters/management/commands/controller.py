@@ -7,39 +7,44 @@ controller waits for that lock, so starting two is safe and the other takes over
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import InterfaceError, OperationalError, connection, connections
-from tenacity import Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from clusters.clouds.base import Cloud, CloudError, WatchExpired
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState
+from clusters.tasks import now
 from clusters.watch import apply_batch, apply_listing, save_capacity
 
 log = logging.getLogger(__name__)
 
 # Any fixed number: the name of the lock in this database.
 LEADER_LOCK = 6_117_001
+# Seconds: from when on a watch counts as going well, and the longest pause before the next try.
+STEADY, LONGEST_PAUSE = 10.0, 5.0
 
 
 class Command(BaseCommand):
     help = __doc__
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # A database that restarts or a cloud that is away is waited for, never given up on.
-        for attempt in Retrying(
-            retry=retry_if_exception_type((CloudError, OperationalError, InterfaceError)),
-            wait=wait_exponential_jitter(initial=0.2, max=5),
-            before_sleep=lambda state: log.warning(
-                "waiting to try again: %s", state.outcome and state.outcome.exception()
-            ),
-        ):
-            with attempt:
+        # A database that restarts or a cloud that is away is waited for, never given up on. After a time that went well the
+        # pauses are short again: what restarts once a day is followed again at once.
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
                 connections.close_all()
                 lead()
                 follow(cloud())
+            except (CloudError, OperationalError, InterfaceError) as error:
+                failures = 1 if time.monotonic() - began > STEADY else failures + 1
+                pause = min(0.1 * 2**failures, LONGEST_PAUSE) if failures < 10 else LONGEST_PAUSE
+                log.warning("trying again in %.1f s: %s", pause, error)
+                time.sleep(pause)
 
 
 def lead() -> None:
@@ -55,8 +60,9 @@ def follow(source: Cloud) -> None:
     position = state.position if state else ""
     while True:
         if not position:
+            asked_at = now()
             listing = source.list()
-            apply_listing(source.name, listing)
+            apply_listing(source.name, listing, asked_at)
             position = listing.position
         capacity = source.capacity()
         save_capacity(source.name, capacity)

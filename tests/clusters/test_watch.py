@@ -1,0 +1,191 @@
+"""News as clouds really bring them: twice, late, broken, about strangers, and much at a time."""
+
+import datetime as dt
+import itertools
+import time
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from billing.models import Observation, UsageSegment
+from clusters import actions, reconcile, watch
+from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.registry import cloud
+from clusters.models import CloudState, Run, Task
+from clusters.tasks import now
+from portal.models import Event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+position = itertools.count(1)
+
+
+def tell(*items):
+    watch.apply_batch("test", Batch(f"test.{next(position)}", items))
+
+
+def told(run, cluster_role="master", index=0, attempt=0, phase="Running", **more):
+    start = now().replace(microsecond=0)
+    times = {"scheduled_at": start, "started_at": start, "finished_at": start if phase in watch.ENDED else None}
+    uid = more.pop("uid", f"{run.pk}/{cluster_role}/{index}/{attempt}")
+    return TaskSeen(run.pk, cluster_role, index, attempt, uid, phase, **{**times, **more})
+
+
+@pytest.fixture
+def run(catalogue, people, manifest):
+    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=0), acting_user=people.bob)
+    Run.objects.update(admitted_at=now(), applied_at=now())
+    return Run.objects.get(current_of=cluster)
+
+
+def test_what_begins_in_this_second_costs_from_this_second(run):
+    tell(told(run))
+    run.refresh_from_db()
+    assert run.gpu_rate == 1
+    assert run.gpu_seconds_at(run.usage_as_of + dt.timedelta(seconds=10)) == 10
+
+
+def test_texts_of_any_kind_and_length_are_written_down(run):
+    odd = "a\0b \ud800 " + "ü" * 100_000
+    tell(told(run, phase="Failed", reason=odd, message=odd, node=odd, gpus=(odd,), gpu_model=odd, log_tail=odd))
+    task = Task.objects.get()
+    assert task.log_tail == "ü" * 4096
+    assert "\0" not in task.reason
+    tell(StorageSeen(run.pk, "failed", odd))
+    tell(RunGone(run.pk, False, odd))
+    run.refresh_from_db()
+    assert run.phase == "Failed"
+
+
+def test_strangers_are_named_in_the_log_and_stop_nobody(run, caplog):
+    tell(
+        TaskSeen(2**40, "master", 0, 0, "x", "Running"),
+        TaskSeen(run.pk, "dancer", 0, 0, "y", "Running"),
+        RunGone(2**41),
+        told(run),
+    )
+    assert Task.objects.count() == 1
+    assert CloudState.objects.get().position
+    assert "dancer" in caplog.text
+
+
+def test_a_failure_is_told_once_however_often_the_news_come(run):
+    failed = told(run, "worker", phase="Failed", reason="Error", exit_code=3)
+    stopped = told(run, "worker", 1, phase="Failed", reason="Stopped")
+    tell(failed, stopped)
+    tell(failed)
+    watch.apply_listing("test", Batch("test.0", (told(run), failed, stopped)), now())
+    assert Event.objects.filter(verb="task.failed").count() == 1
+
+
+def test_late_news_take_nothing_back(run):
+    done = told(run, phase="Succeeded", exit_code=0)
+    tell(done, RunGone(run.pk))
+    run.refresh_from_db()
+    before = (run.phase, run.gpu_seconds, run.message)
+    tell(told(run, phase="Pending", reason="Starting"), told(run), StorageSeen(run.pk, "fetching"))
+    run.refresh_from_db()
+    assert (run.phase, run.gpu_seconds, run.message) == before
+    assert run.gpu_rate == 0
+    assert Task.objects.get().phase == "Succeeded"
+
+
+def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):
+    before = Run.objects.get().applied_at - dt.timedelta(milliseconds=1)
+    Run.objects.update(desired="ended")
+    watch.apply_listing("test", Batch("test.0", ()), before)
+    assert not Run.objects.get().gone
+
+
+def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
+    tell(
+        told(run),
+        told(run, "worker", 0, phase="Failed", disrupted=True),
+        told(run, "worker", 0, 1),
+        told(run, "worker", 1),
+    )
+    assert Run.objects.get().phase == "Running"
+    watch.apply_listing("test", Batch("test.0", ()), now())
+    run.refresh_from_db()
+    assert (run.applied_at, run.gpu_rate) == (None, 0)
+    assert not UsageSegment.objects.filter(ended=None).exists()
+    assert Event.objects.filter(verb="run.vanished").count() == 1
+    # The new cloud's pods have new uids, but count their attempts from 0.
+    again = [told(run, role, n, uid=f"new/{role}/{n}") for role, n in (("master", 0), ("worker", 0), ("worker", 1))]
+    tell(*again)
+    assert Run.objects.get().phase == "Running"
+    assert Task.objects.count() == 3
+    tell(told(run, uid="newest/master/0"))
+    assert Task.objects.count() == 3
+
+
+def test_a_run_that_the_cloud_forgot_while_it_ended_does_not_claim_that_its_output_is_safe(run):
+    Run.objects.update(spec={**run.spec, "output": "somewhere"})
+    tell(told(run, phase="Succeeded", exit_code=0))
+    watch.apply_listing("test", Batch("test.0", ()), now())
+    run.refresh_from_db()
+    assert (run.phase, run.reason) == ("Failed", "OutputNotStored")
+
+
+def test_when_the_master_leaves_and_workers_fail_of_it_the_run_has_succeeded(run):
+    end = now()
+    tell(
+        told(run, "worker", 0, phase="Failed", exit_code=1, finished_at=end + dt.timedelta(seconds=1)),
+        told(run, phase="Succeeded", exit_code=0, finished_at=end),
+    )
+    assert Run.objects.get().verdict == "Succeeded"
+
+
+def test_a_worker_that_failed_before_the_master_was_done_fails_the_run(run):
+    end = now()
+    tell(
+        told(run, "worker", 0, phase="Failed", exit_code=1, finished_at=end),
+        told(run, phase="Succeeded", exit_code=0, finished_at=end + dt.timedelta(seconds=1)),
+    )
+    assert Run.objects.get().verdict == "Failed"
+
+
+def test_a_thousand_tasks_take_as_many_queries_as_one(catalogue, people, manifest):
+    def counted(name, workers, **more):
+        cluster = actions.create_cluster(manifest(name, workers=workers), acting_user=people.bob)
+        run = Run.objects.get(current_of=cluster)
+        items = [told(run), *(told(run, "worker", n, **more) for n in range(workers))]
+        with CaptureQueriesContext(connection) as queries:
+            began = time.perf_counter()
+            tell(*items)
+            seconds = time.perf_counter() - began
+            return len(queries), seconds
+
+    few, _ = counted("few", 1, phase="Failed", log_tail="x" * 4000)
+    many, seconds = counted("many", 999, phase="Failed", log_tail="x" * 4000)
+    assert many <= few + 3
+    assert seconds < 5
+
+
+def test_a_rolled_back_batch_leaves_nothing_and_comes_again(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "_save_position", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tell(told(run))
+    assert not Task.objects.exists()
+    assert not Observation.objects.exists()
+    assert not UsageSegment.objects.exists()
+    tell(told(run))
+    assert UsageSegment.objects.count() == 1
+
+
+def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
+    cluster = actions.create_cluster(
+        manifest("demo", "echo no such model; sleep 0.3; exit 9", mode="service"), acting_user=people.bob
+    )
+    loop.until(lambda: "exit code 9 after 2 attempts" in Run.objects.get(current_of=cluster).message)
+    run = Run.objects.get(current_of=cluster)
+    assert run.reason in ("Degraded", "Restarting")
+    assert "no such model" in run.message
+    loop.until(lambda: "started again 2 times" in Run.objects.get(current_of=cluster).message)
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+    assert cloud().capacity().queue == ()
+    reconcile.sweep()
