@@ -75,6 +75,10 @@ class Prices:
         """When the next price begins to hold, for whoever keeps a rate of cost and must renew it then."""
         return min((price.valid_from for price in self.dated if price.valid_from > after), default=None)
 
+    def last_change(self, until: dt.datetime) -> dt.datetime | None:
+        """When a price began to hold for the last time: a rate of cost that was reckoned before is an old one."""
+        return max((price.valid_from for price in self.dated if price.valid_from <= until), default=None)
+
 
 def amounts(resources: Resources) -> dict[str, Fraction]:
     """How many priced units are held, by SKU; what is not held is left out."""

@@ -7,19 +7,21 @@ because a plain FOR UPDATE would wait for the foreign keys of rows that the watc
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 
 from django.db import IntegrityError, transaction
+from django.db.models import Max
 
 from clusters import tasks
-from clusters.catalogue import resolve
+from clusters.catalogue import require_active, resolve, usable_appcode
 from clusters.models import Cluster, Run
 from clusters.observe import refresh
 from clusters.specs import ClusterManifest, ClusterSpec
-from portal.access import OPERATE, appcodes_for, require
+from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
-from portal.models import Appcode, User
+from portal.models import User
 
 
 @transaction.atomic
@@ -28,7 +30,7 @@ def create_cluster(manifest: ClusterManifest, *, acting_user: User) -> Cluster:
 
     Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied.
     """
-    appcode = _usable_appcode(manifest, acting_user)
+    appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     resolve(manifest.spec, appcode)
     try:
         with transaction.atomic():
@@ -37,6 +39,7 @@ def create_cluster(manifest: ClusterManifest, *, acting_user: User) -> Cluster:
                 name=manifest.metadata.name,
                 spec=manifest.spec.model_dump(mode="json", by_alias=True),
                 created_by=acting_user,
+                run_count=_runs_before(appcode.pk, manifest.metadata.name),
             )
     except IntegrityError as error:
         if "cluster_name_once" not in str(error):
@@ -56,6 +59,7 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
     """Replaces the definition; a living run keeps what it was started with, the next deployment uses the new one."""
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
+    _require_alive(cluster)
     if manifest.metadata.appcode != cluster.appcode.code:
         raise Invalid.at("metadata", "appcode", message="A cluster stays in its appcode; clone it to another one.")
     if manifest.metadata.name != cluster.name:
@@ -74,7 +78,8 @@ def deploy(cluster: Cluster, *, acting_user: User) -> Run:
     """Makes the next run. Raises Conflict while one is alive, Invalid when the definition names what is gone by now."""
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
-    _require_active(cluster.appcode)
+    _require_alive(cluster)
+    require_active(cluster.appcode)
     if cluster.current_run and not cluster.current_run.is_terminal:
         raise Conflict(f"Run {cluster.current_run.number} of {cluster.name} has not ended yet; disable it first.")
     return _new_run(cluster, acting_user, scheduled=False)
@@ -130,7 +135,16 @@ def _ask_to_end(run: Run, reason: str, message: str) -> None:
     """Shared with the time limit (`reconcile.sweep`): the run's row must be locked or freshly read in this transaction."""
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
     run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
-    run.save(update_fields=["desired", "stop_reason", "stop_message"])
+    run.wait_reason = run.wait_message = ""
+    if run.admitted_at is None:
+        # No cloud has ever heard of it, and none will (`reconcile` admits only what is wanted): it is over now.
+        run.gone = True
+    if run.claim_token is None:
+        # Nobody works on it; a pause after trouble with the cloud was not meant for this.
+        run.claimed_until = None
+    run.save(
+        update_fields=["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
+    )
     refresh([run], tasks.now())
     transaction.on_commit(lambda: tasks.wake(run.pk))
 
@@ -151,6 +165,11 @@ def end_by_portal(run: Run, reason: str, message: str) -> None:
 def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     spec = ClusterSpec.model_validate(cluster.spec)
     resolved = resolve(spec, cluster.appcode)
+    not_before = spec.schedule_after if scheduled else None
+    if not_before is not None and not_before > tasks.now():
+        wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")
+    else:
+        wait = ("", "")
     cluster.run_count += 1
     run = Run.objects.create(
         cluster=cluster,
@@ -159,10 +178,12 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
         resources=resolved.resources_json,
         gpus=resolved.gpus,
         created_by=acting_user,
-        not_before=spec.schedule_after if scheduled else None,
+        not_before=not_before,
         roles={role: {"ready": 0, "count": each.count} for role, each in spec.active_roles.items()},
-        reason="Submitted",
-        message="Waits to be looked at.",
+        wait_reason=wait[0],
+        wait_message=wait[1],
+        reason=wait[0] or "Submitted",
+        message=wait[1] or "Waits to be looked at.",
     )
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])
@@ -171,31 +192,26 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     return run
 
 
-def _usable_appcode(manifest: ClusterManifest, user: User) -> Appcode:
-    appcode = appcodes_for(user).filter(code=manifest.metadata.appcode).first()
-    if appcode is None:
-        raise Invalid.at(
-            "metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use."
-        )
-    require(user, appcode, OPERATE)
-    _require_active(appcode)
-    return appcode
-
-
-def _require_active(appcode: Appcode) -> None:
-    if appcode.state == Appcode.State.REQUESTED:
-        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} waits for an administrator's approval.")
-    if appcode.state == Appcode.State.DISABLED:
-        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is disabled; ask an administrator.")
+def _runs_before(appcode_id: int, name: str) -> int:
+    """The last number that a deleted cluster of this name gave to a run. Numbers go on from there: they are in the names of
+    objects and output folders, where a second run 1 would meet what the first one left, or even the first one itself."""
+    before = Cluster.objects.filter(appcode=appcode_id, name=name, deleted_at__isnull=False)
+    return before.aggregate(last=Max("run_count"))["last"] or 0
 
 
 def _locked(cluster: Cluster) -> Cluster:
-    """The row as it is now, locked until the end of the transaction, so that two clicks cannot both win."""
-    return (
-        Cluster.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("appcode", "current_run")
-        .get(pk=cluster.pk)
-    )
+    """The row as it is now, locked until the end of the transaction, so that two clicks cannot both win.
+
+    Its run is read afterwards: what is joined to a row that had to be waited for is as old as the wait.
+    """
+    Cluster.objects.select_for_update(no_key=True).only("pk").get(pk=cluster.pk)
+    return Cluster.objects.select_related("appcode", "current_run").get(pk=cluster.pk)
+
+
+def _require_alive(cluster: Cluster) -> None:
+    """Raises Conflict for a cluster that somebody deleted while this was being asked for."""
+    if cluster.deleted_at is not None:
+        raise Conflict(f"{cluster.name} was deleted.")
 
 
 def _record(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> None:

@@ -6,7 +6,7 @@ the same words at the same field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from clusters.admission import Quota, judge_quota
@@ -15,8 +15,9 @@ from clusters.plans import Resources
 from clusters.specs import ClusterSpec
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
+from portal.access import OPERATE, appcodes_for, require
 from portal.errors import FieldError, Invalid
-from portal.models import Appcode
+from portal.models import Appcode, User
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,55 @@ class Resolved:
         return {role: asdict(resources) for role, resources in self.resources.items()}
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a run finds at its start, as it is then; the sizes of its tasks were copied when it was made."""
+
+    image: Image
+    input: Datastore | None
+    output: Datastore | None
+
+
+def usable_appcode(code: str, user: User) -> Appcode:
+    """The appcode in which `user` may run something now. Raises Invalid (also for one that they cannot see, exactly as for
+    one that does not exist) or PermissionDenied."""
+    appcode = appcodes_for(user).filter(code=code).first()
+    if appcode is None:
+        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{code}” that you can use.")
+    require(user, appcode, OPERATE)
+    require_active(appcode)
+    return appcode
+
+
+def require_active(appcode: Appcode) -> None:
+    """Raises Invalid unless the appcode was approved and is not disabled."""
+    if sentence := why_not(appcode):
+        raise Invalid.at("metadata", "appcode", message=sentence)
+
+
+def why_not(appcode: Appcode) -> str:
+    """Why nothing can be started in `appcode` now, or ""."""
+    return {
+        Appcode.State.ACTIVE: "",
+        Appcode.State.REQUESTED: f"{appcode.code} waits for an administrator's approval.",
+        Appcode.State.REFUSED: f"{appcode.code} was refused; its owners can change the request and send it again.",
+        Appcode.State.DISABLED: f"{appcode.code} is disabled; ask an administrator.",
+    }[Appcode.State(appcode.state)]
+
+
+def needs(spec: ClusterSpec, appcode: Appcode) -> Needs:
+    """What a run of `spec` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
+    errors: list[FieldError] = []
+    image, stores = _image(spec, errors), _datastores(spec, appcode, errors)
+    if errors or image is None:
+        raise Invalid(errors)
+    return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
+
+
 def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     """Raises Invalid with every field that names something absent, disabled or out of reach. Three queries, five at most."""
     errors: list[FieldError] = []
-
-    def wrong(message: str, *path: str) -> None:
-        errors.append(FieldError(("spec", *path), message))
-
-    image = Image.objects.filter(name=spec.image, enabled=True).first()
-    if image is None:
-        wrong(f"The catalogue has no image “{spec.image}”.", "image")
-    elif not image.environment:
-        wrong(
-            f"“{image.title}” has only a container reference and cannot run on this machine; choose another image.",
-            "image",
-        )
-
+    image = _image(spec, errors)
     flavors = {
         flavor.name: flavor
         for flavor in Flavor.objects.filter(enabled=True, name__in=[r.flavor for r in spec.roles.values()])
@@ -63,11 +97,12 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     for role, role_spec in spec.roles.items():
         flavor = flavors.get(role_spec.flavor)
         if flavor is None:
-            wrong(f"There is no flavor “{role_spec.flavor}”.", "roles", role, "flavor")
+            path = ("spec", "roles", role, "flavor")
+            errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
         else:
             resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
-    stores = _datastores(spec, appcode, wrong)
+    stores = _datastores(spec, appcode, errors)
     if errors or image is None:
         raise Invalid(errors)
     resolved = Resolved(spec, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
@@ -78,20 +113,35 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     return resolved
 
 
-def _datastores(spec: ClusterSpec, appcode: Appcode, wrong: Callable[..., None]) -> dict[str, Datastore]:
-    """The datastores that `spec` names, by name; tells `wrong` of each that cannot serve."""
+def _image(spec: ClusterSpec, errors: list[FieldError]) -> Image | None:
+    image = Image.objects.filter(name=spec.image, enabled=True).first()
+    if image is None:
+        errors.append(FieldError(("spec", "image"), f"The catalogue has no image “{spec.image}”."))
+    elif not image.environment:
+        sentence = (
+            f"“{image.title}” has only a container reference and cannot run on this machine; choose another image."
+        )
+        errors.append(FieldError(("spec", "image"), sentence))
+    return image
+
+
+def _datastores(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> dict[str, Datastore]:
+    """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
     names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
     stores = {
         store.name: store
         for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related("appcode")
     }
     for path, name in names.items():
+        sentence = ""
         if name not in stores:
-            wrong(f"{appcode.code} has no datastore “{name}”.", path)
-            continue
-        try:
-            if source_for(stores[name]).read_only and path == "output":
-                wrong(f"The folder of “{name}” may only be read; choose another datastore for output.", path)
-        except SourceError as error:
-            wrong(str(error), path)
+            sentence = f"{appcode.code} has no datastore “{name}”."
+        else:
+            try:
+                if source_for(stores[name]).read_only and path == "output":
+                    sentence = f"The folder of “{name}” may only be read; choose another datastore for output."
+            except SourceError as error:
+                sentence = str(error)
+        if sentence:
+            errors.append(FieldError(("spec", path), sentence))
     return stores

@@ -9,20 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import Sum
-
 from billing.metering import price_book
 from billing.rating import hourly
 from billing.usage import Resources
 from clusters import tasks
 from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
-from clusters.catalogue import resolve
+from clusters.catalogue import resolve, usable_appcode
 from clusters.clouds.base import Capacity, Node, Waiting
-from clusters.models import CloudState, Run
-from clusters.reconcile import waiting
+from clusters.models import CloudState
+from clusters.reconcile import held, waiting
 from clusters.specs import ClusterManifest
-from portal.access import appcodes_for
-from portal.errors import Invalid
 from portal.models import User
 
 
@@ -39,23 +35,13 @@ class Preview:
 
 
 def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
-    """Raises Invalid exactly where `actions.create_cluster` would (except for a name that is taken)."""
-    appcode = appcodes_for(acting_user).filter(code=manifest.metadata.appcode).first()
-    if appcode is None:
-        raise Invalid.at(
-            "metadata", "appcode", message=f"There is no appcode “{manifest.metadata.appcode}” that you can use."
-        )
+    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would (except for a name that is taken)."""
+    appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec = manifest.spec
     resolved = resolve(spec, appcode)
-    in_use = (
-        Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))[
-            "n"
-        ]
-        or 0
-    )
-    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if gpus]
+    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     judgement = worst(
-        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)),
+        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
             {role: each.gpu_model for role, each in resolved.resources.items()},
@@ -63,8 +49,8 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         ),
     )
     roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
-    held = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
-    per_hour = hourly(price_book(), tasks.now(), held)
+    sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
+    per_hour = hourly(price_book(), tasks.now(), sizes)
     return Preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,

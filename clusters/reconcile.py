@@ -12,12 +12,13 @@ import logging
 import uuid
 
 from django.db import transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
+from billing.metering import price_book
 from clusters import tasks
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
-from clusters.catalogue import resolve
+from clusters.catalogue import needs, why_not
 from clusters.clouds.base import (
     CloudError,
     CloudRefused,
@@ -32,7 +33,7 @@ from clusters.clouds.base import (
 )
 from clusters.clouds.registry import cloud
 from clusters.models import Cluster, Run
-from clusters.observe import refresh
+from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
 from datastores.models import Datastore
@@ -45,7 +46,18 @@ log = logging.getLogger(__name__)
 CLAIM = dt.timedelta(seconds=60)
 # A cloud that was asked to end a run and has not said so: ask again.
 ASK_AGAIN = dt.timedelta(seconds=30)
+# Pauses after which trouble is tried again: the cloud's, and our own, of which somebody should read in the log.
+CLOUD_PAUSE = dt.timedelta(seconds=5)
+OWN_PAUSE = dt.timedelta(seconds=30)
 SWEEP_LIMIT = 500
+# A price may hold from a moment before its row could be seen.
+PRICE_SEEN = dt.timedelta(seconds=10)
+# So many of an appcode's waiting runs are looked at, and told their place, at one time.
+QUEUE_LIMIT = 100
+# Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
+HELD = ("QuotaExceeded", "AppcodeDisabled")
+TROUBLE = "CloudUnreachable"
+SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def reconcile(run_id: int) -> None:
@@ -55,17 +67,23 @@ def reconcile(run_id: int) -> None:
         try:
             _step(run_id, token)
         except CloudError as error:
-            # The claim is kept until it runs out: that is the back-off, and the sweep comes back for it.
-            _note_trouble(run_id, token, error)
+            log.warning("run %s: the cloud cannot do it now: %s", run_id, error)
+            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {error}", CLOUD_PAUSE)
             return
+        except Exception as error:
+            kind = type(error).__name__
+            _pause(run_id, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
+            raise
         if not _release(run_id, token):
             return
 
 
 def unsettled(at: dt.datetime) -> Q:
-    """Runs of which the cloud has not yet been told what is wanted."""
-    to_start = Q(desired="running", verdict="", applied_at=None, refusal="") & (
-        Q(not_before=None) | Q(not_before__lte=at)
+    """Runs of which the cloud has not yet been told what is wanted, without those that the portal itself holds back."""
+    to_start = (
+        Q(desired="running", verdict="", applied_at=None, refusal="")
+        & (Q(not_before=None) | Q(not_before__lte=at))
+        & (Q(admitted_at__isnull=False) | ~Q(wait_reason__in=HELD))
     )
     to_end = (Q(desired="ended") | ~Q(verdict="") | ~Q(refusal="")) & (
         Q(release_asked_at=None) | Q(release_asked_at__lt=at - ASK_AGAIN)
@@ -85,32 +103,55 @@ def _release(run_id: int, token: uuid.UUID) -> bool:
     return Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=None) == 1
 
 
-def _note_trouble(run_id: int, token: uuid.UUID, error: CloudError) -> None:
-    log.warning("run %s: the cloud cannot do it now: %s", run_id, error)
-    retry_at = tasks.now() + dt.timedelta(seconds=5)
-    Run.objects.filter(pk=run_id, claim_token=token).update(
-        claim_token=None, claimed_until=retry_at, message=f"The cloud cannot be reached and is tried again: {error}"
-    )
+@transaction.atomic
+def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta) -> None:
+    """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for."""
+    run = _ours(run_id, token)
+    if run is not None:
+        run.claim_token, run.claimed_until = None, tasks.now() + pause
+        run.save(update_fields=["claim_token", "claimed_until"])
+        _wait(run, TROUBLE, readable(why))
 
 
 def _step(run_id: int, token: uuid.UUID) -> None:
     run = Run.objects.select_related("cluster__appcode__org_node").get(pk=run_id)
     if run.desired == Run.Desired.ENDED or run.verdict or run.refusal:
         cloud().delete(run_ref(run))
-        Run.objects.filter(pk=run_id, claim_token=token).update(release_asked_at=tasks.now())
-        return
-    if run.admitted_at is None and not _admit(run_id):
-        # It stays unsettled; holding the claim for a moment keeps this loop from spinning.
-        Run.objects.filter(pk=run_id, claim_token=token).update(
-            claim_token=None, claimed_until=tasks.now() + dt.timedelta(seconds=2)
-        )
-        return
-    try:
-        cloud().apply(plan_of(run))
-    except (CloudRefused, Invalid, SourceError) as refusal:
-        _refuse(run_id, token, str(refusal))
-        return
-    Run.objects.filter(pk=run_id, claim_token=token).update(applied_at=tasks.now())
+        _told(run_id, token, "release_asked_at")
+    elif run.admitted_at is not None or _admit(run_id):
+        try:
+            cloud().apply(plan_of(run))
+        except Invalid as refusal:
+            _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
+        except (CloudRefused, SourceError) as refusal:
+            _refuse(run_id, token, str(refusal))
+        else:
+            _told(run_id, token, "applied_at")
+
+
+@transaction.atomic
+def _told(run_id: int, token: uuid.UUID, field: str) -> None:
+    """Writes down that the cloud has been told; what kept us from it is over."""
+    run = _ours(run_id, token)
+    if run is not None:
+        setattr(run, field, tasks.now())
+        run.save(update_fields=[field])
+        if run.wait_reason == TROUBLE:
+            _wait(run, "", "")
+        log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
+
+
+def _ours(run_id: int, token: uuid.UUID) -> Run | None:
+    """The locked row while the claim is ours, None when it ran out and another worker has taken it."""
+    rows = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode")
+    return rows.filter(pk=run_id, claim_token=token).first()
+
+
+def _wait(run: Run, reason: str, message: str) -> None:
+    if (run.wait_reason, run.wait_message) != (reason, message):
+        run.wait_reason, run.wait_message = reason, message
+        run.save(update_fields=["wait_reason", "wait_message"])
+        refresh([run], tasks.now())
 
 
 @transaction.atomic
@@ -118,46 +159,71 @@ def _admit(run_id: int) -> bool:
     """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
     appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(clusters__runs=run_id)
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
-    held = (
-        Run.objects.filter(cluster__appcode=appcode, gone=False, admitted_at__isnull=False).aggregate(n=Sum("gpus"))[
-            "n"
-        ]
-        or 0
-    )
-    older = [n for n in waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True) if n]
-    judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, held, older))
-    admitted = judgement.fits == "now"
-    changed = (run.wait_reason, run.wait_message) != (judgement.reason, judgement.message)
-    run.wait_reason, run.wait_message = judgement.reason, judgement.message
-    if admitted:
-        run.admitted_at = tasks.now()
-    run.save(update_fields=["wait_reason", "wait_message", "admitted_at"])
-    if changed:
-        refresh([run], tasks.now())
+    if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
+        return run.desired == Run.Desired.RUNNING and not run.verdict
+    older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
+    return _judge(run, appcode, held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota])
+
+
+@transaction.atomic
+def admit_waiting(appcode_id: int) -> list[int]:
+    """Admits the runs of an appcode that fit by now, first come, first served, and tells the others their place.
+
+    Returns those that were admitted. Runs without GPUs wait for nobody's, so they are looked at apart from the queue.
+    """
+    appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode_id)
+    queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    rows = Run.objects.filter(pk__in=[*queue, *others]).order_by("pk").select_for_update(of=("self",), no_key=True)
+    in_use, before, admitted = held(appcode_id), list[int](), list[int]()
+    for run in rows.select_related("cluster__appcode"):
+        if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
+            continue
+        if _judge(run, appcode, in_use, before):
+            in_use += run.gpus
+            admitted.append(run.pk)
+        elif 0 < run.gpus <= appcode.gpu_quota:
+            before.append(run.gpus)
     return admitted
+
+
+def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int]) -> bool:
+    """Admits a locked run of a locked appcode, or notes why not. A run that is larger than the quota holds up nobody."""
+    if sentence := why_not(appcode):
+        _wait(run, "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again.")
+        return False
+    judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
+    if judgement.fits == "now":
+        run.admitted_at = tasks.now()
+        run.save(update_fields=["admitted_at"])
+    _wait(run, judgement.reason, judgement.message)
+    return judgement.fits == "now"
+
+
+def held(appcode_id: int) -> int:
+    """GPUs that count against the quota of an appcode: those of runs that were admitted and are not gone."""
+    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
+    return runs.aggregate(gpus=Sum("gpus"))["gpus"] or 0
 
 
 @transaction.atomic
 def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
-    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
-    if run.claim_token == token:
-        run.refusal = why
+    run = _ours(run_id, token)
+    if run is not None:
+        run.refusal = readable(why) or "The cloud refused it and did not say why."
         run.save(update_fields=["refusal"])
         refresh([run], tasks.now())
 
 
 def waiting(appcode_id: int) -> QuerySet[Run]:
-    """Runs of an appcode that the quota holds back, oldest first."""
-    return Run.objects.filter(
-        cluster__appcode=appcode_id, admitted_at=None, desired="running", verdict="", refusal="", gone=False
-    ).order_by("pk")
+    """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
+    return Run.objects.filter(_waits(tasks.now()), cluster__appcode=appcode_id).order_by("pk")
 
 
-def waiting_runs(appcode_id: int) -> list[int]:
-    ids = list(waiting(appcode_id).values_list("pk", flat=True)[:20])
-    # They may be in the short pause between two looks; what was freed is worth a look now.
-    Run.objects.filter(pk__in=ids, claim_token=None).update(claimed_until=None)
-    return ids
+def _waits(at: dt.datetime) -> Q:
+    return Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="") & (
+        Q(not_before=None) | Q(not_before__lte=at)
+    )
 
 
 def run_ref(run: Run) -> RunRef:
@@ -171,15 +237,15 @@ def run_ref(run: Run) -> RunRef:
 def plan_of(run: Run) -> Plan:
     """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
     spec = ClusterSpec.model_validate(run.spec)
-    resolved = resolve(spec, run.cluster.appcode)
+    found = needs(spec, run.cluster.appcode)
     ref = run_ref(run)
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
     mounts = []
-    if resolved.input:
-        mounts.append(Mount(INPUT_PATH, True, mount_source(resolved.input, "")))
-    if resolved.output:
-        mounts.append(Mount(OUTPUT_PATH, False, mount_source(resolved.output, folder)))
-    image = resolved.image
+    if found.input:
+        mounts.append(Mount(INPUT_PATH, True, mount_source(found.input, "")))
+    if found.output:
+        mounts.append(Mount(OUTPUT_PATH, False, mount_source(found.output, folder)))
+    image = found.image
     return build_plan(
         ref,
         spec,
@@ -203,29 +269,56 @@ def purge(cluster_id: int) -> None:
     cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
     if cluster is None or cluster.runs.filter(gone=False).exists():
         return
-    for run in cluster.runs.select_related("cluster__appcode__org_node"):
-        cloud().purge(run_ref(run))
-    Cluster.objects.filter(pk=cluster_id).update(purged=True)
+    try:
+        for run in cluster.runs.select_related("cluster__appcode__org_node"):
+            cloud().purge(run_ref(run))
+    except CloudError as error:
+        log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
+    else:
+        Cluster.objects.filter(pk=cluster_id).update(purged=True)
 
 
 def sweep() -> None:
-    """Finds what wake-ups lost: unsettled runs, runs past their time limit, deleted clusters whose logs are left."""
+    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, old prices, and
+    deleted clusters whose logs are left."""
     at = tasks.now()
-    for run_id in Run.objects.filter(deadline__lt=at, desired="running", verdict="").values_list("pk", flat=True)[
-        :SWEEP_LIMIT
-    ]:
+    overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
+    for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         _end_overdue(run_id)
+    _renew_costs(at)
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
-    for run_id in Run.objects.filter(unsettled(at), free).values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
+    # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
+    longest_ago = F("claimed_until").asc(nulls_first=True)
+    lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
+    for run_id in lost.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         tasks.wake(run_id)
-    dead = Cluster.objects.filter(deleted_at__isnull=False, purged=False)
+    queues = Run.objects.filter(_waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
+    for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
+        tasks.wake_waiting(appcode_id)
+    alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
+    dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
     for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
         tasks.wake_purge(cluster_id)
+
+
+@transaction.atomic
+def _renew_costs(at: dt.datetime) -> None:
+    """Reckons the cost of living runs anew when a price has changed since: the rate that they carry is the old one's."""
+    changed = price_book().last_change(at)
+    if changed is not None:
+        stale = Run.objects.filter(gone=False, usage_as_of__lt=changed + PRICE_SEEN).order_by("pk")
+        rows = stale.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
+        refresh(list(rows[:SWEEP_LIMIT]), tasks.now())
 
 
 @transaction.atomic
 def _end_overdue(run_id: int) -> None:
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
     if run.desired == Run.Desired.RUNNING and not run.verdict:
-        minutes = run.spec["timeLimit"] // 60
-        end_by_portal(run, "TimeLimit", f"It reached its time limit of {minutes} minutes.")
+        end_by_portal(run, "TimeLimit", f"It reached its time limit of {span(run.spec['timeLimit'])}.")
+
+
+def span(seconds: int) -> str:
+    """A length of time as people say it, exactly: 90 seconds, 5 minutes, 1 hour, 2 days."""
+    size, unit = next((size, unit) for size, unit in SPANS if seconds % size == 0)
+    return f"{seconds // size} {unit}" + ("" if seconds == size else "s")

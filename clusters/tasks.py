@@ -47,9 +47,9 @@ def reconcile_run(run_id: int) -> None:
 
 @shared_task(name="clusters.tasks.admit_waiting")
 def admit_waiting(appcode_id: int) -> None:
-    from clusters.reconcile import waiting_runs
+    from clusters import reconcile
 
-    for run_id in waiting_runs(appcode_id):
+    for run_id in reconcile.admit_waiting(appcode_id):
         wake(run_id)
 
 

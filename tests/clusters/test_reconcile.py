@@ -1,0 +1,372 @@
+"""The loop under stress: two workers at once, clouds that are away, people who change their minds, queues that move."""
+
+import datetime as dt
+import threading
+import uuid
+from decimal import Decimal
+
+import pytest
+from django.db import connection, transaction
+
+from billing.actions import add_price
+from billing.models import Price
+from billing.usage import floor
+from clusters import actions, reconcile
+from clusters.clouds import registry
+from clusters.clouds.base import CloudError
+from clusters.models import Cluster, Flavor, Run
+from clusters.preview import preview
+from clusters.tasks import now
+from portal.actions import approve_appcode, disable_appcode
+from portal.errors import Conflict, Invalid
+from portal.models import Appcode
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def at_once(*calls):
+    """Runs `calls` in threads of their own connections, all let go at the same moment; their results in order."""
+    gate = threading.Barrier(len(calls))
+    results = [None] * len(calls)
+
+    def run(number, call):
+        try:
+            gate.wait()
+            results[number] = call()
+        except Exception as error:  # noqa: BLE001  the test looks at it
+            results[number] = error
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "they wait for each other"
+    return results
+
+
+def current(cluster):
+    return Run.objects.get(current_of=cluster)
+
+
+@pytest.fixture
+def no_cloud(monkeypatch, settings):
+    """As long as it lasts, nobody answers on the cloud's socket."""
+    away = registry.LocalCloud(settings.LOCAL_CLOUD_SOCKET + ".away")
+    with monkeypatch.context() as patch:
+        patch.setattr(reconcile, "cloud", lambda: away)
+        yield patch
+
+
+def test_two_workers_never_admit_more_than_the_quota(catalogue, people, manifest):
+    people.ops.gpu_quota = 3
+    people.ops.save()
+    runs = [
+        current(actions.create_cluster(manifest(f"c{n}", flavor="one-gpu", workers=1), acting_user=people.bob))
+        for n in range(6)
+    ]
+    results = at_once(*(lambda pk=run.pk: reconcile._admit(pk) for run in runs))
+    assert sum(result is True for result in results) == 1, results
+    assert at_once(*(lambda: reconcile.admit_waiting(people.ops.pk) for _ in range(4))) == [[], [], [], []]
+    assert reconcile.held(people.ops.pk) == 2
+
+
+def test_a_run_that_was_admitted_meanwhile_does_not_wait_for_itself(catalogue, people, manifest):
+    people.ops.gpu_quota = 1
+    people.ops.save()
+    run = current(actions.create_cluster(manifest(flavor="one-gpu"), acting_user=people.bob))
+    assert reconcile._admit(run.pk)
+    assert reconcile._admit(run.pk)
+    run.refresh_from_db()
+    assert (run.wait_reason, run.reason) == ("", "Submitted")
+
+
+def test_what_starts_tomorrow_and_what_cannot_fit_stand_in_nobodys_way(catalogue, people, manifest):
+    tomorrow = (now() + dt.timedelta(days=1)).isoformat()
+    actions.create_cluster(manifest("tomorrow", flavor="one-gpu", scheduleAfter=tomorrow), acting_user=people.bob)
+    large = current(actions.create_cluster(manifest("large", flavor="one-gpu", workers=3), acting_user=people.bob))
+    people.ops.gpu_quota = 2
+    people.ops.save()
+    assert not reconcile._admit(large.pk)
+    large.refresh_from_db()
+    assert "raise the quota" in large.message
+    assert preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).fits != "never"
+    assert "queue" not in preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).sentence
+    small = current(actions.create_cluster(manifest("small", flavor="one-gpu"), acting_user=people.bob))
+    assert reconcile._admit(small.pk)
+
+
+def test_the_queue_moves_in_order_and_tells_everybody_their_place(catalogue, people, manifest):
+    people.ops.gpu_quota = 1
+    people.ops.save()
+    runs = [
+        current(actions.create_cluster(manifest(f"c{n}", flavor="one-gpu"), acting_user=people.bob)) for n in range(4)
+    ]
+    assert [reconcile._admit(run.pk) for run in runs] == [True, False, False, False]
+    assert "number 3 in the queue" in Run.objects.get(pk=runs[3].pk).message
+    Run.objects.filter(pk=runs[0].pk).update(gone=True)
+    assert reconcile.admit_waiting(people.ops.pk) == [runs[1].pk]
+    assert "number 2 in the queue" in Run.objects.get(pk=runs[3].pk).message
+
+
+def test_a_run_that_is_to_start_later_says_when_and_starts_then(loop, people, manifest):
+    later = now() + dt.timedelta(hours=1)
+    cluster = actions.create_cluster(manifest("demo", scheduleAfter=later.isoformat()), acting_user=people.bob)
+    loop.work()
+    run = current(cluster)
+    assert (run.phase, run.reason) == ("Queued", "Scheduled")
+    assert f"{later:%Y-%m-%d %H:%M} UTC" in run.message
+    assert not Run.objects.filter(reconcile.unsettled(now())).exists()
+    assert Run.objects.filter(reconcile.unsettled(later + dt.timedelta(seconds=1))).exists()
+    Run.objects.filter(pk=run.pk).update(not_before=now())
+    assert loop.until_phase(cluster, "Succeeded", "Failed").message == "The master has finished."
+
+
+def test_what_no_cloud_has_heard_of_ends_at_once(catalogue, people, manifest, no_cloud):
+    later = now() + dt.timedelta(hours=1)
+    cluster = actions.create_cluster(manifest("demo", scheduleAfter=later.isoformat()), acting_user=people.bob)
+    run = actions.cancel(cluster, acting_user=people.bob)
+    assert current(cluster).phase == "Stopped"
+    assert current(cluster).message == "Cancelled by bob."
+    assert not reconcile._admit(run.pk), "a worker that had begun to look at it leaves it alone"
+    assert actions.deploy(cluster, acting_user=people.bob).number == 2
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    assert not Run.objects.filter(gone=False).exists()
+
+
+def test_a_cloud_that_is_away_is_told_honestly_and_forgotten_when_it_is_back(loop, people, manifest, no_cloud):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
+    loop.work()
+    run = current(cluster)
+    assert (run.phase, run.reason) == ("Queued", "CloudUnreachable")
+    assert "does not answer" in run.message
+    actions.disable(cluster, acting_user=people.bob)
+    assert run.claimed_until > now()
+    loop.work()
+    run = current(cluster)
+    assert run.reason == "Ending"
+    assert run.message.startswith("Disabled by bob. The cloud cannot do it now")
+    assert run.claimed_until > now(), "somebody who disables does not wait for the pause before, but for the next one"
+    no_cloud.undo()
+    Run.objects.update(claimed_until=None)
+    loop.until_phase(cluster, "Stopped")
+    assert current(cluster).message == "Disabled by bob."
+    assert actions.deploy(cluster, acting_user=people.bob).number == 2
+    again = loop.until_phase(cluster, "Running")
+    assert "cloud" not in again.message
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_our_own_failure_is_told_and_tried_again(loop, people, manifest, monkeypatch):
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    with monkeypatch.context() as patch:
+        patch.setattr(reconcile, "plan_of", lambda run: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.work()
+    assert "ZeroDivisionError" in current(cluster).message
+    Run.objects.update(claimed_until=None)
+    assert loop.until_phase(cluster, "Succeeded").message == "The master has finished."
+
+
+def test_disable_while_a_worker_tells_the_cloud_to_start_is_seen_by_that_worker(loop, people, manifest, monkeypatch):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
+    run, real = current(cluster), reconcile.plan_of
+
+    def slow(run):
+        plan = real(run)
+        actions.disable(cluster, acting_user=people.bob)
+        reconcile.reconcile(run.pk)  # the worker that the click woke up; the run is held
+        return plan
+
+    monkeypatch.setattr(reconcile, "plan_of", slow)
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.applied_at
+    assert run.release_asked_at
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_a_worker_whose_claim_ran_out_writes_nothing_and_starts_nothing_twice(loop, people, manifest, monkeypatch):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
+    run, real = current(cluster), reconcile.plan_of
+
+    def slow(run):
+        plan = real(run)
+        monkeypatch.setattr(reconcile, "plan_of", real)
+        Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
+        reconcile.reconcile(run.pk)
+        Run.objects.filter(pk=run.pk).update(applied_at=None)
+        return plan
+
+    monkeypatch.setattr(reconcile, "plan_of", slow)
+    reconcile.reconcile(run.pk)
+    assert current(cluster).applied_at is None
+    run = loop.until_phase(cluster, "Running")
+    assert run.tasks.count() == 1
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_clicks_workers_and_sweeps_at_once_end_in_order(loop, people, manifest):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600", flavor="one-gpu"), acting_user=people.bob)
+    pk = current(cluster).pk
+    results = at_once(
+        lambda: reconcile.reconcile(pk),
+        lambda: reconcile.reconcile(pk),
+        lambda: actions.disable(cluster, acting_user=people.bob),
+        lambda: actions.delete_cluster(cluster, acting_user=people.alice),
+        lambda: reconcile.admit_waiting(people.ops.pk),
+        reconcile.sweep,
+        lambda: loop.listen(),
+    )
+    assert not [result for result in results if isinstance(result, Exception)], results
+    loop.until(lambda: Run.objects.get(pk=pk).gone)
+    assert Run.objects.get(pk=pk).phase == "Stopped"
+    reconcile.purge(cluster.pk)
+    assert Cluster.objects.get(pk=cluster.pk).purged
+
+
+def test_of_two_deployments_at_once_one_wins(catalogue, people, manifest):
+    cluster = actions.create_cluster(
+        manifest("demo", scheduleAfter=(now() + dt.timedelta(hours=1)).isoformat()), acting_user=people.bob
+    )
+    actions.cancel(cluster, acting_user=people.bob)
+    results = at_once(*[lambda: actions.deploy(cluster, acting_user=people.bob)] * 4)
+    assert sum(isinstance(result, Run) for result in results) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 3
+
+
+def test_a_deleted_cluster_is_not_deployed_or_changed_any_more(catalogue, people, manifest):
+    tomorrow = (now() + dt.timedelta(days=1)).isoformat()
+    cluster = actions.create_cluster(manifest(scheduleAfter=tomorrow), acting_user=people.bob)
+    actions.delete_cluster(cluster, acting_user=people.alice)
+    with pytest.raises(Conflict):
+        actions.deploy(cluster, acting_user=people.bob)
+    with pytest.raises(Conflict):
+        actions.change_cluster(cluster, manifest(), acting_user=people.bob)
+    assert not Run.objects.filter(gone=False).exists()
+
+
+def test_the_next_cluster_of_a_name_goes_on_counting(catalogue, people, manifest):
+    first = actions.create_cluster(manifest(), acting_user=people.bob)
+    actions.delete_cluster(first, acting_user=people.bob)
+    second = actions.create_cluster(manifest(), acting_user=people.bob)
+    assert current(second).number == 2, "output/demo/1 and the objects demo-1-… belong to the first"
+
+
+def test_a_flavor_and_a_quota_that_go_do_not_fail_a_run_that_was_accepted(loop, people, manifest):
+    cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=1), acting_user=people.bob)
+    assert reconcile._admit(current(cluster).pk)
+    Flavor.objects.all().delete()
+    Appcode.objects.update(gpu_quota=0)
+    assert loop.until_phase(cluster, "Succeeded", "Failed").message == "The master has finished."
+
+
+def test_an_image_whose_folder_went_is_refused_in_a_sentence(loop, people, manifest, tmp_path):
+    from clusters.models import Image
+
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    Image.objects.filter(name="python").update(environment=str(tmp_path / "gone"))
+    run = loop.until_phase(cluster, "Failed")
+    assert run.reason == "Refused"
+    assert run.message.startswith("The environment of image python does not exist on this machine")
+    again = actions.deploy(cluster, acting_user=people.bob)
+    Image.objects.all().delete()
+    loop.until_phase(cluster, "Failed")
+    assert Run.objects.get(pk=again.pk).message == "The catalogue has no image “python”."
+
+
+def test_in_an_appcode_that_is_disabled_nothing_starts_and_what_runs_goes_on(loop, people, manifest):
+    live = actions.create_cluster(manifest("live", "exec sleep 600"), acting_user=people.bob)
+    loop.until_phase(live, "Running")
+    waits = actions.create_cluster(manifest("waits", "true"), acting_user=people.bob)
+    disable_appcode(people.ops, "no money", acting_user=people.root)
+    loop.work()
+    assert (current(waits).phase, current(waits).reason) == ("Queued", "AppcodeDisabled")
+    assert current(live).phase == "Running"
+    for refused in (
+        lambda: actions.deploy(live, acting_user=people.bob),
+        lambda: actions.create_cluster(manifest("new"), acting_user=people.bob),
+        lambda: preview(manifest("new"), acting_user=people.bob),
+    ):
+        with pytest.raises((Invalid, Conflict)):
+            refused()
+    actions.disable(live, acting_user=people.bob)
+    loop.until_phase(live, "Stopped")
+    approve_appcode(people.ops, acting_user=people.root)
+    loop.until_phase(waits, "Succeeded")
+
+
+@pytest.mark.parametrize("state", ["requested", "refused", "disabled"])
+def test_only_an_active_appcode_takes_clusters(catalogue, people, manifest, state):
+    Appcode.objects.filter(pk=people.ops.pk).update(state=state)
+    with pytest.raises(Invalid) as caught:
+        actions.create_cluster(manifest(), acting_user=people.bob)
+    assert caught.value.errors[0].path == ("metadata", "appcode")
+
+
+def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
+    Price.objects.create(sku="gpu", per_hour=Decimal(36), valid_from=floor(now() - dt.timedelta(days=1)))
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600", flavor="one-gpu"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    assert run.cost_rate == Decimal("0.01")
+    add_price("gpu", Decimal(360), None, acting_user=people.root)
+    reconcile.sweep()
+    assert current(cluster).cost_rate == Decimal("0.1")
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+    assert current(cluster).cost_rate == 0
+
+
+def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogue, people, manifest, monkeypatch):
+    monkeypatch.setattr(reconcile, "SWEEP_LIMIT", 2)
+    woken = []
+    monkeypatch.setattr(reconcile.tasks, "wake", woken.append)
+    runs = [current(actions.create_cluster(manifest(f"c{n}"), acting_user=people.bob)).pk for n in range(4)]
+    del woken[:]
+    for _ in range(2):
+        reconcile.sweep()
+        Run.objects.filter(pk__in=woken).update(claimed_until=now() - dt.timedelta(seconds=1))
+    assert sorted(woken) == runs
+    del woken[:]
+    Run.objects.update(wait_reason="QuotaExceeded")
+    queues = []
+    monkeypatch.setattr(reconcile.tasks, "wake_waiting", queues.append)
+    reconcile.sweep()
+    assert (woken, queues) == ([], [people.ops.pk])
+
+
+def test_logs_of_a_deleted_cluster_wait_for_the_cloud_without_noise(catalogue, people, manifest, no_cloud, monkeypatch):
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    reconcile.purge(cluster.pk)
+    assert not Cluster.objects.get(pk=cluster.pk).purged
+    monkeypatch.undo()
+
+
+def test_a_length_of_time_is_said_exactly():
+    spans = [reconcile.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
+    assert spans == ["1 minute", "90 seconds", "1 hour", "90 minutes", "1 day", "2 days"]
+
+
+def test_a_claim_can_be_taken_once_by_many(catalogue, people, manifest):
+    run = current(actions.create_cluster(manifest(), acting_user=people.bob))
+    assert sum(at_once(*(lambda: reconcile._claim(run.pk, uuid.uuid4()) for _ in range(8)))) == 1
+
+
+def test_cloud_errors_carry_texts_that_a_column_takes(catalogue, people, manifest, monkeypatch):
+    class Odd:
+        def reserve(self, run, counts):
+            raise CloudError("what\0 is \ud800 this")
+
+        apply = None
+
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    monkeypatch.setattr(reconcile, "cloud", Odd)
+    reconcile.reconcile(current(cluster).pk)
+    assert "this" in current(cluster).message
+    with transaction.atomic():
+        assert current(cluster).reason == "CloudUnreachable"
