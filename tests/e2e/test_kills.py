@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 from contextlib import closing
 
@@ -38,13 +39,17 @@ class Client:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            error.add_note(error.read().decode())
+            raise
 
 
 def test_a_run_survives_the_death_of_everything_around_it(portal_up):
     bob = Client(portal_up, "bob")
-    gpu, cpu = "middle-1gpu", "small"
+    gpu, cpu = "middle-1-gpu", "small"
     bob.call(
         "POST",
         "/appcodes/ops-demo/clusters",
@@ -52,7 +57,7 @@ def test_a_run_survives_the_death_of_everything_around_it(portal_up):
             "kind": "cluster",
             "metadata": {"name": "survivor", "appcode": "ops-demo"},
             "spec": {
-                "image": "tensorflow-2.21",
+                "image": "tensorflow-2-21",
                 "command": COMMAND,
                 "output": "demo-output",
                 "roles": {
@@ -78,7 +83,7 @@ def test_a_run_survives_the_death_of_everything_around_it(portal_up):
         assert eventually(lambda pid=pid: pid not in portal_up.programs()), line
         assert eventually(lambda: phase() == "Running", 60), f"not running after the death of: {line}"
 
-    run = next((portal_up.data / "cloud" / "runs").glob("*/output/master-0")).parent
+    run = next((portal_up.data / "cloud" / "runs").glob("*/mounts/*/master-0")).parent
     (run / "stop").touch()
     assert eventually(lambda: phase() in ("Succeeded", "Failed"), 90), bob.call("GET", path)
     manifest = bob.call("GET", path)
@@ -99,7 +104,7 @@ def test_a_run_survives_the_death_of_everything_around_it(portal_up):
         )
         segments, ended, gpu_seconds = cursor.fetchone()
         cursor.execute(
-            "SELECT sum(extract(epoch FROM date_trunc('second', finished_at) - date_trunc('second', scheduled_at)))"
+            "SELECT sum(extract(epoch FROM date_trunc('second', t.finished_at) - date_trunc('second', t.scheduled_at)))"
             " FROM clusters_task t JOIN clusters_run r ON r.id = t.run_id JOIN clusters_cluster c ON c.id = r.cluster_id"
             " WHERE c.name = 'survivor' AND t.role IN ('master', 'worker')"
         )
