@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusters.clouds.base import NfsSource, RunGone
-from clusters.clouds.local import nfs
+from clusters.clouds.local import nfs, rclone
 from tests.clouds.agents import Agent, Store, bad_key, role
 
 
@@ -104,7 +104,7 @@ def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, 
         assert agent.gone(run).stored
     run = agent.apply(role("cat /elearn/input/x"), mounts=(store.input("data", "late"),))
     agent.storage(run, "failed")
-    store.put("data/late/x", "here\n")
+    store.upload("data", "late/x", "here\n")
     assert agent.ended(run).phase == "Succeeded"
     assert agent.output(run) == "here\n"
 
@@ -224,3 +224,12 @@ def _until(agent: Agent, what: Callable[[], str | None]) -> str | None:
         assert time.monotonic() < deadline, agent.log()
         time.sleep(0.05)
     return found
+
+
+def test_what_rclone_says_becomes_a_sentence_that_stays_the_same() -> None:
+    mount = {"endpoint": "http://s3", "bucket": "b", "access_key": "K"}
+    text = "a.txt: Failed to copy: operation error S3: PutObject, StatusCode: 500, RequestID: {0}, HostID: {0}, api error X: Y."
+    said = [rclone.explain(mount, [text.format(number), "Attempt 1/1 failed"]) for number in range(2)]
+    assert said == ["a.txt: Failed to copy: operation error S3: PutObject, StatusCode: 500, api error X: Y."] * 2
+    assert rclone.explain(mount, ["open x: no space left on device"]) == "The disk of this machine is full."
+    assert rclone.explain(mount, []) == "rclone failed without a word."

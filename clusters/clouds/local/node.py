@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -41,6 +42,7 @@ from clusters.clouds.local.runs import Run, ask_of
 log = logging.getLogger(__name__)
 
 FIRST_UID = 200_000
+LAUNCHES = 8
 TRY_AGAIN = 5.0
 LOG_LIMIT = 64 * 1024 * 1024
 
@@ -71,7 +73,9 @@ class Node:
             (folder / name).mkdir(parents=True, exist_ok=True)
         known = read_json(folder / "cloud.json")
         if known is None:
-            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": self.ports.start}
+            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": 0}
+            # Two portals on one machine begin at different places, so that they hardly ever want the same port.
+            known["port"] = self.ports.start + secrets.randbelow(len(self.ports))
             write_json(folder / "cloud.json", known, durable=True)
         self.known: dict[str, Any] = known
         self.id = uuid.UUID(known["id"])
@@ -80,6 +84,7 @@ class Node:
         self.news: list[Seen] = []
         self.woken: dict[int, Run] = {}
         self.turn_due = False
+        self.launches = 0
         self.runs: dict[int, Run] = {}
         self.gone: set[int] = set()
         self.addresses: dict[int, dict[str, int]] = {}
@@ -121,11 +126,19 @@ class Node:
             self.turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
+    def may_launch(self, run: Run) -> bool:
+        """Starting takes milliseconds, so a turn starts a few only and lets clients speak in between."""
+        self.launches += 1
+        if self.launches > LAUNCHES:
+            self.wake(run)
+        return self.launches <= LAUNCHES
+
     def later(self, seconds: float, run: Run) -> None:
         asyncio.get_running_loop().call_later(seconds, self.wake, run)
 
     def _turn(self) -> None:
         self.turn_due = False
+        self.launches = 0
         woken, self.woken = self.woken, {}
         for run in woken.values():
             self._advance(run)
@@ -162,12 +175,12 @@ class Node:
         return scheduler.free_slots(self.gpus.slots, {run.ref.id: run.held for run in self.runs.values()})
 
     def _bury(self, run: Run, gone: RunGone) -> None:
+        self.emit(gone)  # told before it is written down: told twice does no harm, never told would
+        self.flush()
         write_json(run.folder / "gone.json", run.remains(), durable=True)
-        self.emit(gone)
         del self.runs[run.ref.id]
         self.addresses.pop(run.ref.id, None)
         self.gone.add(run.ref.id)
-        self.flush()
         self.told = {key: item for key, item in self.told.items() if item.run_id != run.ref.id}
         self._clear(run.folder, stored=gone.stored)
         self.wake()
@@ -229,7 +242,6 @@ class Node:
             os.fsync(handle)
         os.rename(folder / "plan.new", folder / "plan.json")
         run = self.runs[number] = Run(self, folder)
-        self._advance(run)
         self.wake(run)
 
     def _check(self, plan: Plan) -> None:
@@ -279,7 +291,7 @@ class Node:
         else:
             gone = next((item for item in self._remains(ref.id) if isinstance(item, RunGone)), RunGone(ref.id))
         self.news.append(gone)
-        self.wake()
+        self.flush()
 
     def purge(self, ref: RunRef) -> None:
         if ref.id in self.runs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 
 from clusters.clouds.local import sandbox
@@ -30,6 +31,8 @@ _COMMON = (
     "--s3-no-check-bucket",
 )
 _DIRECTORY_NOT_FOUND = 3
+# New with every try, and so would make news of a failure that is still the same.
+_IDS = re.compile(r"\b(RequestID|HostID): [^,]*, |exceeded maximum number of attempts, \d+, ")
 
 
 class Failed(Exception):
@@ -105,7 +108,8 @@ def explain(mount: dict[str, Any], errors: list[str]) -> str:
     for needles, sentence in known:
         if any(needle in text for needle in needles):
             return sentence
-    return (errors[-1][:300].rstrip(". \n") if errors else "rclone failed without a word") + "."
+    named = next((error for error in errors if not error.startswith("Attempt ")), "rclone failed without a word")
+    return _IDS.sub("", named)[:300].rstrip(". \n") + "."
 
 
 def _progress(entry: dict[str, Any], progress: Callable[[int, int], None]) -> None:

@@ -108,6 +108,9 @@ class Run:
             self._go_on()
 
     def _go_on(self) -> None:
+        if all(task.final for task in self.tasks):
+            self.data.finish()
+            return
         self.data.start()
         if not self.data.ready:
             for task in self.tasks:
@@ -115,8 +118,6 @@ class Run:
         elif self.given is not None or not self.ask.needs:
             for task in self.tasks:
                 task.advance()
-            if all(task.final for task in self.tasks):
-                self.data.finish()
 
     @property
     def alive(self) -> bool:

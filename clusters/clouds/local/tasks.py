@@ -109,6 +109,8 @@ class Task:
                 self.run.node.emit(self.view(reason="BackOff", message=f"Starts again {delay:.0f} s after the end."))
                 self.run.node.later(wait, self.run)
                 return
+            if not self.run.node.may_launch(self.run):
+                return
             self._prepare()
         self.run.node.emit(self.view(reason="Starting", message="The program is being started."))
         self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_gone)
