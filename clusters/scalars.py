@@ -12,7 +12,7 @@ the tensorboard package, which need neither TensorFlow nor numpy.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -249,9 +249,8 @@ def _tensor_scalar(tensor: tensor_pb2.TensorProto) -> float | None:
         return None
     layout, name = _FORMATS[tensor.dtype]
     if len(tensor.tensor_content) == struct.calcsize(layout):
-        numbers: tuple[float, ...] = struct.unpack(layout, tensor.tensor_content)
-        return float(numbers[0])
-    values = getattr(tensor, name) if name else ()
+        return float(struct.unpack(layout, tensor.tensor_content)[0])
+    values: Sequence[float] = getattr(tensor, name) if name else ()
     return float(values[0]) if len(values) == 1 else None
 
 

@@ -71,6 +71,13 @@ class Page:
         return [(label, self.url + path) for label, path in TABS]
 
     @property
+    def sentence(self) -> str:
+        """Why the run is in its phase; the lines of a log that may follow are shown where there is room for them."""
+        return (
+            (self.run.message or self.run.phase).partition("\n")[0].removesuffix(" Its last lines:") if self.run else ""
+        )
+
+    @property
     def cost(self) -> Decimal:
         return self.run.cost_at(self.now) if self.run else Decimal(0)
 
@@ -237,6 +244,12 @@ def task_rows(run: Run) -> list[TaskRow]:
     ]
 
 
+def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
+    """The tasks that failed; the one that the run's message names is the first."""
+    failed = [row for row in rows if row.phase == "Failed"]
+    return sorted(failed, key=lambda row: not run.message.startswith(f"{row.name} "))
+
+
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     """Queued → Starting → Running → the end, each from when to when."""
     scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
@@ -271,7 +284,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "tasks": rows if everything else rows[:MAX_TASK_ROWS],
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
         "strip": rows if len(rows) >= STRIP_FROM else [],
-        "failed": [row for row in rows if row.phase == "Failed" and row.task and row.task.log_tail][:3],
+        "failed": failed_first(run, rows),
         "roles": [
             (ROLE_TITLES[role], titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
             for role in ROLES

@@ -259,7 +259,7 @@ def _row(
         roles=tuple(cells),
         input=data[0] or "",
         output=data[1] or "",
-        started=time(run.started_at) if run else "–",
+        started=time(run.started_at, "") if run else "",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
         cost=f"{run.cost_at(now):,.2f}" if run else "–",
         may_operate=may_operate,

@@ -22,7 +22,7 @@ from clusters.clouds.registry import cloud
 from clusters.logs import CHUNK, LogSource
 from clusters.models import Run, Task
 from clusters.reconcile import run_ref
-from clusters.views.cluster import Page, TaskRow, page_of, task_rows
+from clusters.views.cluster import Page, TaskRow, failed_first, page_of, task_rows
 
 # For one answer, divided among the tasks that are asked for; a longer log comes in several answers.
 ANSWER_BYTES = 1024 * 1024
@@ -46,8 +46,8 @@ def logs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """`?task=worker-0` shows one task, `?task=all` all; without it the first failed one, else all."""
     shown = page_of(request, appcode, name)
     rows = task_rows(shown.run) if shown.run else []
-    failed = next((row for row in rows if row.phase == "Failed"), None)
-    wanted = request.GET.get("task") or (failed.name if failed and len(rows) > 1 else "all")
+    failed = failed_first(shown.run, rows) if shown.run else []
+    wanted = request.GET.get("task") or (failed[0].name if failed else "all")
     chosen = [row for row in rows if wanted in ("all", row.name)]
     if shown.run and not chosen:
         raise Http404(f"Run {shown.run.number} of {name} has no task {wanted[:40]}.")
@@ -61,7 +61,8 @@ def logs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "attempt": _attempt(request, attempts),
         "names": [row.name for row in chosen[:MAX_TASKS]],
         "left_out": max(0, len(chosen) - MAX_TASKS),
-        "failed": [row for row in chosen if row.task and row.task.log_tail and row.phase == "Failed"][:3],
+        # The log of one task ends with these lines anyway.
+        "failed": failed if len(chosen) > 1 else [],
         "plain": _plain(shown, chosen) if "plain" in request.GET else None,
     }
     return render(request, "clusters/logs.html", context)
