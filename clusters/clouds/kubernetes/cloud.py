@@ -1,0 +1,206 @@
+"""`base.Cloud` over a Kubernetes API server.
+
+A run is one owner and what it owns. Launching is server-side apply of the owner and then of everything else side by side;
+ending is one DELETE of the owner with foreground propagation, after which the owner outlives all that it owned: that it is
+left alone is the moment at which the run is gone. Two finalizers keep what has not been written down yet: one on every
+pod until its end is in the database, one on the owner until RunGone is. `acknowledge` takes them off.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from clusters.clouds.base import (
+    Batch,
+    Capacity,
+    CloudError,
+    LogChunk,
+    Plan,
+    RunGone,
+    RunRef,
+    Seen,
+    TaskSeen,
+)
+from clusters.clouds.kubernetes import inside, manifests, names, states
+from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, path_of
+from clusters.clouds.kubernetes.manifests import Settings
+from clusters.clouds.kubernetes.mirror import Owner, Pod
+from clusters.clouds.kubernetes.watch import Follower
+
+log = logging.getLogger(__name__)
+
+
+class KubernetesCloud:
+    """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
+
+    def __init__(self, client: Client, settings: Settings, name: str = "kubernetes") -> None:
+        self.name = name
+        self._client = client
+        self._settings = settings
+        self._follower = Follower(client, settings.portal)
+        self._namespaces: set[str] = set()
+        self._due: dict[str, Pod | Owner] = {}
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+
+    def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
+        """Names follow from the run, so nothing has to be made for them."""
+        return {
+            (role, index): names.address(run, role, index) for role, count in counts.items() for index in range(count)
+        }
+
+    def apply(self, plan: Plan) -> None:
+        manifests.check(plan)
+        owner = self._apply_owner(plan.run)
+        if "deletionTimestamp" in owner["metadata"]:
+            return
+        # Should the run be deleted meanwhile, the garbage collector finds these without an owner and removes them.
+        self._client.apply_all(manifests.run_manifests(plan, owner["metadata"]["uid"], self._settings))
+
+    def delete(self, run: RunRef) -> None:
+        path = path_of("ConfigMap", run.namespace, names.owner_name(run))
+        try:
+            self._client.delete(path, propagation="Foreground")
+        except Missing:
+            # Never seen, or gone before anybody knew: an owner of nothing brings the news by the watch.
+            self._apply_owner(run)
+            self._client.delete(path, propagation="Foreground")
+
+    def _apply_owner(self, run: RunRef) -> Mapping[str, Any]:
+        known = run.namespace in self._namespaces
+        if not known:
+            self._apply_namespace(run.namespace)
+        owner = manifests.owner_manifest(run, self._settings)
+        try:
+            return self._client.apply(owner)
+        except Missing:
+            if not known:
+                raise
+            self._apply_namespace(run.namespace)
+            return self._client.apply(owner)
+
+    def _apply_namespace(self, namespace: str) -> None:
+        """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next."""
+        first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
+        self._client.apply(first)
+        self._client.apply_all(inside_it)
+        self._namespaces.add(namespace)
+
+    def purge(self, run: RunRef) -> None:
+        """Logs go with their pods."""
+
+    # -- what happened ---------------------------------------------------------------------------------------------
+
+    def list(self) -> Batch:
+        return self._follower.list()
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        return self._follower.watch(since)
+
+    def capacity(self) -> Capacity:
+        mirror = self._follower.mirror
+        if mirror is None:
+            other = Follower(self._client, self._settings.portal)
+            other.list()
+            mirror = other.mirror
+            assert mirror is not None
+        return mirror.capacity()
+
+    def acknowledge(self, items: Iterable[Seen]) -> None:
+        """Takes finalizers off in the background; what fails is tried again at the next call."""
+        mirror = self._follower.mirror
+        if mirror is None:
+            return
+        for item in items:
+            if isinstance(item, TaskSeen):
+                pod = mirror.pods.get(item.uid)
+                if pod and pod.over and pod.held:
+                    self._due[item.uid] = pod
+            elif isinstance(item, RunGone) and (owner := mirror.owners.get(item.run_id)) and owner.held:
+                self._due[f"run {item.run_id}"] = owner
+        with self._lock:
+            begin = [key for key in self._due if key not in self._busy]
+            self._busy.update(begin)
+        for key in begin:
+            self._client.in_background(self._release, key)
+
+    def _release(self, key: str) -> None:
+        try:
+            held = self._due[key]
+            if isinstance(held, Pod):
+                self._release_pod(key, held)
+            else:
+                self._release_owner(int(key.removeprefix("run ")), held)
+            del self._due[key]
+        except CloudError as error:
+            log.warning("the finalizer of %s stays for now: %s", key, error)
+        except Exception:
+            log.exception("the finalizer of %s stays for now", key)
+        finally:
+            self._busy.discard(key)
+
+    def _release_pod(self, uid: str, pod: Pod) -> None:
+        if pod.storage and pod.storage.state == "failed":
+            self._note_not_stored(pod, pod.storage.message)
+        without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
+        self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
+
+    def _release_owner(self, run_id: int, owner: Owner) -> None:
+        # Volumes have no namespace and hence no owner.
+        label = names.selector(portal=self._settings.portal, run_id=run_id)
+        self._client.delete(path_of("PersistentVolume"), labelSelector=label)
+        without = {"$deleteFromPrimitiveList/finalizers": [names.TOLD]}
+        self._patch(path_of("ConfigMap", owner.namespace, owner.name), without)
+
+    def _note_not_stored(self, pod: Pod, why: str) -> None:
+        mirror = self._follower.mirror
+        owner = mirror.owners.get(pod.seen.run_id) if mirror else None
+        if owner:
+            metadata = {"annotations": {names.NOT_STORED: f"{pod.seen.role}-{pod.seen.index}: {why}"}}
+            self._patch(path_of("ConfigMap", owner.namespace, owner.name), metadata)
+
+    def _patch(self, path: str, metadata: Mapping[str, Any]) -> None:
+        try:
+            self._client.patch(path, {"metadata": metadata}, STRATEGIC)
+        except Missing:
+            return
+
+    # -- inside a task ---------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        run: RunRef,
+        role: str,
+        index: int,
+        *,
+        attempt: int,
+        offset: int = 0,
+        limit: int = 262_144,
+        tail: int | None = None,
+    ) -> LogChunk:
+        pod = self._pod(run, role, index, attempt)
+        if pod is None:
+            return LogChunk(b"", offset, True)
+        return inside.read_log(self._client, pod, offset=offset, limit=limit, tail=tail)
+
+    def exec(self, run: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
+        pod = self._pod(run, role, index, None)
+        if pod is None or pod["status"].get("phase") != "Running":
+            raise CloudError(f"{role}-{index} does not run.")
+        return inside.execute(self._client, pod, argv)
+
+    def _pod(self, run: RunRef, role: str, index: int, attempt: int | None) -> Mapping[str, Any] | None:
+        """The pod of one attempt, or the newest one; None when there is none any more."""
+        label = names.selector(portal=self._settings.portal, run_id=run.id, role=role)
+        path = path_of("Pod", run.namespace)
+        pods = [pod for page in self._client.pages(path, labelSelector=label) for pod in page["items"]]
+        mine = sorted(
+            (pod for pod in pods if states.index_of(pod) == index),
+            key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]),
+        )
+        if attempt is not None:
+            mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
+        return mine[-1] if mine else None
