@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,16 @@ def test_a_command_runs_inside_a_task_like_the_task(agent: Agent) -> None:
     assert len(agent.cloud.exec(run, "worker", 0, ["yes"])[1]) == 1 << 20
     with pytest.raises(CloudError):
         agent.cloud.exec(run, "worker", 5, ["true"])
+
+
+def test_what_a_task_makes_unreadable_is_removed_all_the_same(agent: Agent) -> None:
+    script = "mkdir -p /tmp/a/b /elearn/output/c; touch /tmp/a/b/x; chmod 0 /tmp/a/b /elearn/output/c; chmod 0 /tmp /elearn/output"
+    run = agent.apply(role(script + "; exit 0"))
+    agent.ended(run)
+    agent.cloud.delete(run)
+    agent.gone(run)
+    assert sorted(os.listdir(agent.folder / "cloud" / "runs" / str(run.id))) == ["gone.json", "tasks"]
+    deadline = time.monotonic() + 10
+    while os.listdir(agent.folder / "cloud" / "trash"):
+        assert time.monotonic() < deadline, agent.log()
+        time.sleep(0.02)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.base import CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
+from clusters.clouds.base import CloudError, CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
 from tests.clouds.agents import Agent, next_batch, role
 
 
@@ -184,7 +184,7 @@ def test_deleting_twice_and_the_unknown_is_fine_and_nothing_comes_back(agent: Ag
 def test_logs_stay_until_the_purge(agent: Agent) -> None:
     run = agent.apply(role("echo keep me"))
     agent.ended(run)
-    with pytest.raises(CloudRefused):
+    with pytest.raises(CloudError, match="delete it first"):
         agent.cloud.purge(run)
     agent.cloud.delete(run)
     agent.gone(run)

