@@ -162,7 +162,9 @@ def _admit(run_id: int) -> bool:
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
-    return _judge(run, appcode, held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota])
+    before = [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
+    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before) else [])
+    return run.admitted_at is not None
 
 
 @transaction.atomic
@@ -175,29 +177,38 @@ def admit_waiting(appcode_id: int) -> list[int]:
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(pk__in=[*queue, *others]).order_by("pk").select_for_update(of=("self",), no_key=True)
-    in_use, before, admitted = held(appcode_id), list[int](), list[int]()
+    in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related("cluster__appcode"):
         if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
             continue
         if _judge(run, appcode, in_use, before):
+            changed.append(run)
+        if run.admitted_at is not None:
             in_use += run.gpus
-            admitted.append(run.pk)
         elif 0 < run.gpus <= appcode.gpu_quota:
             before.append(run.gpus)
-    return admitted
+    _save_judged(changed)
+    return [run.pk for run in changed if run.admitted_at is not None]
 
 
 def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int]) -> bool:
-    """Admits a locked run of a locked appcode, or notes why not. A run that is larger than the quota holds up nobody."""
+    """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
+    quota holds up nobody."""
+    was = (run.admitted_at, run.wait_reason, run.wait_message)
     if sentence := why_not(appcode):
-        _wait(run, "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again.")
-        return False
-    judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
-    if judgement.fits == "now":
-        run.admitted_at = tasks.now()
-        run.save(update_fields=["admitted_at"])
-    _wait(run, judgement.reason, judgement.message)
-    return judgement.fits == "now"
+        run.wait_reason = "AppcodeDisabled"
+        run.wait_message = f"{sentence} It starts when the appcode can be used again."
+    else:
+        judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
+        run.wait_reason, run.wait_message = judgement.reason, judgement.message
+        run.admitted_at = tasks.now() if judgement.fits == "now" else None
+    return was != (run.admitted_at, run.wait_reason, run.wait_message)
+
+
+def _save_judged(runs: list[Run]) -> None:
+    if runs:
+        Run.objects.bulk_update(runs, ["admitted_at", "wait_reason", "wait_message"])
+        refresh(runs, tasks.now())
 
 
 def held(appcode_id: int) -> int:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import time
 
 from celery import shared_task
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 log = logging.getLogger(__name__)
+
+# Seconds; as long as it takes until the sweep comes by itself.
+QUIET = 5.0
+_quiet_until = 0.0
 
 
 def now() -> dt.datetime:
@@ -32,9 +38,14 @@ def wake_purge(cluster_id: int) -> None:
 
 
 def _send(task: object, key: int) -> None:
+    """Never waits twice for a broker that does not answer: after a failure the sweep alone is trusted for a while."""
+    global _quiet_until
+    if time.monotonic() < _quiet_until:
+        return
     try:
         task.apply_async((key,), expires=60, retry=False)  # type: ignore[attr-defined]
-    except OperationalError as error:
+    except (OperationalError, RedisError) as error:
+        _quiet_until = time.monotonic() + QUIET
         log.warning("the broker is out of reach, the sweep will find %s: %s", key, error)
 
 

@@ -125,14 +125,27 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL")
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+CACHES = {
+    "default": {
+        "BACKEND": "portal.cache.Forgiving",
+        "LOCATION": REDIS_URL,
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
+    }
+}
 
 # Celery: Redis only wakes the loop up; results are rows in PostgreSQL, so no result backend.
 CELERY_BROKER_URL = REDIS_URL
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 120, "socket_timeout": 5, "socket_connect_timeout": 2}
+# Nobody who clicks waits for a broker that is away: the first failure is the answer (kombu would try again for 6 s).
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "visibility_timeout": 120,
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    "max_retries": 0,
+    "interval_start": 0,
+}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BEAT_SCHEDULE = {
     # A wake-up that was lost (Redis restarted, a worker died) costs at most this long.
@@ -149,7 +162,12 @@ PASSWORD_HASHERS = [
 ]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
-    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
 ]
 ACCOUNT_ADAPTER = "portal.accounts.AccountAdapter"
 ACCOUNT_FORMS = {"login": "portal.accounts.SignInForm", "change_password": "portal.accounts.NewPasswordForm"}
@@ -268,5 +286,10 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env.str("PORTAL_LOG_LEVEL", default="INFO")},
-    "loggers": {"django.request": {"level": "ERROR"}, "kombu": {"level": "WARNING"}},
+    "loggers": {
+        "django.request": {"level": "ERROR"},
+        "kombu": {"level": "WARNING"},
+        # A sweep every few seconds is no news; what a task does is told by itself, and a failure is an error.
+        **{name: {"level": "WARNING"} for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace")},
+    },
 }

@@ -1,0 +1,81 @@
+"""Redis only wakes the loop up: without it people are answered as quickly as ever, and nothing is lost."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from urllib.parse import urlsplit
+
+import kombu.pools
+import psutil
+import pytest
+
+from clusters import actions, tasks
+from clusters.models import Run
+from portal import servers, services
+from portal.actions import make_token
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def own_broker(tmp_path, settings, monkeypatch):
+    """A broker of this test alone, for cache and queue; yields its process."""
+    from portal.celery import app
+
+    valkey = servers.valkey(tmp_path / "valkey", services.free_port(), "secret")
+    with services.running([valkey], tmp_path, os.environ):
+        port = str(urlsplit(valkey.url).port)
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": valkey.url}}
+        monkeypatch.setattr(app.conf, "broker_url", valkey.url)
+        monkeypatch.setattr(app.conf, "broker_write_url", valkey.url)
+        monkeypatch.setattr(tasks, "_quiet_until", 0.0)
+        forget(app)
+        [process] = [
+            each for each in psutil.Process().children(recursive=True) if any(f":{port}" in w for w in each.cmdline())
+        ]
+        yield process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+    forget(app)
+
+
+def forget(app):
+    """The connections that the app holds to its broker."""
+    kombu.pools.reset()
+    app.amqp._producer_pool = app._pool = None
+
+
+def timed(call):
+    began = time.monotonic()
+    return call(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_redis_people_are_answered(catalogue, people, manifest, client, own_broker, how):
+    client.force_login(people.bob)
+    _, text = make_token("script", 1, acting_user=people.bob)
+    actions.create_cluster(manifest("before"), acting_user=people.bob)
+    own_broker.send_signal(how)
+    if how == signal.SIGKILL:
+        psutil.wait_procs([own_broker], 5)
+    first, _ = timed(lambda: actions.create_cluster(manifest("first"), acting_user=people.bob))
+    assert Run.objects.filter(cluster=first).exists()
+    for n in range(3):
+        _, seconds = timed(lambda n=n: actions.create_cluster(manifest(f"next-{n}"), acting_user=people.bob))
+        assert seconds < 1
+    body = json.dumps(manifest("rest").model_dump(mode="json", by_alias=True))
+    answer, seconds = timed(
+        lambda: client.post(
+            "/api/v1/appcodes/ops-demo/clusters",
+            body,
+            content_type="application/json",
+            headers={"Authorization": f"Bearer {text}"},
+        )
+    )
+    assert answer.status_code == 201, answer.content
+    page, more = timed(lambda: client.get("/profile"))
+    assert page.status_code == 200
+    print(f"{how.name}: POST {seconds:.2f} s, page {more:.2f} s")
+    assert seconds < (1 if how == signal.SIGKILL else 4)
