@@ -176,11 +176,10 @@ def admit_waiting(appcode_id: int) -> list[int]:
     appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode_id)
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
-    rows = Run.objects.filter(pk__in=[*queue, *others]).order_by("pk").select_for_update(of=("self",), no_key=True)
+    rows = Run.objects.filter(_waits(tasks.now()), pk__in=[*queue, *others]).order_by("pk")
+    rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related("cluster__appcode"):
-        if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
-            continue
         if _judge(run, appcode, in_use, before):
             changed.append(run)
         if run.admitted_at is not None:

@@ -1,8 +1,8 @@
 """Who may see and do what. The only way from a person to rows of other tables; views and APIs never query by themselves.
 
 Three capabilities follow from a membership: VIEW (viewer and up), OPERATE (developer and up: clusters, datastores), MANAGE
-(owner: members, addresses, money). Platform administrators may do everything. What a person may not see raises the same
-`Http404` as what does not exist; what they may see but not do raises `PermissionDenied`.
+(owner: members, addresses, money). Platform administrators may do everything, who was deactivated nothing. What a person
+may not see raises the same `Http404` as what does not exist; what they may see but not do raises `PermissionDenied`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]
     appcodes = Appcode.objects.select_related("org_node")
     if user.is_administrator:
         return appcodes
-    mine = Membership.objects.filter(user_id=user.pk, role__in=capability.value)
+    mine = Membership.objects.filter(user_id=user.pk, user__is_active=True, role__in=capability.value)
     return appcodes.filter(pk__in=mine.values("appcode"))
 
 
@@ -53,7 +53,8 @@ def require(user: User, appcode: Appcode, capability: Capability) -> None:
 def may(user: User, appcode: Appcode, capability: Capability) -> bool:
     if user.is_administrator:
         return True
-    return Membership.objects.filter(user_id=user.pk, appcode=appcode, role__in=capability.value).exists()
+    mine = Membership.objects.filter(user_id=user.pk, user__is_active=True, role__in=capability.value)
+    return mine.filter(appcode=appcode).exists()
 
 
 def require_administrator(user: User) -> None:

@@ -387,8 +387,11 @@ def revoke_token(token: ApiToken, *, acting_user: User) -> None:
 
 
 def _locked(appcode: Appcode) -> Appcode:
-    """The row as it is now, held until the end of the transaction: owners are counted before they are changed."""
-    return Appcode.objects.select_for_update(of=("self",)).select_related("org_node").get(pk=appcode.pk)
+    """The row as it is now, held until the end of the transaction: owners are counted before they are changed.
+
+    NO KEY UPDATE: what is metered meanwhile names the appcode and need not wait.
+    """
+    return Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node").get(pk=appcode.pk)
 
 
 def _record(appcode: Appcode, verb: str, actor: User, message: str) -> None:

@@ -215,7 +215,7 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "portal.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
-KNOX_TOKEN_MODEL = "portal.ApiToken"
+KNOX_TOKEN_MODEL = "portal.ApiToken"  # noqa: S105  a model, no secret
 # ApiToken stands in for knox's own table, which its migrations would make all the same and nothing would ever empty.
 MIGRATION_MODULES = {"knox": None}
 REST_KNOX = {

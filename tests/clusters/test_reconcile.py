@@ -370,3 +370,20 @@ def test_cloud_errors_carry_texts_that_a_column_takes(catalogue, people, manifes
     assert "this" in current(cluster).message
     with transaction.atomic():
         assert current(cluster).reason == "CloudUnreachable"
+
+
+def test_who_was_deactivated_may_do_nothing_whatever_they_still_hold(catalogue, people, manifest):
+    from django.core.exceptions import PermissionDenied
+
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    for person in (people.alice, people.bob, people.root):
+        type(person).objects.filter(pk=person.pk).update(is_active=False)
+        person.refresh_from_db()
+        for act in (actions.deploy, actions.disable, actions.cancel, actions.delete_cluster):
+            with pytest.raises(PermissionDenied):
+                act(cluster, acting_user=person)
+        with pytest.raises(Invalid):
+            actions.create_cluster(manifest("other"), acting_user=person)
+        with pytest.raises(Invalid):
+            preview(manifest("other"), acting_user=person)
+    assert Run.objects.get().desired == "running"
