@@ -341,7 +341,7 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(plane: P
         made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
         client.apply_all(made, **strictly)
         plane.until("/api/v1/namespaces/dry/serviceaccounts", lambda found: "default" in found)
-        templates = [each["spec"]["template"] for each in made if "template" in each["spec"]]
+        templates = [each["spec"]["template"] for each in made if "template" in each.get("spec", {})]
         assert len(templates) == 4
         for number, template in enumerate(templates):
             metadata = {**template["metadata"], "name": f"pod-{number}", "namespace": "dry"}

@@ -88,7 +88,7 @@ class Client:
     def __init__(self, api: kubernetes.client.ApiClient) -> None:
         self.api = api
         self._configuration = api.configuration
-        self._pool = cast("urllib3.PoolManager", api.rest_client.pool_manager)
+        self._pool = api.rest_client.pool_manager
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
 
     @classmethod

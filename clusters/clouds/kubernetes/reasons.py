@@ -13,7 +13,7 @@ Status = Mapping[str, Any]
 
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
-_NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)(?:preemption|no new claims|$)?", re.DOTALL)
+_NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
 _DISRUPTIONS = {
     "PreemptionByScheduler": "It made room for something more important.",
     "DeletionByTaintManager": "Its node does not answer any more.",

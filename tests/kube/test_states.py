@@ -1,0 +1,253 @@
+"""What a pod's status means, for statuses as kubelet, scheduler and controllers write them."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from typing import Any
+
+from clusters.clouds.base import StorageSeen, TaskSeen
+from clusters.clouds.kubernetes.mirror import quantity
+from clusters.clouds.kubernetes.states import storage_seen, task_seen
+
+MORNING = dt.datetime(2026, 3, 1, 8, 0, 0, tzinfo=dt.UTC)
+POD: dict[str, Any] = {
+    "metadata": {
+        "name": "demo-mnist-3-1042-worker-7-x2x4z",
+        "namespace": "ops",
+        "uid": "uid-1",
+        "creationTimestamp": "2026-03-01T08:00:00Z",
+        "labels": {
+            "gpu-cloud/run-id": "1042",
+            "gpu-cloud/role": "worker",
+            "batch.kubernetes.io/job-completion-index": "7",
+        },
+        "annotations": {"batch.kubernetes.io/job-index-failure-count": "0"},
+    },
+    "spec": {
+        "restartPolicy": "Never",
+        "containers": [
+            {"name": "task", "resources": {"limits": {"cpu": "1", "memory": "512Mi", "nvidia.com/gpu": "2"}}}
+        ],
+    },
+    "status": {"phase": "Pending"},
+}
+RUNNING = {"running": {"startedAt": "2026-03-01T08:00:05Z"}}
+
+
+def at(second: int) -> str:
+    return f"2026-03-01T08:00:{second:02}Z"
+
+
+def time(second: int) -> dt.datetime:
+    return MORNING + dt.timedelta(seconds=second)
+
+
+def terminated(code: int, **more: Any) -> dict[str, Any]:
+    reason = "Error" if code else "Completed"
+    return {"terminated": {"exitCode": code, "reason": reason, "startedAt": at(5), "finishedAt": at(30), **more}}
+
+
+def pod(phase: str = "Pending", *, node: str = "node-1", state: Any = None, metadata: Any = None, **status: Any) -> Any:
+    made = copy.deepcopy(POD)
+    made["metadata"] |= metadata or {}
+    conditions = []
+    if node:
+        made["spec"]["nodeName"] = node
+        conditions.append({"type": "PodScheduled", "status": "True", "lastTransitionTime": at(2)})
+    made["status"] = {"phase": phase, "conditions": conditions + status.pop("conditions", []), **status}
+    if state is not None:
+        made["status"]["containerStatuses"] = [
+            {"name": "task", "image": "example/tf:1", "restartCount": 0, "state": state}
+        ]
+    return made
+
+
+def seen(*arguments: Any, **named: Any) -> TaskSeen:
+    found = task_seen(pod(*arguments, **named), gpu_model="A100")
+    assert found is not None
+    return found
+
+
+def unschedulable(message: str, **selector: str) -> str:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    made = pod(node="", conditions=[condition])
+    made["spec"]["nodeSelector"] = selector
+    found = task_seen(made)
+    assert found is not None
+    assert (found.phase, found.reason, found.scheduled_at) == ("Pending", "Unschedulable", None)
+    return found.message
+
+
+def test_a_running_task() -> None:
+    assert seen("Running", state=RUNNING) == TaskSeen(
+        run_id=1042,
+        role="worker",
+        index=7,
+        attempt=0,
+        uid="uid-1",
+        phase="Running",
+        node="node-1",
+        gpu_model="A100",
+        scheduled_at=time(2),
+        started_at=time(5),
+    )
+
+
+def test_a_succeeded_task_ends_with_its_last_container() -> None:
+    sidecar = {"name": "store", "state": terminated(0, finishedAt=at(41))}
+    found = seen("Succeeded", state=terminated(0), initContainerStatuses=[sidecar])
+    assert (found.phase, found.exit_code, found.finished_at, found.estimated) == ("Succeeded", 0, time(41), False)
+
+
+def test_a_failed_task_brings_its_last_lines() -> None:
+    found = seen("Failed", state=terminated(3, message="Traceback\nValueError: no data\n"))
+    assert (found.phase, found.reason, found.exit_code, found.disrupted) == ("Failed", "Error", 3, False)
+    assert (found.started_at, found.finished_at) == (time(5), time(30))
+    assert found.log_tail.endswith("ValueError: no data\n")
+
+
+def test_out_of_memory_names_the_limit() -> None:
+    found = seen("Failed", state=terminated(137, reason="OOMKilled"))
+    assert (found.reason, found.exit_code) == ("OOMKilled", 137)
+    assert found.message == "It was ended because it used more than its memory, 512Mi."
+
+
+def test_an_eviction_for_lack_of_memory_is_the_clouds_fault() -> None:
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "lastTransitionTime": at(29),
+    }
+    found = seen("Failed", state=terminated(137), conditions=[target], reason="Evicted", message="Low on memory.")
+    assert (found.reason, found.disrupted) == ("Disrupted", True)
+    assert found.message == "Its node ran short of memory or disk, or was shut down. Low on memory."
+
+
+def test_a_pod_of_a_lost_node_has_an_estimated_end() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "lastTransitionTime": at(50)}
+    found = seen("Failed", state=RUNNING, conditions=[target])
+    assert (found.reason, found.message, found.disrupted) == ("Disrupted", "Its node is gone.", True)
+    assert (found.finished_at, found.estimated, found.exit_code) == (time(50), True, None)
+
+
+def test_a_pod_that_vanished_ends_when_that_was_seen() -> None:
+    found = task_seen(pod("Running", state=RUNNING), vanished_at=time(59))
+    assert found
+    assert (found.phase, found.reason, found.finished_at, found.estimated) == ("Failed", "Lost", time(59), True)
+
+
+def test_a_pod_deleted_while_it_waited_held_nothing() -> None:
+    found = seen(node="", metadata={"deletionTimestamp": at(9)})
+    assert (found.phase, found.reason, found.scheduled_at, found.finished_at) == ("Failed", "Stopped", None, None)
+
+
+def test_a_node_that_turns_a_pod_away_is_not_metered_for_long() -> None:
+    found = seen("Failed", reason="UnexpectedAdmissionError", message="Allocate failed due to no healthy devices")
+    assert (found.reason, found.finished_at, found.estimated) == ("Error", time(2), True)
+    assert found.message == "UnexpectedAdmissionError: Allocate failed due to no healthy devices"
+
+
+def test_attempts_count_failures_and_disruptions() -> None:
+    counts = {
+        "batch.kubernetes.io/job-index-failure-count": "2",
+        "batch.kubernetes.io/job-index-ignored-failure-count": "1",
+    }
+    assert seen("Running", state=RUNNING, metadata={"annotations": counts}).attempt == 3
+
+
+def test_the_scheduler_s_sentence_becomes_one_for_people() -> None:
+    assert unschedulable(
+        "0/13 nodes are available: 10 Insufficient nvidia.com/gpu, 2 Insufficient cpu, 1 node(s) were unschedulable. "
+        "preemption: 0/13 nodes are available: 13 No preemption victims found for incoming pod."
+    ) == (
+        "Waits for 2 GPUs. Of 13 nodes: 10 without enough free GPUs, 2 without enough free cpu, 1 closed for new tasks."
+    )
+    assert (
+        unschedulable(
+            "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector.",
+            **{"nvidia.com/gpu.product": "H200"},
+        )
+        == "Waits for 2 H200 GPUs. Of 2 nodes: 1 without enough free GPUs, 1 with other GPUs than H200."
+    )
+    assert (
+        unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint {team: other}. preemption: none")
+        == "Waits for 2 GPUs. Of 1 node: 1 kept for others."
+    )
+    assert (
+        unschedulable("no nodes available to schedule pods") == "Waits for 2 GPUs: no nodes available to schedule pods"
+    )
+
+
+def test_an_image_that_cannot_be_fetched_is_named() -> None:
+    wait = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+    found = seen(state=wait)
+    assert (found.phase, found.reason) == ("Pending", "PullingImage")
+    assert found.message == "Image example/tf:1 cannot be fetched (ImagePullBackOff): Back-off pulling image"
+
+
+def test_a_container_that_cannot_be_made_says_why() -> None:
+    wait = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}}
+    found = seen(state=wait)
+    assert (found.reason, found.message) == (
+        "BackOff",
+        'Its container cannot be made (CreateContainerConfigError): secret "keys" not found',
+    )
+
+
+def test_a_service_whose_program_ends_again_and_again_is_in_trouble() -> None:
+    made = pod("Running", state={"waiting": {"reason": "CrashLoopBackOff"}})
+    made["status"]["containerStatuses"][0] |= {"restartCount": 3, "lastState": terminated(1)}
+    found = task_seen(made)
+    assert found
+    assert (found.phase, found.reason, found.finished_at) == ("Running", "BackOff", None)
+    assert found.message == "Its program ended with exit code 1; it was started again 3 times and waits for the next."
+
+
+def with_data(phase: str, main: Any, fetch: Any, store: Any) -> Any:
+    made = pod(phase, state=main)
+    made["spec"]["initContainers"] = [{"name": "fetch"}, {"name": "store"}]
+    made["status"]["initContainerStatuses"] = [{"name": "fetch", "state": fetch}, {"name": "store", "state": store}]
+    return made
+
+
+def test_data_is_followed_from_fetching_to_stored() -> None:
+    wait, done = {"waiting": {"reason": "PodInitializing"}}, terminated(0)
+    fetching = with_data("Pending", wait, RUNNING, wait)
+    found = task_seen(fetching)
+    assert found
+    assert (found.phase, found.reason) == ("Pending", "FetchingInput")
+    assert storage_seen(fetching) == StorageSeen(1042, "fetching")
+    assert storage_seen(with_data("Running", RUNNING, done, RUNNING)) == StorageSeen(1042, "ready")
+    storing = with_data("Running", done, done, RUNNING)
+    assert storage_seen(storing) == StorageSeen(1042, "storing")
+    found = task_seen(storing)
+    assert found
+    assert (found.phase, found.reason) == ("Running", "Storing")
+    assert storage_seen(with_data("Succeeded", done, done, done)) == StorageSeen(1042, "stored")
+    broken = with_data("Succeeded", done, done, terminated(1, message="disk quota"))
+    assert storage_seen(broken) == StorageSeen(1042, "failed", "disk quota")
+    assert storage_seen(pod("Running", state=RUNNING)) is None
+
+
+def test_input_that_cannot_be_fetched_fails_the_task_with_the_reason() -> None:
+    failed = with_data("Failed", None, terminated(1, message="NoSuchBucket"), {"waiting": {}})
+    found = task_seen(failed)
+    assert found
+    assert (found.phase, found.reason, found.message) == (
+        "Failed",
+        "Error",
+        "The input could not be fetched: NoSuchBucket",
+    )
+    assert found.log_tail == "NoSuchBucket"
+
+
+def test_pods_that_are_not_ours_are_nothing() -> None:
+    assert task_seen(pod(metadata={"labels": {"gpu-cloud/run-id": "seven"}})) is None
+    assert task_seen(pod(metadata={"labels": None})) is None
+
+
+def test_quantities() -> None:
+    found = [quantity(text) for text in ("96", "500m", "768Gi", "2k", "1.5")]
+    assert found == [96, 0.5, 768 * 2**30, 2000, 1.5]
