@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -73,6 +75,7 @@ class Agent:
     seen: list[Seen] = field(default_factory=list)
     position: str = ""
     process: subprocess.Popen[bytes] | None = None
+    before: str = ""
 
     @property
     def socket(self) -> Path:
@@ -85,6 +88,11 @@ class Agent:
     def start(self) -> Agent:
         argv = [self.home.python, "-m", "clusters.clouds.local.agent", "--dir", str(self.folder / "cloud")]
         argv += ["--socket", str(self.socket), "--ignore-real-gpus", *self.options]
+        if self.before:  # Python that runs first, in the same process
+            argv[1:1] = [
+                "-c",
+                f"import os, sys\n{self.before}\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+            ]
         env = {"PYTHONPATH": str(self.home.code), "PATH": f"{self.home.folder}:{os.environ['PATH']}"}
         with open(self.folder / "agent.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -217,6 +225,29 @@ class Agent:
                 for lock in self.folder.glob("cloud/runs/*/**/lock"):
                     if is_locked(lock.parent):
                         os.kill(int(lock.read_text()), signal.SIGKILL)
+
+
+class Agents:
+    """make_agent("--gpus", "2") → a started agent, which is stopped after the test."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.started: list[Agent] = []
+
+    def __call__(self, *options: str, before: str = "") -> Agent:
+        folder = Path(tempfile.mkdtemp(prefix="elearn-agent-"))
+        if self.home.uid is not None:
+            os.chown(folder, self.home.uid, self.home.uid)
+        self.started.append(Agent(self.home, folder, options, before=before))
+        return self.started[-1].start()
+
+    def close(self) -> None:
+        while self.started:
+            agent = self.started.pop()
+            try:
+                agent.close()
+            finally:
+                shutil.rmtree(agent.folder, ignore_errors=True)
 
 
 @dataclass

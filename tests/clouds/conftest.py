@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clouds.agents import ROOT, USER, Agent, Home, Store
+from tests.clouds.agents import ROOT, USER, Agent, Agents, Home, Store
 
 
 @pytest.fixture(scope="session")
@@ -65,29 +65,6 @@ def home(request: pytest.FixtureRequest) -> Home:
     """Whoever runs the tests, or (`as_user`) an ordinary user."""
     home: Home = request.getfixturevalue(f"{request.param}_home")
     return home
-
-
-class Agents:
-    """make_agent("--gpus", "2") → a started agent, which is stopped after the test."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self.started: list[Agent] = []
-
-    def __call__(self, *options: str) -> Agent:
-        folder = Path(tempfile.mkdtemp(prefix="elearn-agent-"))
-        if self.home.uid is not None:
-            os.chown(folder, self.home.uid, self.home.uid)
-        self.started.append(Agent(self.home, folder, options))
-        return self.started[-1].start()
-
-    def close(self) -> None:
-        while self.started:
-            agent = self.started.pop()
-            try:
-                agent.close()
-            finally:
-                shutil.rmtree(agent.folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusters.clouds.base import CloudError, CloudRefused, LocalSource, Mount
-from tests.clouds.agents import Agent, role
+from tests.clouds.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 
@@ -170,8 +170,8 @@ def test_a_command_runs_inside_a_task_like_the_task(agent: Agent) -> None:
 
 
 def test_what_a_task_makes_unreadable_is_removed_all_the_same(agent: Agent) -> None:
-    script = "mkdir -p /tmp/a/b /elearn/output/c; touch /tmp/a/b/x; chmod 0 /tmp/a/b /elearn/output/c; chmod 0 /tmp /elearn/output"
-    run = agent.apply(role(script + "; exit 0"))
+    script = "cd /elearn/output; mkdir -p /tmp/a/b c; touch /tmp/a/b/x; chmod 0 /tmp/a/b c; chmod 0 /tmp .; exit 0"
+    run = agent.apply(role(script))
     agent.ended(run)
     agent.cloud.delete(run)
     agent.gone(run)
@@ -180,3 +180,17 @@ def test_what_a_task_makes_unreadable_is_removed_all_the_same(agent: Agent) -> N
     while os.listdir(agent.folder / "cloud" / "trash"):
         assert time.monotonic() < deadline, agent.log()
         time.sleep(0.02)
+
+
+def test_a_kernel_that_forbids_namespaces_is_a_clear_refusal(home: Home, make_agent: Agents) -> None:
+    if home.uid is None and os.geteuid() == 0:
+        pytest.skip("Nothing is forbidden to root.")
+
+    agent = make_agent(
+        before="from clusters.clouds.local import sandbox\n"
+        "sandbox.unshare(pid=False)\n"
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('0')"
+    )
+    with pytest.raises(CloudRefused, match="does not let the portal isolate tasks"):
+        agent.cloud.apply(agent.plan(role("true")))
+    assert "sysctl user.max_user_namespaces" in agent.cloud.capacity().nodes[0].note

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from clusters.clouds.base import TaskSeen
-from tests.clouds.agents import Agent, role
+from tests.clouds.agents import Agent, Agents, role
 
 LISTEN = "trap 'exit 0' TERM; echo up; sleep 60 & wait"
 
@@ -176,3 +176,15 @@ def _alive(text: str) -> int:
                 continue
             count += line.startswith(text) or (text.startswith("/") and text in line)
     return count
+
+
+def test_folders_may_lie_deeper_than_a_socket_address_is_long(make_agent: Agents) -> None:
+    agent = make_agent()
+    agent.signal(signal.SIGKILL)
+    deep = agent.folder / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    other = Agent(agent.home, deep).start()
+    try:
+        assert other.says("echo deep") == "deep\n"
+    finally:
+        other.close()
