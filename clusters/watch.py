@@ -17,6 +17,7 @@ from billing import metering
 from billing.usage import PodState
 from clusters import tasks
 from clusters.clouds.base import Batch, Capacity, RunGone, Seen, StorageSeen, TaskSeen
+from clusters.lifecycle import TERMINAL
 from clusters.models import CloudState, Run, Task
 from clusters.observe import consumer, readable, refresh
 from portal.events import entry, record_all
@@ -44,13 +45,25 @@ def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
     then but that is not listed was lost behind our back."""
     listed = {item.run_id for item in batch.items}
     with transaction.atomic():
-        _write(cloud, batch.items)
+        _write(cloud, _not_over(batch.items))
         vanished = Run.objects.filter(gone=False, applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
             "cluster__appcode", "created_by"
         ):
             _vanished(cloud, run)
         _save_position(cloud, batch.position)
+
+
+def _not_over(items: Sequence[Seen]) -> list[Seen]:
+    """The items without those of runs that are over, of which everything is known: nearly all of a long listing."""
+    ids = {item.run_id for item in items}
+    over = set(Run.objects.filter(pk__in=ids, gone=True, phase__in=TERMINAL).values_list("pk", flat=True))
+    ended = set(Task.objects.filter(run__in=over, phase__in=ENDED).values_list("uid", flat=True))
+    return [
+        item
+        for item in items
+        if item.run_id not in over or (isinstance(item, TaskSeen) and not (item.phase in ENDED and item.uid in ended))
+    ]
 
 
 def save_capacity(cloud: str, capacity: Capacity) -> None:

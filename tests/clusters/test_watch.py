@@ -12,7 +12,7 @@ from billing.models import Observation, UsageSegment
 from clusters import actions, reconcile, watch
 from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
-from clusters.models import CloudState, Run, Task
+from clusters.models import CloudState, Cluster, Run, Task
 from clusters.tasks import now
 from portal.models import Event
 
@@ -189,3 +189,25 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     loop.until_phase(cluster, "Stopped")
     assert cloud().capacity().queue == ()
     reconcile.sweep()
+
+
+def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
+    """After a restart of the machine the watch begins with a listing, and people wait for what runs now."""
+    old = 300
+    clusters = Cluster.objects.bulk_create(
+        Cluster(appcode=run.cluster.appcode, name=f"old-{n}", spec=run.spec) for n in range(old)
+    )
+    facts = {"spec": run.spec, "resources": run.resources, "roles": run.roles, "gpus": 0, "number": 1}
+    runs = Run.objects.bulk_create(Run(cluster=cluster, applied_at=now(), **facts) for cluster in clusters)
+    items = [
+        item
+        for each in runs
+        for item in (told(each, phase="Succeeded"), StorageSeen(each.pk, "stored"), RunGone(each.pk))
+    ]
+    for n in range(0, len(items), 150):
+        tell(*items[n : n + 150])
+    assert Run.objects.filter(phase="Succeeded").count() == old
+    began = time.monotonic()
+    watch.apply_listing("test", Batch("test.0", (*items, told(run))), now())
+    assert time.monotonic() - began < 1
+    assert Task.objects.filter(run=run, phase="Running").exists()
