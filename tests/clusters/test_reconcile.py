@@ -387,3 +387,46 @@ def test_who_was_deactivated_may_do_nothing_whatever_they_still_hold(catalogue, 
         with pytest.raises(Invalid):
             preview(manifest("other"), acting_user=person)
     assert Run.objects.get().desired == "running"
+
+
+def test_an_agent_that_is_down_for_a_while_during_every_step(
+    catalogue, people, manifest, tmp_path, monkeypatch, settings
+):
+    """Create, disable and delete while nobody answers; kill -9 while it runs: everything ends where it was meant to."""
+    import os
+
+    from portal import servers, services
+    from tests.clusters.conftest import Loop
+
+    folder, address = tmp_path / "cloud", tmp_path / "agent.sock"
+    local = registry.LocalCloud(str(address))
+    for module in ("clusters.reconcile.cloud", "clusters.clouds.registry.cloud"):
+        monkeypatch.setattr(module, lambda: local)
+    agent = servers.node_agent(folder, address)
+    loop = Loop()
+
+    def work():
+        Run.objects.update(claimed_until=None)
+        loop.work()
+
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
+    work()
+    assert current(cluster).reason == "CloudUnreachable"
+    with services.running([agent], tmp_path, os.environ):
+        work()
+        assert loop.until_phase(cluster, "Running").message == "The task runs."
+    actions.disable(cluster, acting_user=people.bob)
+    work()
+    assert "Disabled by bob. The cloud cannot do it now" in current(cluster).message
+    with services.running([agent], tmp_path, os.environ):
+        work()
+        assert loop.until_phase(cluster, "Stopped").message == "Disabled by bob."
+        actions.deploy(cluster, acting_user=people.bob)
+        run = loop.until_phase(cluster, "Running")
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    work()
+    with services.running([agent], tmp_path, os.environ):
+        work()
+        loop.until(lambda: Run.objects.get(pk=run.pk).gone)
+        reconcile.purge(cluster.pk)
+    assert Cluster.objects.get(pk=cluster.pk).purged
