@@ -47,7 +47,10 @@ class Search:
         return bool(self.text or self.phase or self.appcode or self.owner)
 
     def url(self, **changes: str) -> str:
-        """The query string of this search with `changes`, "" when nothing is left of it. Changing a filter starts at the first page."""
+        """The query string of this search with `changes`, "" when nothing is left of it.
+
+        Changing a filter starts at the first page.
+        """
         changed = replace(self, **({"cursor": ""} | changes))
         pairs = (
             ("search", changed.text), ("phase", changed.phase), ("appcode", changed.appcode),
