@@ -99,11 +99,21 @@ class Plane:
             self._stop(name)
 
     def start_apiserver(self) -> None:
-        """At the same address as before, with the same data. Returns when it is ready."""
+        """At the same address as before, with the same data. Returns when everything works again.
+
+        The programs that depend on it are started anew, too, as in a real cluster, where they end when they cannot renew
+        their leadership. Left alone they would look for it again only after up to 40 s (their back-off doubles up to 30 s,
+        with jitter), and a test would measure that.
+        """
         self._start(self._apiserver())
+        for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
+            self._stop(name)
+        # A new kwok would wait until the leases that the old one held have expired, and leave those nodes alone until then.
+        self.request("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+        self._start(self._controller_manager(), self._scheduler(), self._kwok())
 
     def stop_apiserver(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """At once, as when its machine is lost; every watch breaks. SIGTERM lets it finish the calls it is answering."""
+        """At once, as when its machine is lost; every watch breaks. With SIGTERM it takes leave of its clients, up to 10 s."""
         self._stop("kube-apiserver", how)
 
     def check(self) -> None:
