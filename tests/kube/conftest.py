@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from tests.kube.plane import Plane
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds it before the first test, because a test has less time than the first build on a machine takes."""
-    here = Path(__file__).parent
-    if not session.config.option.collectonly and any(here in item.path.parents for item in session.items):
+    if not session.config.option.collectonly and any(item.get_closest_marker("kube") for item in session.items):
         binary()
 
 
