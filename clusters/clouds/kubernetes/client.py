@@ -256,7 +256,7 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
 
 def _pause(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
-    jitter = wait_exponential_jitter(initial=0.1, max=3, jitter=0.3)(state)
+    jitter = wait_exponential_jitter(multiplier=0.1, max=3, jitter=0.3)(state)
     return max(jitter, error.after or 0.0) if isinstance(error, Unavailable) else jitter
 
 

@@ -121,6 +121,8 @@ class KubernetesCloud:
                     self._due[item.uid] = pod
             elif isinstance(item, RunGone) and (owner := mirror.owners.get(item.run_id)) and owner.held:
                 self._due[f"run {item.run_id}"] = owner
+        for run_id in mirror.take_left_behind():
+            self._client.in_background(self._delete_all, run_id, mirror.owners[run_id])
         with self._lock:
             begin = [key for key in self._due if key not in self._busy]
             self._busy.update(begin)
@@ -141,6 +143,17 @@ class KubernetesCloud:
             log.exception("the finalizer of %s stays for now", key)
         finally:
             self._busy.discard(key)
+
+    def _delete_all(self, run_id: int, owner: Owner) -> None:
+        """An owner or its namespace was deleted by hand, as one deletes any object: what it owns is to go all the same."""
+        try:
+            self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
+        except Missing:
+            return
+        except CloudError as error:
+            log.warning("what belongs to run %s stays for now: %s", run_id, error)
+            if self._follower.mirror:
+                self._follower.mirror.left_behind.add(run_id)
 
     def _release_pod(self, uid: str, pod: Pod) -> None:
         if pod.storage and pod.storage.state == "failed":

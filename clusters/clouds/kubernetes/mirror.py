@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ class Mirror:
         self.runs: defaultdict[int, set[str]] = defaultdict(set)
         self.owners: dict[int, Owner] = {}
         self.nodes: dict[str, Node] = {}
+        # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
+        self.left_behind: set[int] = set()
         self._storage: dict[int, StorageSeen] = {}
 
     def note_node(self, kind: str, node: Object) -> None:
@@ -66,6 +68,13 @@ class Mirror:
             self.nodes.pop(name, None)
         else:
             self.nodes[name] = node_of(node)
+
+    def note_namespace(self, namespace: Object) -> None:
+        """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
+        ever (seen with Kubernetes 1.36): the runs must be ended first."""
+        if "deletionTimestamp" in namespace["metadata"]:
+            name = namespace["metadata"]["name"]
+            self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == name}
 
     def note_pod(self, kind: str, pod: Object, now: dt.datetime) -> list[Seen]:
         """The news in an event about a pod; nothing when it only repeats what was told."""
@@ -105,10 +114,11 @@ class Mirror:
         finalizers = metadata.get("finalizers") or []
         if kind == "DELETED":
             self.owners.pop(run_id, None)
+            self._storage.pop(run_id, None)
             # With our finalizer taken off it has been told before.
             return [] if self.runs[run_id] else [RunGone(run_id, *_stored(metadata))]
-        known = run_id in self.owners
-        self.owners[run_id] = Owner(
+        before = self.owners.get(run_id)
+        owner_now = self.owners[run_id] = Owner(
             namespace=metadata["namespace"],
             name=metadata["name"],
             deleted="deletionTimestamp" in metadata,
@@ -117,7 +127,9 @@ class Mirror:
             held=names.TOLD in finalizers,
         )
         # So that a listing names every run, also one that has no pods yet.
-        news: list[Seen] = [] if known else [self._storage.get(run_id, StorageSeen(run_id, "none"))]
+        if owner_now.ended and self.runs[run_id] and not (before and before.ending):
+            self.left_behind.add(run_id)
+        news: list[Seen] = [] if before else [self._storage.get(run_id, StorageSeen(run_id, "none"))]
         return [*news, *self._gone(run_id)]
 
     def _gone(self, run_id: int) -> list[Seen]:
@@ -137,14 +149,10 @@ class Mirror:
         self._storage[run_id] = state
         return [state]
 
-    def forget(self, run_id: int) -> None:
-        self.owners.pop(run_id, None)
-        self._storage.pop(run_id, None)
-        if not self.runs[run_id]:
-            del self.runs[run_id]
-
-    def tasks(self, run_id: int) -> Iterator[Pod]:
-        return (self.pods[uid] for uid in self.runs.get(run_id, ()))
+    def take_left_behind(self) -> list[int]:
+        found = [run_id for run_id in self.left_behind if run_id in self.owners]
+        self.left_behind.clear()
+        return found
 
     def capacity(self) -> Capacity:
         """GPUs that are neither on a node's list of ours nor held by others are free; others' pods are not seen."""

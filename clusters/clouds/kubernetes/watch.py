@@ -1,4 +1,4 @@
-"""Following the API server: three watches (pods, owners of runs, nodes) become one row of batches.
+"""Following the API server: four watches (pods, owners of runs, nodes, namespaces) become one row of batches.
 
 Each watch is short (WATCH_SECONDS) and begun again where it ended, which costs the server nothing and means that a dead
 connection is noticed soon. Bookmarks move the positions while nothing happens. Nothing is listed while they are healthy.
@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from clusters.clouds.base import Batch, CloudError, Seen, WatchExpired
 from clusters.clouds.kubernetes import client, names
@@ -20,7 +20,8 @@ from clusters.clouds.kubernetes.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
-Source = Literal["nodes", "owners", "pods"]
+Source = Literal["nodes", "pods", "owners", "namespaces"]
+SOURCES: tuple[Source, ...] = get_args(Source)
 Event = tuple[Source, dict[str, Any]]
 
 HEARTBEAT = 5.0
@@ -38,6 +39,7 @@ class Follower:
             "nodes": (path_of("Node"), {}),
             "pods": (path_of("Pod"), {"labelSelector": ours}),
             "owners": (path_of("ConfigMap"), {"labelSelector": f"{ours},{names.OWNER}=run"}),
+            "namespaces": (path_of("Namespace"), {"labelSelector": ours}),
         }
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -149,6 +151,9 @@ def _note(mirror: Mirror, source: Source, kind: str, item: dict[str, Any]) -> li
     if source == "nodes":
         mirror.note_node(kind, item)
         return []
+    if source == "namespaces":
+        mirror.note_namespace(item)
+        return []
     if source == "owners":
         return mirror.note_owner(kind, item)
     return mirror.note_pod(kind, item, dt.datetime.now(dt.UTC))
@@ -161,6 +166,6 @@ def _position(versions: dict[Source, str]) -> str:
 def _versions(position: str) -> dict[Source, str]:
     found = dict(part.partition("=")[::2] for part in position.split(","))
     try:
-        return {"nodes": found["nodes"], "pods": found["pods"], "owners": found["owners"]}
+        return {source: found[source] for source in SOURCES}
     except KeyError as error:
         raise WatchExpired("The position is not one of ours.") from error

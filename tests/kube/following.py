@@ -1,0 +1,99 @@
+"""Follows a Kubernetes cloud as the controller does, and remembers what it was told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
+from clusters.clouds.kubernetes.client import Client
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.manifests import Settings
+from tests.kube.plane import Plane
+
+RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
+
+
+class CountingClient(Client):
+    """Counts the calls that change something."""
+
+    writes = 0
+
+    def request(self, method: str, path: str, **more: Any) -> Any:
+        if method != "GET":
+            self.writes += 1
+        return super().request(method, path, **more)
+
+
+def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
+    return KubernetesCloud(CountingClient.connect(str(plane.kubeconfig)), Settings(portal=portal))
+
+
+class Following:
+    """`told` is all news in order; `tasks` the last state of each pod."""
+
+    def __init__(self, cloud: KubernetesCloud, *, acknowledges: bool = True) -> None:
+        self.cloud = cloud
+        self.acknowledges = acknowledges
+        self.told: list[Seen] = []
+        self.tasks: dict[str, TaskSeen] = {}
+        self.listings = 0
+        self.errors: list[str] = []
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Following:
+        self._thread.start()
+        self.until(lambda: self.listings > 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+
+    def _follow(self) -> None:
+        position = ""
+        while not self._stopped:
+            try:
+                if not position:
+                    listing = self.cloud.list()
+                    self._take(listing.items)
+                    with self._changed:
+                        self.listings += 1
+                        self._changed.notify_all()
+                    position = listing.position
+                for batch in self.cloud.watch(position):
+                    self._take(batch.items)
+                    position = batch.position
+                    if self._stopped:
+                        return
+            except WatchExpired:
+                position = ""
+            except CloudError as error:
+                self.errors.append(str(error))
+                time.sleep(0.2)
+
+    def _take(self, items: tuple[Seen, ...]) -> None:
+        with self._changed:
+            self.told += items
+            self.tasks |= {item.uid: item for item in items if isinstance(item, TaskSeen)}
+            self._changed.notify_all()
+        if self.acknowledges:
+            self.cloud.acknowledge(items)
+
+    def until(self, happened: Callable[[], object], seconds: float = 30.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(happened, seconds), "\n".join(map(str, [*self.errors, *self.told[-10:]]))
+
+    def of(self, run: RunRef, phase: str = "") -> list[TaskSeen]:
+        """The tasks of a run that are in `phase` now, in order of role, index and attempt."""
+        found = (task for task in self.tasks.values() if task.run_id == run.id and phase in ("", task.phase))
+        return sorted(found, key=lambda task: (task.role, task.index, task.attempt))
+
+    def is_gone(self, run: RunRef) -> RunGone | None:
+        return next((item for item in self.told if isinstance(item, RunGone) and item.run_id == run.id), None)
+
+    def storage(self, run: RunRef) -> list[str]:
+        return [item.state for item in self.told if isinstance(item, StorageSeen) and item.run_id == run.id]

@@ -1,0 +1,353 @@
+"""The Kubernetes cloud against a real control plane: launched, seen, ended, and nothing left."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from clusters.clouds.base import CloudError, CloudRefused, Mount, NfsSource, RunRef, WatchExpired
+from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from tests.kube.following import CountingClient, Following, cloud_of
+from tests.kube.plane import Object, Plane, condition
+from tests.kube.plans import data, plan, role, run_ref
+
+pytestmark = pytest.mark.kube
+
+KINDS = {
+    "/api/v1": ("pods", "configmaps", "secrets", "services", "persistentvolumeclaims"),
+    "/apis/apps/v1": ("deployments", "statefulsets", "replicasets"),
+    "/apis/batch/v1": ("jobs",),
+    "/apis/networking.k8s.io/v1": ("networkpolicies",),
+}
+
+
+@pytest.fixture
+def cloud(plane: Plane) -> KubernetesCloud:
+    """A portal of its own for every test: it sees nothing of the others."""
+    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def following(cloud: KubernetesCloud) -> Iterator[Following]:
+    with Following(cloud) as following:
+        yield following
+
+
+@pytest.fixture
+def space(plane: Plane) -> Iterator[str]:
+    """A namespace that nobody has made yet."""
+    name = f"line-{secrets.token_hex(4)}"
+    yield name
+    if name in {each["metadata"]["name"] for each in plane.request("GET", "/api/v1/namespaces")["items"]}:
+        plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+def left_of(plane: Plane, run: RunRef) -> list[str]:
+    label = names.selector(run_id=run.id)
+    found = [
+        f"{kind}/{item['metadata']['name']}"
+        for api, kinds in KINDS.items()
+        for kind in kinds
+        for item in plane.request("GET", f"{api}/namespaces/{run.namespace}/{kind}", labelSelector=label)["items"]
+    ]
+    volumes = plane.request("GET", "/api/v1/persistentvolumes", labelSelector=label)["items"]
+    return found + [f"persistentvolumes/{item['metadata']['name']}" for item in volumes]
+
+
+def end(plane: Plane, run: RunRef, role_name: str, code: int, **index: int) -> None:
+    label = names.selector(run_id=run.id, role=role_name)
+    if index:
+        label += f",batch.kubernetes.io/job-completion-index={index['index']}"
+    plane.end_pods(run.namespace, label, code)
+
+
+def test_a_run_is_launched_seen_ended_and_gone(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 3))
+    cloud.apply(plan(*roles, run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 5)
+    tasks = following.of(run)
+    assert [f"{task.role}-{task.index}" for task in tasks] == ["master-0", "ps-0", "worker-0", "worker-1", "worker-2"]
+    assert all(task.scheduled_at and task.started_at and task.node for task in tasks)
+    assert {task.gpu_model for task in tasks if task.role != "ps"} == {"NVIDIA-A100"}
+
+    end(plane, run, "master", 0)
+    following.until(lambda: len(following.of(run, "Succeeded")) == 1)
+    (master,) = following.of(run, "Succeeded")
+    assert (master.role, master.exit_code, master.estimated) == ("master", 0, False)
+    assert master.finished_at
+    assert len(following.of(run, "Running")) == 4
+
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    assert len(following.of(run, "Failed")) == 4
+    assert all(task.finished_at and task.reason == "Stopped" for task in following.of(run, "Failed"))
+    plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
+    assert left_of(plane, run) == []
+
+
+def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    client = cloud._client
+    assert isinstance(client, CountingClient)
+    run = run_ref(space)
+    roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 60, gpus=0))
+    cloud.apply(plan(*roles, run=run, mounts=data()))
+    assert client.writes <= 10
+    following.until(lambda: len(following.of(run, "Running")) == 62)
+    assert following.storage(run)[-1] == "ready"
+    client.writes = 0
+    cloud.delete(run)
+    assert client.writes == 1
+    following.until(lambda: following.is_gone(run))
+
+
+def test_applying_again_changes_nothing_and_brings_nothing_back(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    whole = plan(role("master"), role("worker", 2), run=run_ref(space))
+    path = f"/apis/batch/v1/namespaces/{space}/jobs"
+    cloud.apply(whole)
+    following.until(lambda: len(following.of(whole.run, "Running")) == 3)
+    before = plane.request("GET", path)["items"]
+    cloud.apply(whole)
+    after = plane.request("GET", path)["items"]
+    assert [job["metadata"]["generation"] for job in before] == [job["metadata"]["generation"] for job in after]
+    assert len(following.of(whole.run)) == 3
+
+    following.acknowledges = False  # so that it stays on its way out
+    cloud.delete(whole.run)
+    cloud.apply(whole)
+    following.until(lambda: len(following.of(whole.run, "Failed")) == 3)
+    following.acknowledges = True
+    cloud.acknowledge(tuple(following.of(whole.run)))
+    following.until(lambda: following.is_gone(whole.run))
+    assert len(following.of(whole.run)) == 3
+
+
+def test_a_run_that_was_never_seen_is_gone_when_deleted(
+    cloud: KubernetesCloud, following: Following, plane: Plane, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
+
+
+def test_a_failed_task_is_started_again_as_a_new_attempt(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 2, retries=1), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 2)
+    end(plane, run, "worker", 7, index=1)
+    following.until(lambda: [task.attempt for task in following.of(run, "Running")] == [0, 1], seconds=45)
+    (failed,) = following.of(run, "Failed")
+    assert (failed.index, failed.attempt, failed.exit_code, failed.disrupted) == (1, 0, 7, False)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_a_pod_stays_until_its_end_is_written_down(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    following.acknowledges = False
+    cloud.apply(plan(role("worker", 2), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 2)
+    cloud.delete(run)
+    following.until(lambda: len(following.of(run, "Failed")) == 2)
+    assert len(plane.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]) == 2
+    assert not following.is_gone(run)
+
+    # A controller that dies here loses nothing: the next one lists what is still held.
+    following._stopped = True
+    next_one = cloud_of(plane, cloud._settings.portal)
+    with pytest.raises(WatchExpired):
+        next(next_one.watch("nodes=1,pods=1,owners=1,namespaces=1"))
+    with Following(next_one) as again:
+        again.until(lambda: again.is_gone(run))
+        assert [(task.phase, task.exit_code) for task in again.of(run)] == [("Failed", 143)] * 2
+
+
+def test_services_keep_their_index_and_come_back(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("master", restart="Always"), role("ps", 2, restart="Always"), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 3)
+    assert [task.index for task in following.of(run)] == [0, 0, 1]
+    pods = plane.request("GET", f"/api/v1/namespaces/{space}/pods", labelSelector=names.selector(role="ps"))["items"]
+    assert sorted(pod["spec"]["hostname"] for pod in pods) == [names.host_name(run, "ps", index) for index in (0, 1)]
+    plane.request("DELETE", f"/api/v1/namespaces/{space}/pods/{names.role_name(run, 'ps')}-1")
+    following.until(lambda: len(following.of(run)) == 4 and len(following.of(run, "Running")) == 3)
+    assert [(task.role, task.index) for task in following.of(run, "Failed")] == [("ps", 1)]
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_what_waits_says_for_what(plane: Plane, cloud: KubernetesCloud, following: Following, space: str) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 1, gpus=9), run=run))
+    following.until(lambda: any(task.message for task in following.of(run, "Pending")))
+    (task,) = following.of(run)
+    assert (task.reason, task.scheduled_at) == ("Unschedulable", None)
+    assert task.message.startswith("Waits for 9 GPUs. Of ")
+    assert "without enough free GPUs" in task.message
+    assert [(each.run_id, each.gpus) for each in cloud.capacity().queue] == [(run.id, 9)]
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    (task,) = following.of(run)
+    assert (task.phase, task.reason, task.finished_at) == ("Failed", "Stopped", None)
+
+
+def test_capacity_is_known_without_asking(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    before = cloud.capacity()
+    assert {node.gpus for node in before.nodes} >= {8}
+    cloud.apply(plan(role("worker", 3, gpus=2), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 3)
+    free = {node.name: node.gpus_free for node in before.nodes}
+    taken = sum(free[node.name] - node.gpus_free for node in cloud.capacity().nodes if node.name in free)
+    assert taken == 6
+    assert cloud_of(plane, cloud._settings.portal).capacity() == cloud.capacity()
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    assert {node.name: node.gpus_free for node in cloud.capacity().nodes} == free
+
+
+def test_nfs_volumes_are_bound_and_go_with_the_run(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, NfsSource("nfs.example", "/d")),)))
+    claims = f"/api/v1/namespaces/{space}/persistentvolumeclaims"
+    plane.until(claims, lambda found: [claim["status"]["phase"] for claim in found.values()] == ["Bound"])
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    plane.until("/api/v1/persistentvolumes", lambda found: names.volume_name(run, 0) not in found)
+    plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
+    assert left_of(plane, run) == []
+
+
+def test_the_api_server_s_own_sentence_is_what_people_read(cloud: KubernetesCloud, space: str) -> None:
+    with pytest.raises(CloudRefused, match=r"Invalid value|must be"):
+        cloud.apply(plan(role("master", env={"not a name=": "1"}), run=run_ref(space)))
+
+
+def test_a_namespace_that_was_deleted_is_made_again(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    first, second = run_ref(space), run_ref(space)
+    cloud.apply(plan(role("master"), run=first))
+    following.until(lambda: len(following.of(first, "Running")) == 1)
+    plane.request("DELETE", f"/api/v1/namespaces/{space}")
+    with pytest.raises(CloudError, match="being terminated"):
+        cloud.apply(plan(role("master"), run=second))
+    # It goes at last: nothing of ours holds it when everything has been told.
+    plane.until("/api/v1/namespaces", lambda found: space not in found, seconds=60)
+    assert following.is_gone(first)
+    cloud.apply(plan(role("master"), run=second))
+    following.until(lambda: len(following.of(second, "Running")) == 1)
+    spaces = plane.request("GET", f"/api/v1/namespaces/{space}")
+    assert spaces["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    cloud.delete(second)
+    following.until(lambda: following.is_gone(second))
+
+
+def test_an_owner_deleted_by_hand_takes_everything_with_it(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 2), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 2)
+    plane.request("DELETE", f"/api/v1/namespaces/{space}/configmaps/{names.owner_name(run)}")
+    following.until(lambda: following.is_gone(run))
+    plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
+    assert left_of(plane, run) == []
+
+
+def test_the_api_server_goes_away_and_comes_back(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 2), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 2)
+    plane.stop_apiserver()
+    try:
+        following.until(lambda: following.errors)
+        with pytest.raises(CloudError):
+            cloud.apply(plan(role("worker", 2), run=run))
+    finally:
+        plane.start_apiserver()
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run), seconds=60)
+
+
+def test_a_position_that_was_compacted_is_told_as_expired(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    old = cloud.list().position
+    run = run_ref(space)
+    cloud.apply(plan(role("master"), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    plane.compact()
+    plane.stop_apiserver()
+    plane.start_apiserver()
+    other = cloud_of(plane, cloud._settings.portal)
+    other.list()
+    with pytest.raises(WatchExpired):
+        for _ in other.watch(old):
+            pass
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run), seconds=60)
+
+
+def test_a_pod_deleted_by_hand_counts_as_kubernetes_counts_it(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 1, retries=1), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    plane.request("DELETE", f"/api/v1/namespaces/{space}/pods/{_only_pod(plane, run)['metadata']['name']}")
+    following.until(lambda: [task.attempt for task in following.of(run, "Running")] == [1], seconds=45)
+    (first,) = following.of(run, "Failed")
+    assert (first.reason, first.disrupted) == ("Stopped", False)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_a_removed_node_is_not_the_task_s_fault(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    (node,) = plane.add_nodes(1, model="NVIDIA-DOOMED")
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 1, gpu_model="NVIDIA-DOOMED", retries=0), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    plane.lose_node(node)
+    plane.remove_node(node)
+    following.until(lambda: following.of(run, "Failed"), seconds=90)
+    (lost,) = following.of(run, "Failed")
+    assert (lost.reason, lost.disrupted, lost.estimated) == ("Disrupted", True, True)
+    assert lost.finished_at
+    following.until(lambda: any(task.reason == "Unschedulable" for task in following.of(run, "Pending")))
+    (job,) = plane.request("GET", f"/apis/batch/v1/namespaces/{space}/jobs")["items"]
+    assert condition(job, "Failed") != "True"
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def _only_pod(plane: Plane, run: RunRef) -> Object:
+    (pod,) = plane.request(
+        "GET", f"/api/v1/namespaces/{run.namespace}/pods", labelSelector=names.selector(run_id=run.id)
+    )["items"]
+    return pod
