@@ -154,7 +154,7 @@ class _Reader:
 def from_line(chunk: LogChunk) -> LogChunk:
     """The chunk without the line that is cut off at its start; a chunk that is one long line stays as it is."""
     starts_inside = chunk.offset > len(chunk.data)
-    cut = chunk.data.find(b"\n") + 1 if starts_inside else 0
+    cut = chunk.data.find(b"\n", 0, -1) + 1 if starts_inside else 0
     return LogChunk(chunk.data[cut:], chunk.offset, chunk.complete)
 
 

@@ -156,7 +156,12 @@
     event.preventDefault();
     event.stopPropagation();
     closeMenus();
-    ask(element, element.dataset.confirm, () => { confirmed = element; element.click(); });
+    ask(element, element.dataset.confirm, () => {
+      confirmed = element;
+      // Tells the page behind that the question has been answered: it asks by itself when it was not.
+      if (element.matches("button:not([name])")) { element.name = "confirmed"; element.value = "yes"; }
+      element.click();
+    });
   }, true);
   document.addEventListener("htmx:confirm", (event) => {
     if (!event.detail.question) return;

@@ -227,6 +227,13 @@ class TestLogs:
         assert earlier["offset"] == piece["start"]
         assert lines.decode().endswith(earlier["text"] + piece["text"])
 
+    def test_lines_further_up_may_be_one_long_line(self, log):
+        data = b"x" * 1_000_000 + b"\nend\n"
+        assert log(None, data)["text"] == "end\n"
+        earlier = log({"attempt": 0, "before": 1_000_001})
+        assert earlier["text"] == "x" * 262_143 + "\n"
+        assert (earlier["start"], earlier["offset"]) == (1_000_001 - 262_144, 1_000_001)
+
     def test_what_comes_later_comes_once(self, log):
         first = log(None, b"one\ntw")
         assert log({"attempt": 0, "offset": first["offset"]}) is None

@@ -1,0 +1,243 @@
+"""The main job as a person does it, in a real browser against the whole portal: from the New Cluster form to a finished run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+pytestmark = pytest.mark.e2e
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+]  # fmt: skip
+# Training takes half a minute on an idle machine; tests share theirs.
+TRAINED = 240_000
+SOON = 30_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.fail("These tests need Chromium; `make test` installs it.")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, portal_up: Any) -> Iterator[Page]:
+    """alice, signed in by the form; whatever the console complains about fails the test."""
+    complaints: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=portal_up.origin)
+    page = context.new_page()
+    page.set_default_timeout(SOON)
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto("/")
+    page.fill("#id_login", "alice")
+    page.fill("#id_password", portal_up.credentials["users"]["alice"]["password"])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Clusters", exact=True)).to_be_visible()
+    yield page
+    context.close()
+    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    assert [said for said in complaints if not said.startswith("htmx:afterRequest")] == []
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator("#rows tr", has=page.get_by_role("link", name=name, exact=True))
+
+
+def tab(page: Page, name: str) -> None:
+    page.locator("nav.tabs").get_by_role("link", name=name).click()
+
+
+def submit(page: Page, name: str, command: str) -> None:
+    """A single machine without data."""
+    page.goto("/clusters/new")
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Command", exact=True).fill(command)
+    page.get_by_role("button", name="Create cluster").click()
+    page.wait_for_url(f"**/clusters/ops-demo/{name}")
+
+
+def test_from_the_form_to_a_trained_model(page: Page) -> None:
+    page.get_by_role("link", name="New cluster").click()
+    page.get_by_label("Name", exact=True).fill("by-hand")
+    page.get_by_label("Input").select_option("demo-input")
+    page.get_by_label("Output", exact=False).first.select_option("demo-output")
+    page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 3000")
+    page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")
+    page.get_by_label("Master").select_option("middle-1-gpu")
+    page.locator("[name=ps_flavor]").select_option("small")
+    page.locator("[name=ps_count]").fill("1")
+    page.locator("[name=worker_count]").fill("2")
+    # The flavor follows the master's once there are workers.
+    expect(page.locator("[name=worker_flavor]")).to_have_value("middle-1-gpu")
+    preview = page.locator("#preview")
+    expect(preview.get_by_text("Tasks").locator("xpath=following-sibling::dd")).to_have_text("4")
+    expect(preview.get_by_text("GPUs", exact=True).locator("xpath=following-sibling::dd")).to_have_text("3")
+    expect(preview).to_contain_text(re.compile("Fits now|Waits"))
+    page.get_by_role("button", name="Create cluster").click()
+    page.wait_for_url("**/clusters/ops-demo/by-hand")
+    head = page.locator("#head")
+    expect(head).to_contain_text(re.compile("Queued|Starting|Running"))
+
+    # The list follows by itself, without being loaded again.
+    page.get_by_role("link", name="Clusters").first.click()
+    mine = row(page, "by-hand")
+    expect(mine).to_contain_text("Running", timeout=TRAINED)
+    expect(mine.locator("td[data-label=Master]")).to_contain_text("1of1")
+    expect(mine.locator("td[data-label='Parameter server']")).to_contain_text("1of1")
+    expect(mine.locator("td[data-label=Worker]")).to_contain_text("2of2")
+    expect(mine).to_contain_text("demo-output")
+
+    mine.get_by_role("link", name="by-hand", exact=True).click()
+    expect(page.locator("#progress")).to_contain_text("worker-1")
+    tab(page, "Logs")
+    expect(page.locator("#log")).to_contain_text(re.compile(r"master-0\s+step \d+: loss = "), timeout=TRAINED)
+    expect(head).to_contain_text("Succeeded", timeout=TRAINED)
+    expect(page.locator("#log")).to_contain_text("Saved the model of step 3000")
+    page.get_by_label("Search in the log").fill("saved the model")
+    expect(page.locator("#log-hits")).to_have_text("1 line")
+
+    tab(page, "Metrics")
+    for tag in ("loss", "accuracy", "global_step/sec"):
+        expect(page.locator(".chart", has_text=tag).first.locator("svg path").first).to_have_attribute(
+            "d", re.compile("^M.*L")
+        )
+    loss = page.locator(".chart").first
+    loss.get_by_text("Values").click()
+    expect(loss.locator("tbody tr").first).to_contain_text("3,000")
+
+    tab(page, "Usage")
+    expect(page.locator("tbody tr")).to_have_count(4)
+    assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
+    tab(page, "Events")
+    for verb in ("cluster.created", "run.running", "run.succeeded"):
+        expect(page.locator("table")).to_contain_text(verb)
+    tab(page, "Runs")
+    expect(page.locator("tbody tr")).to_contain_text("Succeeded")
+    tab(page, "Overview")
+    for word in ("Queued", "Starting", "Running", "Succeeded"):
+        expect(page.locator(".timeline")).to_contain_text(word)
+    page.get_by_role("link", name="demo-output/by-hand/1").click()
+    page.get_by_role("link", name="model/", exact=True).click()
+    expect(page.get_by_text("saved_model.pb")).to_be_visible()
+
+
+def test_a_run_that_fails_says_why_and_is_mended_in_the_form(page: Page) -> None:
+    submit(page, "broken", "echo before; echo 'the cause of it all' >&2; exit 7")
+    head = page.locator("#head")
+    expect(head).to_contain_text("Failed", timeout=TRAINED)
+    expect(head).to_contain_text("exit code 7")
+    expect(page.locator(".failure")).to_contain_text("the cause of it all")
+    page.get_by_label("Actions for broken").click()
+    page.get_by_role("link", name="Re-Deploy with changes").click()
+    command = page.get_by_label("Command", exact=True)
+    expect(command).to_have_value("echo before; echo 'the cause of it all' >&2; exit 7")
+    command.fill("echo \"it's\" '$HOME' `echo Zürich`\n\necho done")
+    page.get_by_role("button", name="Re-Deploy").click()
+    expect(head).to_contain_text("Succeeded", timeout=TRAINED)
+    tab(page, "Logs")
+    expect(page.locator("#log")).to_contain_text("it's $HOME Zürich")
+    tab(page, "Runs")
+    page.get_by_role("button", name="Compare the two").click()
+    expect(page.locator(".diff")).to_contain_text("exit 7")
+
+
+def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
+    submit(
+        page,
+        "talks",
+        "head -c 1000000 /dev/zero | tr '\\0' x; echo; for i in $(seq 1000); do echo count $i; sleep 0.2; done",
+    )
+    tab(page, "Logs")
+    log = page.locator("#log")
+    expect(log.get_by_text("count 3", exact=True)).to_be_visible(timeout=TRAINED)
+    page.reload()
+    expect(log.get_by_text("count 3", exact=True)).to_be_visible()
+    assert not log.evaluate("log => log.textContent.includes('xxx')")
+    page.get_by_role("button", name="Show earlier lines").click()
+    expect(log.get_by_text("more characters; download the log")).to_have_count(1)
+    assert log.evaluate("log => log.textContent.length") < 20_000
+    # Following is a wish that scrolling up takes back.
+    log.evaluate("log => { log.scrollTop = 0; }")
+    expect(page.get_by_label("follow")).not_to_be_checked()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.path().stat().st_size > 1_000_000
+    page.get_by_role("button", name="Disable").click()
+    expect(page.get_by_role("dialog")).to_contain_text("only in memory is lost")
+    page.get_by_role("button", name="Go back").click()
+    expect(page.locator("#head")).to_contain_text("Running")
+    page.get_by_role("button", name="Disable").click()
+    page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+    expect(page.locator("#head")).to_contain_text("Stopped", timeout=TRAINED)
+    expect(page.locator("#head")).to_contain_text("Disabled by alice")
+
+
+def test_errors_stand_beside_their_fields_and_the_first_has_the_focus(page: Page) -> None:
+    page.goto("/clusters/new")
+    page.get_by_label("Name", exact=True).fill("Not A Name")
+    page.get_by_label("Command", exact=True).fill("echo kept")
+    page.get_by_label("Env", exact=False).first.fill("NO_EQUALS")
+    page.get_by_role("button", name="Create cluster").click()
+    name = page.get_by_label("Name", exact=True)
+    expect(name).to_be_focused()
+    expect(name).to_have_value("Not A Name")
+    expect(page.locator(".field-wrong", has=name)).to_contain_text("lower-case letters")
+    expect(page.locator(".field-wrong").nth(1)).to_contain_text("has no '='")
+    expect(page.get_by_label("Command", exact=True)).to_have_value("echo kept")
+
+
+def test_everything_can_be_done_by_keyboard(page: Page) -> None:
+    def tab_to(locator: Locator) -> None:
+        for _ in range(80):
+            if locator.evaluate("element => element === document.activeElement"):
+                return
+            page.keyboard.press("Tab")
+        pytest.fail(f"{locator} cannot be reached by Tab")
+
+    page.goto("/clusters/new")
+    tab_to(page.get_by_label("Name", exact=True))
+    page.keyboard.type("by-keys")
+    tab_to(page.get_by_label("Command", exact=True))
+    page.keyboard.type("sleep 600")
+    tab_to(page.get_by_role("button", name="Create cluster"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/clusters/ops-demo/by-keys")
+    page.goto("/")
+    search = page.get_by_label("Search clusters", exact=True)
+    tab_to(search)
+    page.keyboard.type("by-keys")
+    page.wait_for_url("**/?search=by-keys*")
+    expect(page.locator("#rows tbody tr")).to_have_count(1)
+    expect(row(page, "by-keys")).to_contain_text("Running", timeout=TRAINED)
+    tab_to(page.get_by_label("Actions for by-keys"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Disable")).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    tab_to(dialog.get_by_role("button", name="Disable"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/clusters/ops-demo/by-keys")
+    expect(page.locator("#head")).to_contain_text("Stopped", timeout=TRAINED)
+
+
+def test_a_telephone_shows_every_page_without_scrolling_sideways(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    tabs = ("", "/logs", "/metrics", "/usage", "/runs", "/events", "/manifest")
+    for address in ("/", "/clusters/new", "/clusters/import", *(f"/clusters/ops-demo/show1{tab}" for tab in tabs)):
+        page.goto(address)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
