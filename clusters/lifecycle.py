@@ -39,6 +39,11 @@ class TaskState:
         return f"{self.role}-{self.index}"
 
     @property
+    def is_ready(self) -> bool:
+        """A pod whose program ends again and again is Running for Kubernetes, and its GPUs are held; ready it is not."""
+        return self.phase in ("Running", "Succeeded") and self.reason != "BackOff"
+
+    @property
     def counts_as_failure(self) -> bool:
         return self.phase == "Failed" and not self.disrupted
 
@@ -97,7 +102,7 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> D
     tasks = list(tasks)
     newest = latest(tasks)
     ready = {
-        role: sum(1 for task in newest.values() if task.role == role and task.phase in ("Running", "Succeeded"))
+        role: sum(1 for task in newest.values() if task.role == role and task.is_ready)
         for role in run.counts
     }
     if run.phase in TERMINAL:

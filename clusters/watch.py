@@ -143,8 +143,12 @@ def _write_tasks(seen: Iterable[TaskSeen], at: dt.datetime) -> list[TaskSeen]:
 
     Returns those of which it is news that they failed.
     """
+    seen = list(seen)
+    # A cloud that counts the pods of a service by itself may begin anew; a pod keeps the number that it was first told with.
+    attempts = dict(Task.objects.filter(uid__in={item.uid for item in seen}).values_list("uid", "attempt"))
     newest: dict[tuple[int, str, int, int], TaskSeen] = {}
-    for item in seen:
+    for told in seen:
+        item = replace(told, attempt=attempts.get(told.uid, told.attempt))
         key = (item.run_id, item.role, item.index, item.attempt)
         before = newest.get(key)
         if before is None or before.uid != item.uid or RANK[item.phase] >= RANK[before.phase]:

@@ -143,11 +143,11 @@ class TaskSeen:
     """One seen state of one pod. Times are UTC; `gpus` are the device ids (or names) that this pod holds.
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
-    for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Failed Error, OOMKilled,
-    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts),
-    `finished_at` when the process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and
-    not counted as a failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed
-    task's log.
+    for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Running BackOff (its
+    program ended and is started again in the same pod); for Failed Error, OOMKilled, Disrupted, Lost, Stopped. `message` is
+    a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts), `finished_at` when the process had
+    ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a failure;
+    `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
     """
 
     run_id: int
@@ -272,6 +272,10 @@ class Cloud(Protocol):
     def watch(self, since: str) -> Iterator[Batch]:
         """News after `since`, at least one (maybe empty) batch every 10 s. Ends or raises CloudError when cut off;
         raises WatchExpired when `since` is too old."""
+
+    def acknowledge(self, items: Sequence[Seen]) -> None:
+        """`items` are written down for good, so the cloud may let go of what it kept for them alone. It returns at once and
+        never fails; what was not acknowledged is told again by the next listing."""
 
     def capacity(self) -> Capacity: ...
 

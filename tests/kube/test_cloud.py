@@ -187,7 +187,9 @@ def test_services_keep_their_index_and_come_back(
     assert sorted(pod["spec"]["hostname"] for pod in pods) == [names.host_name(run, "ps", index) for index in (0, 1)]
     plane.request("DELETE", f"/api/v1/namespaces/{space}/pods/{names.role_name(run, 'ps')}-1")
     following.until(lambda: len(following.of(run)) == 4 and len(following.of(run, "Running")) == 3)
-    assert [(task.role, task.index) for task in following.of(run, "Failed")] == [("ps", 1)]
+    (ended,) = following.of(run, "Failed")
+    assert (ended.role, ended.index, ended.attempt) == ("ps", 1, 0)
+    assert [task.attempt for task in following.of(run, "Running") if task.role == "ps"] == [0, 1]
     cloud.delete(run)
     following.until(lambda: following.is_gone(run))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clusters.clouds.base import (
@@ -109,7 +109,7 @@ class KubernetesCloud:
             assert mirror is not None
         return mirror.capacity()
 
-    def acknowledge(self, items: Iterable[Seen]) -> None:
+    def acknowledge(self, items: Sequence[Seen]) -> None:
         """Takes finalizers off in the background; what fails is tried again at the next call."""
         mirror = self._follower.mirror
         if mirror is None:
@@ -206,7 +206,7 @@ class KubernetesCloud:
         return inside.execute(self._client, pod, argv)
 
     def _pod(self, run: RunRef, role: str, index: int, attempt: int | None) -> Mapping[str, Any] | None:
-        """The pod of one attempt, or the newest one; None when there is none any more."""
+        """The pod of one attempt, or the newest one; None when there is none any more. Of a service only the newest is known."""
         label = names.selector(portal=self._settings.portal, run_id=run.id, role=role)
         path = path_of("Pod", run.namespace)
         pods = [pod for page in self._client.pages(path, labelSelector=label) for pod in page["items"]]
@@ -215,5 +215,5 @@ class KubernetesCloud:
             key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]),
         )
         if attempt is not None:
-            mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
+            mine = [pod for pod in mine if states.attempt_of(pod) == attempt or not states.is_of_job(pod)]
         return mine[-1] if mine else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusters.clouds.base import Capacity, Node, RunGone, Seen, StorageSeen, StorageState, TaskSeen, Waiting
@@ -61,6 +61,7 @@ class Mirror:
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
         self._storage: dict[int, StorageSeen] = {}
+        self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
 
     def note_node(self, kind: str, node: Object) -> None:
         name = node["metadata"]["name"]
@@ -87,6 +88,8 @@ class Mirror:
         seen = states.task_seen(pod, gpu_model=node.gpu_model if node else wanted, vanished_at=vanished_at)
         if seen is None:
             return []
+        if not states.is_of_job(pod):
+            seen = replace(seen, attempt=self._number(seen))
         if gone:
             self.pods.pop(uid, None)
             self.runs[seen.run_id].discard(uid)
@@ -106,6 +109,11 @@ class Mirror:
         news: list[Seen] = [] if before and before.seen == seen else [seen]
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
 
+    def _number(self, seen: TaskSeen) -> int:
+        """Which pod of a service's (role, index) this is, as far as is known: nobody else counts them."""
+        numbers = self._numbers[seen.run_id].setdefault((seen.role, seen.index), {})
+        return numbers.setdefault(seen.uid, max(numbers.values(), default=-1) + 1)
+
     def note_owner(self, kind: str, owner: Object) -> list[Seen]:
         metadata = owner["metadata"]
         run_id = names.run_id_of(metadata.get("labels") or {})
@@ -115,6 +123,7 @@ class Mirror:
         if kind == "DELETED":
             self.owners.pop(run_id, None)
             self._storage.pop(run_id, None)
+            self._numbers.pop(run_id, None)
             # With our finalizer taken off it has been told before.
             return [] if self.runs[run_id] else [RunGone(run_id, *_stored(metadata))]
         before = self.owners.get(run_id)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from clusters.clouds.base import Batch, CloudError, Seen, WatchExpired
-from clusters.clouds.kubernetes import client, names
+from clusters.clouds.kubernetes import client, names, states
 from clusters.clouds.kubernetes.client import Client, path_of
 from clusters.clouds.kubernetes.mirror import Mirror
 
@@ -49,10 +49,16 @@ class Follower:
         versions: dict[Source, str] = {}
         items: list[Seen] = []
         for source, (path, query) in self._queries.items():
+            services: list[dict[str, Any]] = []
             for page in self._client.pages(path, **query):
                 versions[source] = page["metadata"]["resourceVersion"]
                 for item in page["items"]:
-                    items += _note(mirror, source, "ADDED", item)
+                    if source == "pods" and not states.is_of_job(item):
+                        services.append(item)
+                    else:
+                        items += _note(mirror, source, "ADDED", item)
+            for item in sorted(services, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+                items += _note(mirror, source, "ADDED", item)
         self.mirror, self._delivering = mirror, False
         return Batch(_position(versions), tuple(items))
 

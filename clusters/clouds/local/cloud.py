@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from clusters.clouds.base import Batch, Capacity, CloudError, CloudRefused, LogChunk, Plan, RunRef, WatchExpired
+from clusters.clouds.base import Batch, Capacity, CloudError, CloudRefused, LogChunk, Plan, RunRef, Seen, WatchExpired
 from clusters.clouds.local import wire
 
 TIMEOUT = 30.0
@@ -51,6 +51,9 @@ class LocalCloud:
         with self._request("watch", WATCH_TIMEOUT, since=since) as answer:
             while line := _line(answer):
                 yield wire.batch_from(line)
+
+    def acknowledge(self, items: Sequence[Seen]) -> None:
+        """The agent's journal keeps everything until `purge`."""
 
     def capacity(self) -> Capacity:
         return wire.capacity_from(self._call("capacity"))

@@ -63,12 +63,14 @@ def follow(source: Cloud) -> None:
             asked_at = now()
             listing = source.list()
             apply_listing(source.name, listing, asked_at)
+            source.acknowledge(listing.items)
             position = listing.position
         capacity = source.capacity()
         save_capacity(source.name, capacity)
         try:
             for batch in source.watch(position):
                 apply_batch(source.name, batch)
+                source.acknowledge(batch.items)
                 position = batch.position
                 if batch.items and (seen := source.capacity()) != capacity:
                     capacity = seen
