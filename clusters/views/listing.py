@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -255,17 +256,29 @@ def _row(
         owner=cluster.created_by.username if cluster.created_by else "",
         phase=run.phase if run else "",
         reason=run.reason if run else "",
-        message=run.message if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal) else "",
+        message=first_sentence(run)
+        if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal)
+        else "",
         roles=tuple(cells),
         input=data[0] or "",
         output=data[1] or "",
         started=time(run.started_at, "") if run else "",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
-        cost=f"{run.cost_at(now):,.2f}" if run else "–",
+        cost=_cents(run.cost_at(now)) if run else "–",
         may_operate=may_operate,
         is_live=bool(run and not run.is_terminal),
         is_ending=bool(run and (run.desired == Run.Desired.ENDED or run.verdict)),
     )
+
+
+def first_sentence(run: Run) -> str:
+    """Why the run is in its phase; the lines of a log that may follow are shown where there is room for them."""
+    return run.message.partition("\n")[0].removesuffix(" Its last lines:")
+
+
+def _cents(cost: Decimal) -> str:
+    """Money in a column; a trace that rounds to nothing is "< 0.01"."""
+    return "< 0.01" if 0 < cost < Decimal("0.005") else f"{cost:,.2f}"
 
 
 def _morning(user: User, appcode: str) -> Morning:
