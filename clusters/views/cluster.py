@@ -29,7 +29,7 @@ from clusters.search import page
 from clusters.serializers import to_manifest
 from clusters.specs import ROLES
 from clusters.views.create import curl
-from clusters.views.listing import Row, flavor_titles, machine_notes, row_of
+from clusters.views.listing import Row, first_sentence, flavor_titles, machine_notes, row_of
 from portal.access import OPERATE, may
 from portal.views import person
 
@@ -72,10 +72,8 @@ class Page:
 
     @property
     def sentence(self) -> str:
-        """Why the run is in its phase; the lines of a log that may follow are shown where there is room for them."""
-        return (
-            (self.run.message or self.run.phase).partition("\n")[0].removesuffix(" Its last lines:") if self.run else ""
-        )
+        """Why the run is in its phase."""
+        return (first_sentence(self.run) or self.run.phase) if self.run else ""
 
     @property
     def cost(self) -> Decimal:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -106,6 +107,8 @@ def import_clusters(request: HttpRequest) -> HttpResponse:
             made = _import(read_manifests(form.text), user)
         except Invalid as invalid:
             form.complain(invalid.errors)
+        except PermissionDenied as denied:
+            form.complain([FieldError(("metadata", "appcode"), str(denied))])
         except Conflict as conflict:
             form.add_error(None, str(conflict))
         else:
@@ -135,6 +138,8 @@ def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Clu
         cluster = action(form.manifest)
     except Invalid as invalid:
         form.complain(invalid.errors)
+    except PermissionDenied as denied:
+        form.complain([FieldError(("metadata", "appcode"), str(denied))])
     except Conflict as conflict:
         form.add_error(None, str(conflict))
     else:

@@ -276,6 +276,11 @@ def test_import_takes_what_export_writes(make_cluster, people, as_person, stores
     assert Cluster.objects.get(name="copy").spec == Cluster.objects.get(name="demo").spec
 
 
+def test_a_viewer_may_not_import(catalogue, people, as_person, document):
+    page = as_person(people.victor).post("/clusters/import", {"manifest": json.dumps(document("one"))}).content.decode()
+    assert "metadata.appcode: You need to be developer or owner of ops-demo" in page
+
+
 def test_import_of_several_makes_all_or_none(catalogue, people, as_person, document):
     from clusters.models import Cluster
 
