@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,11 @@ POLITE = {
     "String should have at least 1 character": "This is needed.",
     "Input should be a valid integer, unable to parse string as an integer": "Give a whole number.",
 }
+
+LIMIT = re.compile(
+    r"(Input should be (less|greater) than or equal to|String should have at (most|least)) (?P<number>\d+)"
+    r"(?P<what> characters?)?"
+)
 
 
 class Words(forms.CharField):
@@ -431,7 +437,13 @@ def field_of(path: tuple[str, ...]) -> str | None:
 
 
 def polite(message: str) -> str:
-    return POLITE.get(message, message if message.endswith((".", "!", "?")) else f"{message}.")
+    """Pydantic's sentence in the portal's words; ours as they are."""
+    if message in POLITE:
+        return POLITE[message]
+    if limit := LIMIT.fullmatch(message):
+        most = "less" in message or "at most" in message
+        return f"At {'most' if most else 'least'} {limit['number']}{limit['what'] or ''}."
+    return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
 def short_document(manifest: ClusterManifest) -> dict[str, Any]:

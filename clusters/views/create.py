@@ -230,16 +230,17 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, A
     appcode = document["metadata"]["appcode"]
     address = request.build_absolute_uri(f"/api/v1/appcodes/{quote(appcode)}/clusters")
     text = json.dumps(document, indent=2, ensure_ascii=False)
+    complaints = [
+        (form.fields[name].widget.attrs.get("aria-label", form[name].label), form[name].value(), form.errors[name][0])
+        for name in form.fields
+        if name in form.errors
+    ]
     return {
         "form": form,
         "preview": found,
         "complete": complete,
-        "missing": [form[name].label for name in form.errors if name in form.fields and not form[name].value()],
-        "wrong": [
-            (form[name].label, errors[0])
-            for name, errors in form.errors.items()
-            if name in form.fields and form[name].value()
-        ],
+        "missing": [label for label, value, _ in complaints if not value],
+        "wrong": [(label, sentence) for label, value, sentence in complaints if value],
         "manifest": text,
         "curl": curl(address, text),
     }
