@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from django.db import IntegrityError, transaction
 from django.db.models import Max
+from django.utils import timezone
 
-from clusters import tasks
+from clusters import wakeups
 from clusters.catalogue import require_active, resolve, usable_appcode
 from clusters.models import Cluster, Run
 from clusters.observe import refresh
@@ -109,10 +110,10 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
         run = cluster.current_run
         if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
             _ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
-        cluster.deleted_at = tasks.now()
+        cluster.deleted_at = timezone.now()
         cluster.save(update_fields=["deleted_at", "changed_at"])
         _record("cluster.deleted", cluster, acting_user, "Deleted.")
-        transaction.on_commit(lambda: tasks.wake_purge(cluster.pk))
+        transaction.on_commit(lambda: wakeups.wake_purge(cluster.pk))
 
 
 @transaction.atomic
@@ -145,8 +146,8 @@ def _ask_to_end(run: Run, reason: str, message: str) -> None:
     run.save(
         update_fields=["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
     )
-    refresh([run], tasks.now())
-    transaction.on_commit(lambda: tasks.wake(run.pk))
+    refresh([run], timezone.now())
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 
 def end_by_portal(run: Run, reason: str, message: str) -> None:
@@ -166,7 +167,7 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     spec = ClusterSpec.model_validate(cluster.spec)
     resolved = resolve(spec, cluster.appcode)
     not_before = spec.schedule_after if scheduled else None
-    if not_before is not None and not_before > tasks.now():
+    if not_before is not None and not_before > timezone.now():
         wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")
     else:
         wait = ("", "")
@@ -188,7 +189,7 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])
     _record("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
-    transaction.on_commit(lambda: tasks.wake(run.pk))
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
 
 

@@ -101,10 +101,7 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> D
     """The phase that follows from what is known at `now` (UTC). Calling it again with the same facts changes nothing."""
     tasks = list(tasks)
     newest = latest(tasks)
-    ready = {
-        role: sum(1 for task in newest.values() if task.role == role and task.is_ready)
-        for role in run.counts
-    }
+    ready = {role: sum(1 for task in newest.values() if task.role == role and task.is_ready) for role in run.counts}
     if run.phase in TERMINAL:
         return Decision(
             run.phase,

@@ -106,8 +106,12 @@ class Run(models.Model):
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveIntegerField()
     spec = models.JSONField()
-    resources = models.JSONField(help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}')
-    gpus = models.PositiveIntegerField(help_text="GPUs of all its tasks together; counted against the quota while admitted.")
+    resources = models.JSONField(
+        help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}'
+    )
+    gpus = models.PositiveIntegerField(
+        help_text="GPUs of all its tasks together; counted against the quota while admitted."
+    )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     not_before = models.DateTimeField(null=True)

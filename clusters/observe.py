@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from django.db import transaction
 
 from billing.metering import totals
-from clusters import tasks
+from clusters import wakeups
 from clusters.lifecycle import RunState, TaskState, next_phase
 from clusters.models import Run, Task
 from portal.events import record
@@ -59,7 +59,7 @@ def refresh(runs: Sequence[Run], now: dt.datetime) -> None:
     for run in runs:
         decision = next_phase(state_of(run), tasks_of[run.pk], now)
         if decision.verdict and not run.verdict:
-            transaction.on_commit(lambda pk=run.pk: tasks.wake(pk))  # type: ignore[misc]
+            transaction.on_commit(lambda pk=run.pk: wakeups.wake(pk))  # type: ignore[misc]
         if not run.verdict:
             # Kept from then on: that its parameter servers were ended does not make a success look half ready.
             run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}
@@ -84,9 +84,9 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         run.deadline = now + dt.timedelta(seconds=limit) if limit else None
     if run.is_terminal:
         run.finished_at = now
-        transaction.on_commit(lambda: tasks.wake_waiting(run.cluster.appcode_id))
+        transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
         if run.cluster.deleted_at:
-            transaction.on_commit(lambda: tasks.wake_purge(run.cluster_id))
+            transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))
     record(
         f"run.{run.phase.lower()}",
         actor=None,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from django.utils import timezone
+
 from billing.metering import price_book
 from billing.rating import hourly
 from billing.usage import Resources
-from clusters import tasks
 from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
 from clusters.catalogue import resolve, usable_appcode
 from clusters.clouds.base import Capacity, Node, Waiting
@@ -50,7 +51,7 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     )
     roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
     sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
-    per_hour = hourly(price_book(), tasks.now(), sizes)
+    per_hour = hourly(price_book(), timezone.now(), sizes)
     return Preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,

@@ -13,9 +13,10 @@ import uuid
 
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
+from django.utils import timezone
 
 from billing.metering import price_book
-from clusters import tasks
+from clusters import wakeups
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
 from clusters.catalogue import needs, why_not
@@ -67,8 +68,9 @@ def reconcile(run_id: int) -> None:
         try:
             _step(run_id, token)
         except CloudError as error:
-            log.warning("run %s: the cloud cannot do it now: %s", run_id, error)
-            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {error}", CLOUD_PAUSE)
+            why = readable(str(error))
+            log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
+            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {why}", CLOUD_PAUSE)
             return
         except Exception as error:
             kind = type(error).__name__
@@ -92,7 +94,7 @@ def unsettled(at: dt.datetime) -> Q:
 
 
 def _claim(run_id: int, token: uuid.UUID) -> bool:
-    at = tasks.now()
+    at = timezone.now()
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
     rows = Run.objects.filter(unsettled(at), free, pk=run_id)
     return rows.update(claim_token=token, claimed_until=at + CLAIM) == 1
@@ -108,7 +110,7 @@ def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta) -> None
     """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for."""
     run = _ours(run_id, token)
     if run is not None:
-        run.claim_token, run.claimed_until = None, tasks.now() + pause
+        run.claim_token, run.claimed_until = None, timezone.now() + pause
         run.save(update_fields=["claim_token", "claimed_until"])
         _wait(run, TROUBLE, readable(why))
 
@@ -134,7 +136,7 @@ def _told(run_id: int, token: uuid.UUID, field: str) -> None:
     """Writes down that the cloud has been told; what kept us from it is over."""
     run = _ours(run_id, token)
     if run is not None:
-        setattr(run, field, tasks.now())
+        setattr(run, field, timezone.now())
         run.save(update_fields=[field])
         if run.wait_reason == TROUBLE:
             _wait(run, "", "")
@@ -151,7 +153,7 @@ def _wait(run: Run, reason: str, message: str) -> None:
     if (run.wait_reason, run.wait_message) != (reason, message):
         run.wait_reason, run.wait_message = reason, message
         run.save(update_fields=["wait_reason", "wait_message"])
-        refresh([run], tasks.now())
+        refresh([run], timezone.now())
 
 
 @transaction.atomic
@@ -176,7 +178,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
     appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode_id)
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
-    rows = Run.objects.filter(_waits(tasks.now()), pk__in=[*queue, *others]).order_by("pk")
+    rows = Run.objects.filter(_waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related("cluster__appcode"):
@@ -200,14 +202,14 @@ def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int]) -> bool:
     else:
         judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
-        run.admitted_at = tasks.now() if judgement.fits == "now" else None
+        run.admitted_at = timezone.now() if judgement.fits == "now" else None
     return was != (run.admitted_at, run.wait_reason, run.wait_message)
 
 
 def _save_judged(runs: list[Run]) -> None:
     if runs:
         Run.objects.bulk_update(runs, ["admitted_at", "wait_reason", "wait_message"])
-        refresh(runs, tasks.now())
+        refresh(runs, timezone.now())
 
 
 def held(appcode_id: int) -> int:
@@ -222,12 +224,12 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
     if run is not None:
         run.refusal = readable(why) or "The cloud refused it and did not say why."
         run.save(update_fields=["refusal"])
-        refresh([run], tasks.now())
+        refresh([run], timezone.now())
 
 
 def waiting(appcode_id: int) -> QuerySet[Run]:
     """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
-    return Run.objects.filter(_waits(tasks.now()), cluster__appcode=appcode_id).order_by("pk")
+    return Run.objects.filter(_waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
 
 
 def _waits(at: dt.datetime) -> Q:
@@ -291,7 +293,7 @@ def purge(cluster_id: int) -> None:
 def sweep() -> None:
     """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, old prices, and
     deleted clusters whose logs are left."""
-    at = tasks.now()
+    at = timezone.now()
     overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
     for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         _end_overdue(run_id)
@@ -301,14 +303,14 @@ def sweep() -> None:
     longest_ago = F("claimed_until").asc(nulls_first=True)
     lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
     for run_id in lost.values_list("pk", flat=True)[:SWEEP_LIMIT]:
-        tasks.wake(run_id)
+        wakeups.wake(run_id)
     queues = Run.objects.filter(_waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
-        tasks.wake_waiting(appcode_id)
+        wakeups.wake_waiting(appcode_id)
     alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
     dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
     for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
-        tasks.wake_purge(cluster_id)
+        wakeups.wake_purge(cluster_id)
 
 
 @transaction.atomic
@@ -318,7 +320,7 @@ def _renew_costs(at: dt.datetime) -> None:
     if changed is not None:
         stale = Run.objects.filter(gone=False, usage_as_of__lt=changed + PRICE_SEEN).order_by("pk")
         rows = stale.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
-        refresh(list(rows[:SWEEP_LIMIT]), tasks.now())
+        refresh(list(rows[:SWEEP_LIMIT]), timezone.now())
 
 
 @transaction.atomic

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from django.db import transaction
+from django.utils import timezone
 
 from billing import metering
 from billing.usage import PodState
-from clusters import tasks
+from clusters import wakeups
 from clusters.clouds.base import Batch, Capacity, RunGone, Seen, StorageSeen, TaskSeen
 from clusters.lifecycle import TERMINAL
 from clusters.models import CloudState, Run, Task
@@ -72,13 +73,13 @@ def save_capacity(cloud: str, capacity: Capacity) -> None:
 
 
 def _save_position(cloud: str, position: str) -> None:
-    CloudState.objects.update_or_create(name=cloud, defaults={"position": position, "heard_at": tasks.now()})
+    CloudState.objects.update_or_create(name=cloud, defaults={"position": position, "heard_at": timezone.now()})
 
 
 def _write(cloud: str, items: Sequence[Seen]) -> None:
     if not items:
         return
-    at = tasks.now()
+    at = timezone.now()
     ids = {item.run_id for item in items}
     # Locked in one order everywhere, so that a person's action and the watch cannot wait for each other.
     rows = Run.objects.filter(pk__in=ids).order_by("pk").select_for_update(of=("self",), no_key=True)
@@ -203,7 +204,7 @@ def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
 
 def _vanished(cloud: str, run: Run) -> None:
     """The cloud has forgotten a run: close its pods with an estimated end, then start it again or call it gone."""
-    at = tasks.now()
+    at = timezone.now()
     lost = [
         TaskSeen(
             run_id=run.pk, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",
@@ -229,7 +230,7 @@ def _vanished(cloud: str, run: Run) -> None:
     run.save(update_fields=["gone", "stored", "gone_message", "applied_at", "storage_state", "storage_message"])
     record_all([_cloud_event(run, "run.vanished", "The cloud no longer knew this run.")])
     refresh([run], at)
-    transaction.on_commit(lambda: tasks.wake(run.pk))
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 
 def _cloud_event(run: Run, verb: str, message: str) -> Event:

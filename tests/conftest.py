@@ -47,6 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Pages are tested without `collectstatic`, and people get in without 100 ms of key stretching.
     settings.STORAGES["staticfiles"]["BACKEND"] = "django.contrib.staticfiles.storage.StaticFilesStorage"
     settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
+    # A worker of `pytest -n` that inherited this name would read the settings before it comes here, and with them the
+    # addresses of this process: the node agent's socket, the queue.
+    assert str(base) in settings.LOCAL_CLOUD_SOCKET, "the settings were read too early"
+    if worker is None:
+        del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

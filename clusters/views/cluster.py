@@ -15,10 +15,10 @@ from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
 from billing.access import usage_of
-from clusters import tasks
 from clusters.access import cluster_for, events_of
 from clusters.clouds.base import Node
 from clusters.forms import write_env
@@ -149,7 +149,7 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
             raise Http404(f"{name} has no run {wanted[:20]}.")
     if run:
         run.cluster = cluster
-    now = tasks.now()
+    now = timezone.now()
     row = row_of(cluster, may_operate=may(user, cluster.appcode, OPERATE), titles=flavor_titles(), now=now)
     return Page(cluster, run, row, now)
 
@@ -224,7 +224,7 @@ def manifest(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @require_safe
 def export(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The manifest as a file, as Import takes it."""
-    document = to_manifest(cluster_for(person(request), appcode, name), tasks.now())
+    document = to_manifest(cluster_for(person(request), appcode, name), timezone.now())
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     headers = {"Content-Disposition": f'attachment; filename="{name}.json"'}
     return HttpResponse(text, content_type="application/json", headers=headers)

@@ -22,13 +22,13 @@ from django.db.models.functions import JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import get_template
+from django.utils import timezone
 from django.utils.cache import get_conditional_response
 from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_safe
 
 from billing.access import Amount, usage_by_appcode
 from billing.periods import month
-from clusters import tasks
 from clusters.access import clusters_for
 from clusters.clouds.base import Node
 from clusters.models import CloudState, Cluster, Flavor, Run
@@ -150,7 +150,7 @@ def spent(request: HttpRequest) -> HttpResponse:
     appcodes = _selected(appcodes_for(user), request)
     key = f"clusters.spent.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
     total: Amount | None = cache.get(key)
-    now = tasks.now()
+    now = timezone.now()
     if total is None:
         total = Amount.total(usage.amount for usage in usage_by_appcode(appcodes, month(now), now))
         cache.set(key, total, SPENT_SECONDS)
@@ -182,7 +182,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
     found, next_cursor = page(search.narrow(_listed(user)), search.cursor, ROWS)
-    now = tasks.now()
+    now = timezone.now()
     titles = flavor_titles()
     return {
         "rows": [_listed_row(cluster, titles, now) for cluster in found],

@@ -51,9 +51,10 @@ class Loop:
         self.position = ""
 
     def work(self):
+        from django.utils.timezone import now
+
         from clusters import reconcile
         from clusters.models import Run
-        from clusters.tasks import now
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             reconcile.admit_waiting(appcode_id)
@@ -62,8 +63,9 @@ class Loop:
 
     def listen(self):
         """One batch of news."""
+        from django.utils.timezone import now
+
         from clusters.clouds.registry import cloud
-        from clusters.tasks import now
         from clusters.watch import apply_batch, apply_listing
 
         if not self.position:

@@ -11,7 +11,7 @@ import kombu.pools
 import psutil
 import pytest
 
-from clusters import actions, tasks
+from clusters import actions, wakeups
 from clusters.models import Run
 from portal import servers, services
 from portal.actions import make_token
@@ -30,7 +30,7 @@ def own_broker(tmp_path, settings, monkeypatch):
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": valkey.url}}
         monkeypatch.setattr(app.conf, "broker_url", valkey.url)
         monkeypatch.setattr(app.conf, "broker_write_url", valkey.url)
-        monkeypatch.setattr(tasks, "_quiet_until", 0.0)
+        monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
         forget(app)
         [process] = [
             each for each in psutil.Process().children(recursive=True) if any(f":{port}" in w for w in each.cmdline())

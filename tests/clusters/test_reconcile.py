@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 from django.db import connection, transaction
+from django.utils.timezone import now
 
 from billing.actions import add_price
 from billing.models import Price
@@ -16,7 +17,6 @@ from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.models import Cluster, Flavor, Run
 from clusters.preview import preview
-from clusters.tasks import now
 from portal.actions import approve_appcode, disable_appcode
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode
@@ -324,7 +324,7 @@ def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
 def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogue, people, manifest, monkeypatch):
     monkeypatch.setattr(reconcile, "SWEEP_LIMIT", 2)
     woken = []
-    monkeypatch.setattr(reconcile.tasks, "wake", woken.append)
+    monkeypatch.setattr(reconcile.wakeups, "wake", woken.append)
     runs = [current(actions.create_cluster(manifest(f"c{n}"), acting_user=people.bob)).pk for n in range(4)]
     del woken[:]
     for _ in range(2):
@@ -334,7 +334,7 @@ def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogu
     del woken[:]
     Run.objects.update(wait_reason="QuotaExceeded")
     queues = []
-    monkeypatch.setattr(reconcile.tasks, "wake_waiting", queues.append)
+    monkeypatch.setattr(reconcile.wakeups, "wake_waiting", queues.append)
     reconcile.sweep()
     assert (woken, queues) == ([], [people.ops.pk])
 

@@ -7,13 +7,13 @@ import time
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils.timezone import now
 
 from billing.models import Observation, UsageSegment
 from clusters import actions, reconcile, watch
 from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState, Cluster, Run, Task
-from clusters.tasks import now
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)

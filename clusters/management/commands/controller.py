@@ -12,11 +12,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import InterfaceError, OperationalError, connection, connections
+from django.utils import timezone
 
 from clusters.clouds.base import Cloud, CloudError, WatchExpired
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState
-from clusters.tasks import now
 from clusters.watch import apply_batch, apply_listing, save_capacity
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def follow(source: Cloud) -> None:
     position = state.position if state else ""
     while True:
         if not position:
-            asked_at = now()
+            asked_at = timezone.now()
             listing = source.list()
             apply_listing(source.name, listing, asked_at)
             source.acknowledge(listing.items)
