@@ -10,7 +10,7 @@ from typing import Any
 from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
 from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.manifests import Settings
+from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.plane import Plane
 
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}

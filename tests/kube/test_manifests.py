@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusters.clouds.base import CloudRefused, ImageRef, LocalSource, Mount, NfsSource, RunRef
 from clusters.clouds.kubernetes import manifests, names
 from clusters.clouds.kubernetes.client import Client, path_of
-from clusters.clouds.kubernetes.manifests import Settings
+from clusters.clouds.kubernetes.settings import Settings
 from clusters.specs import ROLES
 from tests.kube.plane import Plane
 from tests.kube.plans import data, plan, role, run_ref

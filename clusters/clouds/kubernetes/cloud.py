@@ -26,8 +26,8 @@ from clusters.clouds.base import (
 )
 from clusters.clouds.kubernetes import inside, manifests, names, states
 from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, path_of
-from clusters.clouds.kubernetes.manifests import Settings
 from clusters.clouds.kubernetes.mirror import Owner, Pod
+from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.watch import Follower
 
 log = logging.getLogger(__name__)
@@ -121,10 +121,13 @@ class KubernetesCloud:
                     self._due[item.uid] = pod
             elif isinstance(item, RunGone) and (owner := mirror.owners.get(item.run_id)) and owner.held:
                 self._due[f"run {item.run_id}"] = owner
+        for uid in list(mirror.unnumbered):
+            self._client.in_background(self._number_pod, uid)
         for run_id in mirror.take_left_behind():
-            self._client.in_background(self._delete_all, run_id, mirror.owners[run_id])
+            self._client.in_background(self._delete_all, mirror.owners[run_id])
         with self._lock:
-            begin = [key for key in self._due if key not in self._busy]
+            counting = {seen.run_id for seen in mirror.unnumbered.values()}
+            begin = [key for key, held in self._due.items() if key not in self._busy and held.run_id not in counting]
             self._busy.update(begin)
         for key in begin:
             self._client.in_background(self._release, key)
@@ -135,7 +138,7 @@ class KubernetesCloud:
             if isinstance(held, Pod):
                 self._release_pod(key, held)
             else:
-                self._release_owner(int(key.removeprefix("run ")), held)
+                self._release_owner(held)
             del self._due[key]
         except CloudError as error:
             log.warning("the finalizer of %s stays for now: %s", key, error)
@@ -144,16 +147,27 @@ class KubernetesCloud:
         finally:
             self._busy.discard(key)
 
-    def _delete_all(self, run_id: int, owner: Owner) -> None:
+    def _number_pod(self, uid: str) -> None:
+        """Writes down which pod of its task it is; tried again by the next call until the watch shows it."""
+        mirror = self._follower.mirror
+        pod, seen = (mirror.pods.get(uid), mirror.unnumbered.get(uid)) if mirror else (None, None)
+        if pod and seen:
+            metadata = {"uid": uid, "annotations": {names.ATTEMPT: str(seen.attempt)}}
+            try:
+                self._patch(path_of("Pod", pod.namespace, pod.name), metadata)
+            except CloudError as error:
+                log.warning("the number of pod %s is not written yet: %s", pod.name, error)
+
+    def _delete_all(self, owner: Owner) -> None:
         """An owner or its namespace was deleted by hand, as one deletes any object: what it owns is to go all the same."""
         try:
             self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
         except Missing:
             return
         except CloudError as error:
-            log.warning("what belongs to run %s stays for now: %s", run_id, error)
+            log.warning("what belongs to run %s stays for now: %s", owner.run_id, error)
             if self._follower.mirror:
-                self._follower.mirror.left_behind.add(run_id)
+                self._follower.mirror.left_behind.add(owner.run_id)
 
     def _release_pod(self, uid: str, pod: Pod) -> None:
         if pod.storage and pod.storage.state == "failed":
@@ -161,16 +175,16 @@ class KubernetesCloud:
         without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
         self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
 
-    def _release_owner(self, run_id: int, owner: Owner) -> None:
+    def _release_owner(self, owner: Owner) -> None:
         # Volumes have no namespace and hence no owner.
-        label = names.selector(portal=self._settings.portal, run_id=run_id)
+        label = names.selector(portal=self._settings.portal, run_id=owner.run_id)
         self._client.delete(path_of("PersistentVolume"), labelSelector=label)
         without = {"$deleteFromPrimitiveList/finalizers": [names.TOLD]}
         self._patch(path_of("ConfigMap", owner.namespace, owner.name), without)
 
     def _note_not_stored(self, pod: Pod, why: str) -> None:
         mirror = self._follower.mirror
-        owner = mirror.owners.get(pod.seen.run_id) if mirror else None
+        owner = mirror.owners.get(pod.run_id) if mirror else None
         if owner:
             metadata = {"annotations": {names.NOT_STORED: f"{pod.seen.role}-{pod.seen.index}: {why}"}}
             self._patch(path_of("ConfigMap", owner.namespace, owner.name), metadata)
@@ -206,7 +220,7 @@ class KubernetesCloud:
         return inside.execute(self._client, pod, argv)
 
     def _pod(self, run: RunRef, role: str, index: int, attempt: int | None) -> Mapping[str, Any] | None:
-        """The pod of one attempt, or the newest one; None when there is none any more. Of a service only the newest is known."""
+        """The pod of one attempt, or the newest one; None when there is none any more."""
         label = names.selector(portal=self._settings.portal, run_id=run.id, role=role)
         path = path_of("Pod", run.namespace)
         pods = [pod for page in self._client.pages(path, labelSelector=label) for pod in page["items"]]
@@ -215,5 +229,5 @@ class KubernetesCloud:
             key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]),
         )
         if attempt is not None:
-            mine = [pod for pod in mine if states.attempt_of(pod) == attempt or not states.is_of_job(pod)]
+            mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
         return mine[-1] if mine else None

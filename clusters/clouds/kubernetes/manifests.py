@@ -7,43 +7,18 @@ label that Kubernetes puts on the pod.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from clusters.clouds.base import CloudRefused, LocalSource, NfsSource, Plan, RolePlan, RunRef, S3Source, literal
-from clusters.clouds.kubernetes import names, storage
+from clusters.clouds.base import CloudRefused, LocalSource, NfsSource, Plan, RolePlan, RunRef, S3Source
+from clusters.clouds.kubernetes import names, pods, storage
+from clusters.clouds.kubernetes.settings import Settings
 
 Manifest = dict[str, Any]
-
-GPU = "nvidia.com/gpu"
-GPU_MODEL = "nvidia.com/gpu.product"
-# Where programs look for data; without a datastore it is an empty folder that goes with the pod.
-SCRATCH = ("/elearn/input", "/elearn/output")
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 — a volume of the pod's own, for data loaders
-USER = 1000
 
 _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an administrator decides once for a Kubernetes cluster.
-
-    `portal` names this installation. `quota` is the `hard` of a ResourceQuota in every business line's namespace, `{}` for
-    none: appcodes have quotas of their own. `runtime_class` is that of tasks with GPUs.
-    """
-
-    portal: str = "portal"
-    storage_image: str = "gpu-cloud/rclone:1.75"
-    runtime_class: str = ""
-    priority_class: str = ""
-    image_pull_policy: str = "IfNotPresent"
-    store_seconds: int = 120
-    quota: Mapping[str, str] | None = None
 
 
 def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
@@ -197,11 +172,11 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
                 "maxFailedIndexes": role.count,
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_WHO_BREAKS_OFF]}]},
-                "template": _pod(plan, role, settings, index=_JOB_INDEX),
+                "template": pods.template(plan, role, settings, index=_JOB_INDEX),
             },
         }
     if role.count == 1:
-        template = _pod(plan, role, settings, index="")
+        template = pods.template(plan, role, settings, index="")
         template["spec"]["hostname"] = names.host_name(plan.run, role.role, 0)
         return {
             "apiVersion": "apps/v1",
@@ -219,90 +194,6 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
             "podManagementPolicy": "Parallel",
             "serviceName": names.base_name(plan.run),
             "selector": selector,
-            "template": _pod(plan, role, settings, index=_SET_INDEX),
+            "template": pods.template(plan, role, settings, index=_SET_INDEX),
         },
     }
-
-
-def _pod(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
-    """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
-    stored = storage.pod_parts(plan, settings.storage_image, settings.image_pull_policy)
-    taken = {mount.mount_path for mount in plan.mounts}
-    scratch = [path for path in SCRATCH if path not in taken]
-    spec: Manifest = {
-        "subdomain": names.base_name(plan.run),
-        "restartPolicy": "Never" if role.restart == "OnFailure" else "Always",
-        "terminationGracePeriodSeconds": plan.grace_seconds + (settings.store_seconds if stored.stores else 0),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [
-            {
-                "name": "task",
-                "image": plan.image.container,
-                "imagePullPolicy": settings.image_pull_policy,
-                # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
-                "command": [literal(word) for word in role.argv],
-                "env": _environment(role, index),
-                "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
-                "resources": _resources(role),
-                "securityContext": storage.CONFINED,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [
-                    {"name": "tmp", "mountPath": storage.TMP},
-                    {"name": "shm", "mountPath": SHARED_MEMORY},
-                    *({"name": f"scratch{n}", "mountPath": path} for n, path in enumerate(scratch)),
-                    *stored.mounts,
-                ],
-            }
-        ],
-        "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            *({"name": f"scratch{n}", "emptyDir": {}} for n, _ in enumerate(scratch)),
-            *stored.volumes,
-        ],
-    }
-    if stored.init:
-        spec["initContainers"] = stored.init
-    if settings.priority_class:
-        spec["priorityClassName"] = settings.priority_class
-    if role.gpus:
-        spec["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
-        if role.gpu_model:
-            spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
-        if settings.runtime_class:
-            spec["runtimeClassName"] = settings.runtime_class
-    return {
-        "metadata": {
-            "labels": names.role_labels(settings.portal, plan.run, role.role),
-            "finalizers": [names.METERING],
-        },
-        "spec": spec,
-    }
-
-
-def _environment(role: RolePlan, index: str) -> list[Manifest]:
-    """TASK_INDEX stands first: a value can only refer to what stands before it."""
-    first: Manifest = {"name": "TASK_INDEX", "value": "0"}
-    if index:
-        first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
-    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    if not role.gpus:
-        # An image that asks for all GPUs would otherwise see those of others.
-        ours["NVIDIA_VISIBLE_DEVICES"] = "void"
-    return [first, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
-
-
-def _resources(role: RolePlan) -> Manifest:
-    """Requests equal limits, so that a task has what it is billed for and is evicted last."""
-    held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
-    if role.gpus:
-        held[GPU] = str(role.gpus)
-    return {"requests": dict(held), "limits": held}

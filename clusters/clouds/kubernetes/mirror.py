@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusters.clouds.base import Capacity, Node, RunGone, Seen, StorageSeen, StorageState, TaskSeen, Waiting
-from clusters.clouds.kubernetes import manifests, names, reasons, states
+from clusters.clouds.kubernetes import names, reasons, states
+from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
@@ -35,11 +36,16 @@ class Pod:
     over: bool
     held: bool
 
+    @property
+    def run_id(self) -> int:
+        return self.seen.run_id
+
 
 @dataclass(frozen=True)
 class Owner:
     """`ending`: deleted, and the garbage collector knows that everything of the run goes with it. `ended`: all has gone."""
 
+    run_id: int
     namespace: str
     name: str
     deleted: bool
@@ -60,6 +66,8 @@ class Mirror:
         self.nodes: dict[str, Node] = {}
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
+        # Pods of services on which their number is to be written, before the pods that were counted can go.
+        self.unnumbered: dict[str, TaskSeen] = {}
         self._storage: dict[int, StorageSeen] = {}
         self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
 
@@ -83,13 +91,14 @@ class Mirror:
         gone = kind == "DELETED"
         before = self.pods.get(uid)
         node = self.nodes.get(pod["spec"].get("nodeName") or "")
-        wanted = (pod["spec"].get("nodeSelector") or {}).get(manifests.GPU_MODEL, "")
+        wanted = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
         vanished_at = now if gone and not states.is_over(pod) else None
         seen = states.task_seen(pod, gpu_model=node.gpu_model if node else wanted, vanished_at=vanished_at)
         if seen is None:
             return []
         if not states.is_of_job(pod):
             seen = replace(seen, attempt=self._number(seen))
+            self._note_number(pod, seen, gone=gone)
         if gone:
             self.pods.pop(uid, None)
             self.runs[seen.run_id].discard(uid)
@@ -110,9 +119,18 @@ class Mirror:
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
 
     def _number(self, seen: TaskSeen) -> int:
-        """Which pod of a service's (role, index) this is, as far as is known: nobody else counts them."""
+        """Which pod of a service's (role, index) this is: what stands on it, or one more than the last that is known."""
         numbers = self._numbers[seen.run_id].setdefault((seen.role, seen.index), {})
-        return numbers.setdefault(seen.uid, max(numbers.values(), default=-1) + 1)
+        if seen.uid not in numbers:
+            numbers[seen.uid] = seen.attempt or max(numbers.values(), default=-1) + 1
+        return numbers[seen.uid]
+
+    def _note_number(self, pod: Object, seen: TaskSeen, *, gone: bool) -> None:
+        written = not seen.attempt or states.attempt_of(pod) == seen.attempt
+        if gone or written:
+            self.unnumbered.pop(seen.uid, None)
+        else:
+            self.unnumbered[seen.uid] = seen
 
     def note_owner(self, kind: str, owner: Object) -> list[Seen]:
         metadata = owner["metadata"]
@@ -128,6 +146,7 @@ class Mirror:
             return [] if self.runs[run_id] else [RunGone(run_id, *_stored(metadata))]
         before = self.owners.get(run_id)
         owner_now = self.owners[run_id] = Owner(
+            run_id=run_id,
             namespace=metadata["namespace"],
             name=metadata["name"],
             deleted="deletionTimestamp" in metadata,
@@ -190,13 +209,13 @@ def _stored(metadata: Object) -> tuple[bool, str]:
 def node_of(node: Object) -> Node:
     """`gpus_free` counts no pods yet; a node that takes no new pods has none free."""
     allocatable = node["status"].get("allocatable") or {}
-    gpus = int(allocatable.get(manifests.GPU, 0))
+    gpus = int(allocatable.get(GPU, 0))
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions") or [])
     closed = bool(node["spec"].get("unschedulable"))
     note = "" if ready and not closed else "It takes no new tasks." if ready else "It does not answer."
     return Node(
         name=node["metadata"]["name"],
-        gpu_model=(node["metadata"].get("labels") or {}).get(manifests.GPU_MODEL, ""),
+        gpu_model=(node["metadata"].get("labels") or {}).get(GPU_MODEL, ""),
         gpus=gpus,
         gpus_free=gpus if not note else 0,
         cpu_milli=round(quantity(allocatable.get("cpu", "0")) * 1000),

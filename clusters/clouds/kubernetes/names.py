@@ -31,6 +31,8 @@ RUN_ID = f"{PREFIX}/run-id"
 ROLE = f"{PREFIX}/role"
 OWNER = f"{PREFIX}/owner"
 
+# Which pod of a service's task this is, from 0 (and then absent): nobody else counts them.
+ATTEMPT = f"{PREFIX}/attempt"
 # Why a run's output is not where it belongs, noted on its owner.
 NOT_STORED = f"{PREFIX}/not-stored"
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.kubernetes import manifests, storage
+from clusters.clouds.kubernetes import storage
+from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL
 
 Pod = Mapping[str, Any]
 Status = Mapping[str, Any]
@@ -33,8 +34,7 @@ def condition(pod: Pod, kind: str) -> Mapping[str, Any] | None:
 def gpus_of(pod: Pod) -> int:
     """How many GPUs the pod holds when it is on a node."""
     return sum(
-        int((container.get("resources") or {}).get("limits", {}).get(manifests.GPU, 0))
-        for container in pod["spec"]["containers"]
+        int((container.get("resources") or {}).get("limits", {}).get(GPU, 0)) for container in pod["spec"]["containers"]
     )
 
 
@@ -134,7 +134,7 @@ def _memory(pod: Pod) -> str:
 def unschedulable(pod: Pod, message: str) -> str:
     """The scheduler's sentence in words for people; its own where it says something unknown."""
     gpus = gpus_of(pod)
-    model = (pod["spec"].get("nodeSelector") or {}).get(manifests.GPU_MODEL, "")
+    model = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
     what = (
         f"Waits for {gpus} {model + ' ' if model else ''}GPU{'' if gpus == 1 else 's'}" if gpus else "Waits for a node"
     )
@@ -151,7 +151,7 @@ def unschedulable(pod: Pod, message: str) -> str:
 
 def _shortage(count: int, text: str, model: str) -> str:
     text = text.strip()
-    if text == f"Insufficient {manifests.GPU}":
+    if text == f"Insufficient {GPU}":
         return f"{count} without enough free GPUs"
     if text.startswith("Insufficient "):
         return f"{count} without enough free {text.removeprefix('Insufficient ')}"

@@ -2,7 +2,8 @@
 
 A pod of a Job never starts again, so its end is the attempt's end. A pod of a Deployment or StatefulSet keeps its GPUs
 while its program is restarted inside it; that shows as Running with the reason BackOff. An attempt's number is how often
-its index had failed or was broken off before, as the Job controller has noted it on the pod; pods of services say 0 here.
+its index had failed or was broken off before, as the Job controller has noted it on the pod; the pods of services are
+counted by `mirror`, and `cloud` writes that on them.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ def index_of(pod: Pod) -> int:
 
 def attempt_of(pod: Pod) -> int:
     annotations = pod["metadata"].get("annotations") or {}
-    return int(annotations.get(_FAILURES, 0)) + int(annotations.get(_BREAKS, 0))
+    return sum(int(annotations.get(name, 0)) for name in (_FAILURES, _BREAKS, names.ATTEMPT))
 
 
 def is_of_job(pod: Pod) -> bool:
-    """Whether the Job controller counts its attempts; the pods of services are counted by `mirror`."""
+    """Whether the Job controller counts its attempts."""
     return _FAILURES in (pod["metadata"].get("annotations") or {})
 
 

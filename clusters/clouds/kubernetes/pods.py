@@ -1,0 +1,100 @@
+"""The pod of a role: how a task's program, its resources and its confinement are told to Kubernetes. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusters.clouds.base import Plan, RolePlan, literal
+from clusters.clouds.kubernetes import names, storage
+from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL, Settings
+
+Manifest = dict[str, Any]
+
+# Where programs look for data; without a datastore it is an empty folder that goes with the pod.
+SCRATCH = ("/elearn/input", "/elearn/output")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 — a volume of the pod's own, for data loaders
+USER = 1000
+
+
+def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
+    """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
+    stored = storage.pod_parts(plan, settings.storage_image, settings.image_pull_policy)
+    taken = {mount.mount_path for mount in plan.mounts}
+    scratch = [path for path in SCRATCH if path not in taken]
+    spec: Manifest = {
+        "subdomain": names.base_name(plan.run),
+        "restartPolicy": "Never" if role.restart == "OnFailure" else "Always",
+        "terminationGracePeriodSeconds": plan.grace_seconds + (settings.store_seconds if stored.stores else 0),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "task",
+                "image": plan.image.container,
+                "imagePullPolicy": settings.image_pull_policy,
+                # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
+                "command": [literal(word) for word in role.argv],
+                "env": _environment(role, index),
+                "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
+                "resources": _resources(role),
+                "securityContext": storage.CONFINED,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": "tmp", "mountPath": storage.TMP},
+                    {"name": "shm", "mountPath": SHARED_MEMORY},
+                    *({"name": f"scratch{n}", "mountPath": path} for n, path in enumerate(scratch)),
+                    *stored.mounts,
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            *({"name": f"scratch{n}", "emptyDir": {}} for n, _ in enumerate(scratch)),
+            *stored.volumes,
+        ],
+    }
+    if stored.init:
+        spec["initContainers"] = stored.init
+    if settings.priority_class:
+        spec["priorityClassName"] = settings.priority_class
+    if role.gpus:
+        spec["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+        if role.gpu_model:
+            spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
+        if settings.runtime_class:
+            spec["runtimeClassName"] = settings.runtime_class
+    return {
+        "metadata": {
+            "labels": names.role_labels(settings.portal, plan.run, role.role),
+            "finalizers": [names.METERING],
+        },
+        "spec": spec,
+    }
+
+
+def _environment(role: RolePlan, index: str) -> list[Manifest]:
+    """TASK_INDEX stands first: a value can only refer to what stands before it."""
+    first: Manifest = {"name": "TASK_INDEX", "value": "0"}
+    if index:
+        first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
+    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if not role.gpus:
+        # An image that asks for all GPUs would otherwise see those of others.
+        ours["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return [first, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
+
+
+def _resources(role: RolePlan) -> Manifest:
+    """Requests equal limits, so that a task has what it is billed for and is evicted last."""
+    held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
+    if role.gpus:
+        held[GPU] = str(role.gpus)
+    return {"requests": dict(held), "limits": held}

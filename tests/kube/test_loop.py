@@ -1,0 +1,204 @@
+"""The portal's own loop over the Kubernetes cloud: from an action to pods and back to a phase, usage and nothing left."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from clusters.clouds.base import Batch, WatchExpired
+from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from tests.kube.following import cloud_of
+from tests.kube.plane import Plane
+
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+
+class Loop:
+    """Worker and controller in one thread, step by step, as in tests/clusters."""
+
+    def __init__(self, plane: Plane, cloud: KubernetesCloud) -> None:
+        self.plane = plane
+        self.cloud = cloud
+        self.batches: Iterator[Batch] = iter(())
+
+    def restart(self) -> None:
+        """Another controller: it knows nothing but the database."""
+        self.cloud = cloud_of(self.plane, self.cloud._settings.portal)
+        self.batches = iter(())
+
+    def work(self) -> None:
+        from django.utils.timezone import now
+
+        from clusters import reconcile
+        from clusters.models import Run
+
+        for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
+            reconcile.admit_waiting(appcode_id)
+        for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
+            reconcile.reconcile(run_id)
+
+    def listen(self) -> None:
+        from django.utils.timezone import now
+
+        from clusters.models import CloudState
+        from clusters.watch import apply_batch, apply_listing
+
+        try:
+            batch = next(self.batches)
+        except (StopIteration, WatchExpired):
+            asked_at = now()
+            batch = self.cloud.list()
+            apply_listing("kubernetes", batch, asked_at)
+            position = CloudState.objects.get(name="kubernetes").position
+            self.batches = self.cloud.watch(position)
+        else:
+            apply_batch("kubernetes", batch)
+        self.cloud.acknowledge(batch.items)
+
+    def until(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
+        from clusters.models import Run, Task
+
+        deadline = time.monotonic() + seconds
+        self.work()
+        while not happened():
+            assert time.monotonic() < deadline, [*Run.objects.values("pk", "phase", "message"), *Task.objects.values()]
+            self.listen()
+            self.work()
+
+    def until_phase(self, cluster: Any, *phases: str) -> Any:
+        from clusters.models import Run
+
+        self.until(lambda: Run.objects.get(current_of=cluster).phase in phases)
+        return Run.objects.get(current_of=cluster)
+
+    def end(self, run: Any, role: str, code: int) -> None:
+        self.plane.end_pods("ops", names.selector(portal=self.cloud._settings.portal, run_id=run.pk, role=role), code)
+
+
+@pytest.fixture
+def loop(plane: Plane, people: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    from clusters import reconcile
+    from clusters.models import Flavor, Image, Run
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+    Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
+    Image.objects.create(
+        name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
+    )
+    loop = Loop(plane, cloud_of(plane, f"loop-{secrets.token_hex(4)}"))
+    monkeypatch.setattr(reconcile, "cloud", lambda: loop.cloud)
+    yield loop
+    Run.objects.filter(gone=False).update(desired="ended", release_asked_at=None)
+    loop.until(lambda: not Run.objects.filter(gone=False).exists())
+
+
+@pytest.fixture
+def create(people: Any) -> Callable[..., Any]:
+    from clusters.actions import create_cluster
+    from clusters.specs import ClusterManifest
+
+    def make(**spec: Any) -> Any:
+        counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
+        roles = {
+            role: {"flavor": "small" if role == "ps" else "one-gpu", "count": count} for role, count in counts.items()
+        }
+        body = {"image": "tensorflow", "command": "python train.py", "roles": roles, **spec}
+        document = {"kind": "cluster", "metadata": {"name": "mnist", "appcode": "ops-demo"}, "spec": body}
+        return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
+
+    return make
+
+
+def test_a_run_succeeds_is_metered_and_leaves_nothing(plane: Plane, loop: Loop, create: Callable[..., Any]) -> None:
+    from billing.models import UsageSegment
+
+    cluster = create(ps=1, workers=2)
+    run = loop.until_phase(cluster, "Running")
+    assert {role: facts["ready"] for role, facts in run.roles.items()} == {"master": 1, "ps": 1, "worker": 2}
+    loop.end(run, "worker", 0)
+    loop.end(run, "master", 0)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
+    segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
+    assert len(segments) == 4
+    seen = {task.uid: (task.scheduled_at, task.finished_at) for task in run.tasks.all()}
+    assert {each.uid: (each.started, each.ended) for each in segments} == seen
+    path = "/api/v1/namespaces/ops/configmaps"
+    label = names.selector(run_id=run.pk, portal=loop.cloud._settings.portal)
+    plane.until(path, lambda found: not found, labelSelector=label)
+
+
+def test_a_failure_is_retried_and_then_ends_the_run(loop: Loop, create: Callable[..., Any]) -> None:
+    from clusters.models import Task
+
+    cluster = create(retries=1)
+    run = loop.until_phase(cluster, "Running")
+    loop.end(run, "master", 7)
+    loop.until(lambda: Task.objects.filter(run=run, attempt=1, phase="Running").exists())
+    loop.end(run, "master", 7)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, run.reason) == ("Failed", "TaskFailed")
+    assert "master-0 failed with exit code 7 after 2 attempts" in run.message
+    assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 7), (1, 7)]
+
+
+def test_a_controller_that_dies_between_writing_and_acknowledging_loses_nothing(
+    plane: Plane, loop: Loop, create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusters import actions
+    from clusters.models import Task
+
+    cluster = create(workers=1)
+    run = loop.until_phase(cluster, "Running")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.cloud, "acknowledge", lambda items: None)
+        actions.disable(cluster, acting_user=run.created_by)
+        loop.until(lambda: Task.objects.filter(run=run, phase="Failed").count() == 2)
+    loop.restart()
+    run = loop.until_phase(cluster, "Stopped")
+    assert run.gone
+    assert Task.objects.filter(run=run).count() == 2
+
+
+def test_a_service_counts_its_pods_also_across_controllers(
+    plane: Plane, loop: Loop, create: Callable[..., Any], people: Any
+) -> None:
+    from clusters import actions
+    from clusters.models import Task
+
+    cluster = create(mode="service")
+    run = loop.until_phase(cluster, "Running")
+    label = names.selector(run_id=run.pk, portal=loop.cloud._settings.portal)
+    for attempt in (1, 2):
+        path = "/api/v1/namespaces/ops/pods"
+        pods = plane.request("GET", path, labelSelector=label)["items"]
+        alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        plane.request("DELETE", f"{path}/{alive[0]['metadata']['name']}")
+        loop.until(lambda attempt=attempt: Task.objects.filter(run=run, attempt=attempt, phase="Running").exists())
+        loop.until(lambda attempt=attempt: Task.objects.filter(run=run, phase="Failed").count() == attempt)
+        if attempt == 1:
+            loop.restart()
+            loop.listen()
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_a_namespace_deleted_behind_our_back_ends_its_runs(
+    plane: Plane, loop: Loop, create: Callable[..., Any]
+) -> None:
+    cluster = create(workers=1)
+    loop.until_phase(cluster, "Running")
+    plane.request("DELETE", "/api/v1/namespaces/ops")
+    run = loop.until_phase(cluster, "Failed")
+    assert (run.reason, run.message) == (
+        "Lost",
+        "The cloud ended this run although nobody had asked for it.",
+    )
+    assert not run.tasks.filter(phase__in=["Pending", "Running"]).exists()
+    plane.until("/api/v1/namespaces", lambda found: "ops" not in found, seconds=60)
