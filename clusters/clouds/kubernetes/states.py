@@ -72,6 +72,12 @@ def attempt_of(pod: Pod) -> int:
     return sum(int(annotations.get(name, 0)) for name in (_FAILURES, _BREAKS, names.ATTEMPT))
 
 
+def age(pod: Pod) -> tuple[str, bool]:
+    """Sorts the pods of one task of a service, oldest first. Times are whole seconds; of two, the one that ends is older."""
+    alive = "deletionTimestamp" not in pod["metadata"] and not is_over(pod)
+    return pod["metadata"]["creationTimestamp"], alive
+
+
 def is_of_job(pod: Pod) -> bool:
     """Whether the Job controller counts its attempts."""
     return _FAILURES in (pod["metadata"].get("annotations") or {})

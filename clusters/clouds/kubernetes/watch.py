@@ -57,7 +57,7 @@ class Follower:
                         services.append(item)
                     else:
                         items += _note(mirror, source, "ADDED", item)
-            for item in sorted(services, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+            for item in sorted(services, key=states.age):
                 items += _note(mirror, source, "ADDED", item)
         self.mirror, self._delivering = mirror, False
         return Batch(_position(versions), tuple(items))
