@@ -127,7 +127,9 @@ class KubernetesCloud:
             self._client.in_background(self._delete_all, mirror.owners[run_id])
         with self._lock:
             counting = {seen.run_id for seen in mirror.unnumbered.values()}
-            begin = [key for key, held in self._due.items() if key not in self._busy and held.run_id not in counting]
+            begin = [
+                key for key, held in list(self._due.items()) if key not in self._busy and held.run_id not in counting
+            ]
             self._busy.update(begin)
         for key in begin:
             self._client.in_background(self._release, key)
