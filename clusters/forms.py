@@ -21,9 +21,10 @@ from django.db.models import QuerySet
 from pydantic import ValidationError
 
 from clusters.models import Flavor, Image
-from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName, errors_by_path, format_env, parse_env
+from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
 from datastores.models import Datastore
 from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
 from portal.models import Appcode
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.

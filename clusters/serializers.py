@@ -18,8 +18,9 @@ from pydantic.alias_generators import to_camel
 
 from billing.access import SegmentRow
 from clusters.models import Cluster, Flavor, Image, Run, Task
-from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName, errors_by_path
+from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName
 from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
 from portal.serializers import Answer
 
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]

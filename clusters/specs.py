@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+
+from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
 MAX_TASKS_PER_ROLE = 1000
 MAX_COMMAND_BYTES = 64 * 1024
@@ -27,7 +28,6 @@ ROLES: tuple[RoleName, ...] = ("master", "ps", "worker", "evaluator")
 Mode = Literal["batch", "service"]
 Completion = Literal["master", "workers"]
 
-DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the portal itself sets; a user's value would silently break the run.
 RESERVED_ENV = frozenset(
@@ -36,26 +36,14 @@ RESERVED_ENV = frozenset(
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 
 
-def _dns_label(value: str) -> str:
-    if not DNS_LABEL.fullmatch(value):
-        raise ValueError("Use lower-case letters, digits and '-'; start with a letter and end with a letter or digit.")
-    return value
-
-
 def _no_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("A NUL character cannot be passed to a program.")
     return value
 
 
-DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(_dns_label)]
+ClusterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(dns_label)]
 Text = Annotated[str, AfterValidator(_no_nul)]
-
-
-class Strict(BaseModel):
-    """A frozen value whose JSON keys are camelCase (the Kubernetes convention) and which refuses keys it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
 class RoleSpec(Strict):
@@ -122,7 +110,10 @@ class ClusterSpec(Strict):
     def _aware(cls, value: dt.datetime | None) -> dt.datetime | None:
         if value is not None and value.tzinfo is None:
             raise ValueError("Give the time zone, for example 2026-01-31T18:00:00Z.")
-        return value
+        try:
+            return value and value.astimezone(dt.UTC)
+        except OverflowError as error:
+            raise ValueError("Calendars end before this time.") from error
 
     @model_validator(mode="after")
     def _roles(self) -> Self:
@@ -149,39 +140,16 @@ class ClusterSpec(Strict):
 
 
 class Metadata(Strict):
-    name: DnsLabel
-    appcode: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    name: ClusterName
+    appcode: AppcodeName
 
 
-class ClusterManifest(Strict):
+class ClusterManifest(Manifest):
     """`{"kind":"cluster","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
 
     kind: Literal["cluster"] = "cluster"
     metadata: Metadata
     spec: ClusterSpec
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_status(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if key != "status"} if isinstance(value, dict) else value
-
-
-def field_error(message: str, *path: str) -> ValueError:
-    """A ValueError for a rule over several fields that carries the path of the field to mend (see `error_path`)."""
-    error = ValueError(message)
-    error.field_path = path  # type: ignore[attr-defined]
-    return error
-
-
-def errors_by_path(errors: list[Any]) -> list[tuple[tuple[str, ...], str]]:
-    """Pydantic's `ValidationError.errors()` as (path, sentence) pairs; paths are JSON keys, ("spec", "roles", "worker", …)."""
-    out = []
-    for item in errors:
-        cause = (item.get("ctx") or {}).get("error")
-        path = tuple(str(part) for part in item["loc"] if part != "[key]")
-        path += tuple(getattr(cause, "field_path", ()))
-        out.append((path, str(cause) if cause is not None else item["msg"]))
-    return out
 
 
 def check_env_name(name: str) -> None:

@@ -16,8 +16,8 @@ from datastores.models import Datastore
 from datastores.specs import DatastoreManifest, LocalSpec, Metadata, NfsSpec
 from datastores.uses import uses_of
 from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
 from portal.serializers import Answer
-from portal.specs import errors_by_path
 
 
 class S3Shown(BaseModel):

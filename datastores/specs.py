@@ -25,22 +25,16 @@ from pydantic import (
     model_validator,
 )
 
-MAX_NAME = 63
+from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict
+
 MAX_PATH = 1000
 
 Kind = Literal["s3", "nfs", "local"]
 KINDS: tuple[Kind, ...] = ("s3", "nfs", "local")
 
-_DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]+\]?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
-
-
-def _dns_label(value: str) -> str:
-    if not _DNS_LABEL.fullmatch(value):
-        raise ValueError("Use lower-case letters, digits and '-'; start with a letter and end with a letter or digit.")
-    return value
 
 
 def _server(value: str) -> str:
@@ -109,18 +103,17 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
-DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(_dns_label)]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_printable)]
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=500), AfterValidator(_secret)]
 
 
-class Strict(BaseModel):
-    """A frozen value that refuses keys it does not know, and keeps what was sent out of its error messages."""
+class Spec(Strict):
+    """Keys as the sources write them (access_key), and no value that was refused in an error: it may be a secret."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(alias_generator=None, hide_input_in_errors=True)
 
 
-class S3Spec(Strict):
+class S3Spec(Spec):
     """A bucket, or a folder (`prefix`) of it. Without `secret_key` a change keeps the one that is stored."""
 
     server: Annotated[str, StringConstraints(max_length=300), AfterValidator(_server)]
@@ -131,20 +124,20 @@ class S3Spec(Strict):
     region: Annotated[str, AfterValidator(_region)] = "us-east-1"
 
 
-class NfsSpec(Strict):
+class NfsSpec(Spec):
     """A folder of an NFS server, mounted by the node that runs a task."""
 
     server: Annotated[str, StringConstraints(max_length=253), AfterValidator(_host)]
     path: Annotated[str, AfterValidator(absolute_path)]
 
 
-class LocalSpec(Strict):
+class LocalSpec(Spec):
     """A folder of the portal's own machine; it has to lie in one that an administrator allowed."""
 
     path: Annotated[str, AfterValidator(absolute_path)]
 
 
-class DatastoreSpec(Strict):
+class DatastoreSpec(Spec):
     """Exactly one of the three."""
 
     s3: S3Spec | None = None
@@ -177,17 +170,14 @@ class DatastoreSpec(Strict):
 
 class Metadata(Strict):
     name: DnsLabel
-    appcode: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    appcode: AppcodeName
 
 
-class DatastoreManifest(Strict):
-    """`status` is ours and is ignored when it comes back."""
+class DatastoreManifest(Manifest):
+    """One datastore, as `kind`, `metadata` and `spec`."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     kind: Literal["datastore"] = "datastore"
     metadata: Metadata
     spec: DatastoreSpec
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_status(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if key != "status"} if isinstance(value, dict) else value

@@ -13,8 +13,9 @@ from django import forms
 from pydantic import ValidationError
 
 from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
 from portal.models import Appcode, Membership, OrgNode
-from portal.specs import MAX_EMAILS, MAX_OWNERS, MAX_REMARK, MAX_TOKEN_DAYS, AppcodeManifest, errors_by_path
+from portal.specs import MAX_EMAILS, MAX_OWNERS, MAX_REMARK, MAX_TOKEN_DAYS, AppcodeManifest
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:

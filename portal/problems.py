@@ -25,7 +25,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 
 from portal.errors import Conflict, FieldError, Invalid
-from portal.specs import errors_by_path
+from portal.manifests import errors_by_path
 
 log = logging.getLogger(__name__)
 

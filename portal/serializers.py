@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
 from portal.models import Appcode, Membership, User
-from portal.specs import AppcodeManifest, errors_by_path
+from portal.specs import AppcodeManifest
 
 
 class Answer(BaseModel):

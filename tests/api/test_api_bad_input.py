@@ -277,17 +277,15 @@ NUMBERS = ["0", "2147483648", "9" * 30, "9" * 5000, "-1", "x", "1.5"]
 @pytest.mark.parametrize("number", NUMBERS)
 def test_weird_numbers_in_addresses(as_alice: Api, number: str) -> None:
     as_alice.post(CLUSTERS, manifest())
-    for path in (
-        f"runs/{number}",
-        f"runs/{number}/tasks",
-        f"runs/{number}/tasks/worker/0/log",
-        f"runs/1/tasks/worker/{number}/log",
-    ):
+    for path in (f"runs/{number}", f"runs/{number}/tasks", f"runs/{number}/tasks/worker/0/log"):
         status, answer = as_alice.get(f"{CLUSTERS}/show1/{path}")
-        assert status in (404, 503), answer
+        assert status == 404, answer
+    # 200 (an empty log) or 503, by whether a test before this one has started the node agent.
+    status, answer = as_alice.get(f"{CLUSTERS}/show1/runs/1/tasks/worker/{number}/log")
+    assert status in ((200, 503) if number == "0" else (404,)), answer
     for query in ("tail", "offset", "attempt"):
         status, answer = as_alice.get(f"{CLUSTERS}/show1/runs/1/tasks/worker/0/log?{query}={number}")
-        assert status in (404, 422, 503), answer
+        assert status in (200, 404, 422, 503), answer
     assert as_alice.get(f"{CLUSTERS}/show1/usage?run={number}")[0] in (404, 422)
 
 

@@ -52,6 +52,8 @@ def test_every_answer_is_as_described(schema: dict[str, Any], everybody: dict[st
             continue
         for api in (victor, alice):
             status, answer = api(method, path, body)
+            if not isinstance(answer, (dict, list)):
+                answer = answer.content.decode()  # a log, where the node agent runs already
             check(schema, method, template, status, answer)
             checked += 1
     assert checked > 25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable
 
 import pytest
@@ -141,20 +142,22 @@ def test_deleting_stops_tasks_that_listen(agent: Agent) -> None:
 
 @pytest.mark.as_user
 def test_deleting_kills_tasks_that_do_not_listen_and_their_children(agent: Agent) -> None:
-    script = "trap '' TERM; (setsid sleep 1234 &) ; echo up; while :; do sleep 0.1; done"
+    child = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"  # of this test alone: others run beside it
+    script = f"trap '' TERM; (setsid {child} &) ; echo up; while :; do sleep 0.1; done"
     run = agent.apply(role(script), grace=1)
     agent.until_output(run, "up")
     agent.cloud.delete(run)
     agent.gone(run)
     end = agent.ended(run)
     assert (end.reason, end.exit_code) == ("Stopped", 128 + 9)
-    assert not [line for line in _commands() if line == "sleep 1234"]
+    assert not [line for line in _commands() if line == child]
 
 
 def test_a_task_takes_its_children_along(agent: Agent) -> None:
-    run = agent.apply(role("(setsid sleep 4321 &); exit 0"))
+    child = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"
+    run = agent.apply(role(f"(setsid {child} &); exit 0"))
     agent.ended(run)
-    assert not [line for line in _commands() if line == "sleep 4321"]
+    assert not [line for line in _commands() if line == child]
 
 
 def test_deleting_twice_and_the_unknown_is_fine_and_nothing_comes_back(agent: Agent) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
 
-pytestmark = pytest.mark.django_db
+# The buckets have fixed names on the one S3 server of all test processes.
+pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seed")]
 
 
 @pytest.fixture

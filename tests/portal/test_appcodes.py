@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from portal import actions
 from portal.errors import Conflict, Invalid
+from portal.manifests import errors_by_path
 from portal.models import Appcode, Event, Membership, User
-from portal.specs import AppcodeManifest, errors_by_path
+from portal.specs import AppcodeManifest
 
 pytestmark = pytest.mark.django_db
 

@@ -1,0 +1,71 @@
+"""What all manifests have in common: strict frozen values, and errors that say which field to mend.
+
+A form, a REST body and a manifest file all become the same value; nothing else reaches an action, so they accept and refuse
+the same things. Whether a name in it exists is the database's business; what can be judged from the value is judged there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+
+DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+
+
+class Strict(BaseModel):
+    """A frozen value whose JSON keys are camelCase (the Kubernetes convention) and which refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class Manifest(Strict):
+    """`{"kind", "metadata", "spec"}`; `status` is ours and is ignored when it comes back."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_status(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if key != "status"} if isinstance(value, dict) else value
+
+
+def dns_label(value: str) -> str:
+    """`value` when it may stand in a host name and starts with a letter; for a field's AfterValidator."""
+    if not DNS_LABEL.fullmatch(value):
+        raise ValueError("Use lower-case letters, digits and '-'; start with a letter and end with a letter or digit.")
+    return value
+
+
+AppcodeName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63), AfterValidator(dns_label)]
+
+
+def field_error(message: str, *path: str) -> ValueError:
+    """A ValueError for a rule over several fields that carries the path of the field to mend (see `errors_by_path`)."""
+    error = ValueError(message)
+    error.field_path = path  # type: ignore[attr-defined]
+    return error
+
+
+def errors_by_path(errors: list[Any]) -> list[tuple[tuple[str, ...], str]]:
+    """Pydantic's `ValidationError.errors()` as (path, sentence) pairs; paths are JSON keys, e.g. ("spec","orgNode")."""
+    out = []
+    for item in errors:
+        cause = (item.get("ctx") or {}).get("error")
+        path = tuple(str(part) for part in item["loc"] if part != "[key]")
+        path += tuple(getattr(cause, "field_path", ()))
+        out.append((path, str(cause) if cause is not None else sentence(item["type"], item["msg"])))
+    return out
+
+
+def sentence(kind: str, message: str) -> str:
+    """Pydantic's words as one would say them beside a field."""
+    plain = {
+        "missing": "Fill this in.",
+        "extra_forbidden": "There is no such field.",
+        "string_too_short": "Fill this in.",
+        "too_short": "Fill this in.",
+        "int_parsing": "Give a whole number.",
+    }
+    return plain.get(kind, message[:1].upper() + message[1:] + ("" if message.endswith(".") else "."))
