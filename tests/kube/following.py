@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
 from clusters.clouds.kubernetes.client import Client
@@ -13,7 +17,7 @@ from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.plane import Plane
 
-RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
+ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
 
 
 class CountingClient(Client):
@@ -28,7 +32,32 @@ class CountingClient(Client):
 
 
 def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
-    return KubernetesCloud(CountingClient.connect(str(plane.kubeconfig)), Settings(portal=portal))
+    """With the rights that the portal asks for in docker/kubernetes, and no others."""
+    return KubernetesCloud(CountingClient.connect(str(_portal_of(plane))), Settings(portal=portal))
+
+
+@functools.lru_cache
+def _portal_of(plane: Plane) -> Path:
+    """A kubeconfig; returns when the rights are in force."""
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    role = yaml.safe_load(ROLE.read_text())
+    plane.request("POST", f"{rbac}/clusterroles", role)
+    binding = {
+        "metadata": {"name": "gpu-cloud"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "gpu-cloud-portal"}],
+    }
+    plane.request("POST", f"{rbac}/clusterrolebindings", binding)
+    kubeconfig = plane.kubeconfig_for("gpu-cloud-portal")
+    client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 10
+    while True:  # the authorizer hears of them by a watch
+        try:
+            client.get("/api/v1/nodes")
+        except CloudError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return kubeconfig
 
 
 class Following:
