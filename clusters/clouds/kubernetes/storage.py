@@ -85,7 +85,9 @@ def _helper(
         source = plan.mounts[number].source
         assert isinstance(source, S3Source)
         env += _remote(plan, number, source)
-        pairs += [f"data{number}:{source.bucket}/{source.prefix}".rstrip("/").replace("$", "$$"), path]
+        # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+        folder = f"{source.bucket}/{source.prefix}/" if source.prefix else source.bucket
+        pairs += [f"data{number}:{folder}".replace("$", "$$"), path]
     return {
         "name": name,
         "image": image,
@@ -105,7 +107,8 @@ def _helper(
 def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
     """rclone takes a remote from variables, so there is no file with credentials."""
     prefix = f"RCLONE_CONFIG_DATA{number}"
-    plain = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": source.endpoint, "REGION": source.region}
+    provider = "Other" if source.endpoint else "AWS"
+    plain = {"TYPE": "s3", "PROVIDER": provider, "ENDPOINT": source.endpoint, "REGION": source.region}
     secret = names.secret_name(plan.run)
     return [
         *({"name": f"{prefix}_{name}", "value": value.replace("$", "$$")} for name, value in plain.items()),

@@ -1,0 +1,105 @@
+"""The programs of docker/rclone, with the variables and arguments that pods give them, against a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters.clouds.base import Mount, Plan, S3Source
+from clusters.clouds.kubernetes import names, storage
+from portal.services import program
+from tests.kube.plans import plan
+
+PROGRAMS = Path(__file__).parents[2] / "docker" / "rclone"
+
+
+@pytest.fixture
+def whole(s3: Any, bucket: str, tmp_path: Path) -> Plan:
+    source = S3Source(s3.url, bucket, "in", s3.access_key, s3.secret_key)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    return plan(
+        mounts=(
+            Mount(str(tmp_path / "in"), True, source),
+            Mount(str(tmp_path / "out"), False, replace(source, prefix="out")),
+        )
+    )
+
+
+def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
+    """As kubelet starts it: its variables, those from the Secret among them, and its arguments."""
+    (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
+    found = next(each for each in storage.pod_parts(whole, "image", "Never").init if each["name"] == container)
+    env = {each["name"]: _value(each, secret["stringData"]) for each in found["env"]}
+    argv = [str(PROGRAMS / found["args"][0]), *(changes.get(word, word) for word in found["args"][1:])]
+    path = f"{Path(program('rclone')).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(argv, env={**env, "PATH": path}, stderr=subprocess.PIPE, text=True)
+
+
+def _value(variable: Mapping[str, Any], secret: Mapping[str, str]) -> str:
+    if "value" in variable:
+        return str(variable["value"]).replace("$$", "$")
+    return secret[variable["valueFrom"]["secretKeyRef"]["key"]]
+
+
+def content(s3: Any, bucket: str, key: str) -> bytes | None:
+    if key not in {each["Key"] for each in s3.client.list_objects_v2(Bucket=bucket).get("Contents", [])}:
+        return None
+    body: bytes = s3.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    return body
+
+
+def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
+    s3.client.put_object(Bucket=bucket, Key="in/a/digits.csv", Body=b"1,2,3")
+    s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 7")
+    s3.client.put_object(Bucket=bucket, Key="other", Body=b"not ours")
+    fetch = start(whole, storage.FETCH)
+    assert fetch.wait(30) == 0
+    assert (tmp_path / "in" / "a" / "digits.csv").read_bytes() == b"1,2,3"
+    assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["checkpoint", "digits.csv"]
+
+
+def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    store = start(whole, storage.STORE, **{str(storage.STORE_EVERY_SECONDS): "1"})
+    try:
+        (tmp_path / "out" / "loss").write_text("0.5")
+        deadline = time.monotonic() + 30
+        while content(s3, bucket, "out/loss") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        # The same size within the same second: only the last round is sure to see it.
+        (tmp_path / "out" / "loss").write_text("0.4")
+        (tmp_path / "out" / "model").write_text("weights")
+    finally:
+        store.send_signal(signal.SIGTERM)
+    assert store.wait(30) == 0
+    assert content(s3, bucket, "out/loss") == b"0.4"
+    assert content(s3, bucket, "out/model") == b"weights"
+
+
+@pytest.mark.kube  # its tries take half a minute
+def test_what_cannot_be_stored_is_told_without_the_secret(whole: Plan, tmp_path: Path, s3: Any) -> None:
+    (tmp_path / "out" / "loss").write_text("0.5")
+    first, second = whole.mounts
+    assert isinstance(second.source, S3Source)
+    wrong = replace(second.source, bucket="no-such-bucket")
+    broken = replace(whole, mounts=(first, replace(second, source=wrong)))
+    store = start(broken, storage.STORE, **{str(storage.STORE_EVERY_SECONDS): "1"})
+    assert store.stderr
+    said = store.stderr.readline()
+    store.send_signal(signal.SIGTERM)
+    said += store.communicate(timeout=90)[1]
+    assert store.returncode != 0
+    assert "NoSuchBucket" in said
+    assert s3.secret_key not in said
