@@ -14,151 +14,339 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('auth', '0012_alter_user_first_name_max_length'),
+        ("auth", "0012_alter_user_first_name_max_length"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='OrgNode',
+            name="OrgNode",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('path', models.CharField(max_length=200, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_-]*(\\.[a-z0-9][a-z0-9_-]*)*\\Z', 'Use lower-case words divided by dots, like qunarcorp.ops.dev.')])),
-                ('title', models.CharField(blank=True, max_length=100)),
-                ('namespace', models.CharField(blank=True, max_length=63, null=True, unique=True, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?\\Z', "Use lower-case letters, digits and '-'.")])),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "path",
+                    models.CharField(
+                        max_length=200,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z0-9][a-z0-9_-]*(\\.[a-z0-9][a-z0-9_-]*)*\\Z",
+                                "Use lower-case words divided by dots, like qunarcorp.ops.dev.",
+                            )
+                        ],
+                    ),
+                ),
+                ("title", models.CharField(blank=True, max_length=100)),
+                (
+                    "namespace",
+                    models.CharField(
+                        blank=True,
+                        max_length=63,
+                        null=True,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z]([a-z0-9-]{0,61}[a-z0-9])?\\Z", "Use lower-case letters, digits and '-'."
+                            )
+                        ],
+                    ),
+                ),
             ],
             options={
-                'ordering': ['path'],
+                "ordering": ["path"],
             },
         ),
         migrations.CreateModel(
-            name='User',
+            name="User",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('is_superuser', models.BooleanField(default=False, help_text='Designates that this user has all permissions without explicitly assigning them.', verbose_name='superuser status')),
-                ('username', models.CharField(error_messages={'unique': 'A user with that username already exists.'}, help_text='Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.', max_length=150, unique=True, validators=[django.contrib.auth.validators.UnicodeUsernameValidator()], verbose_name='username')),
-                ('first_name', models.CharField(blank=True, max_length=150, verbose_name='first name')),
-                ('last_name', models.CharField(blank=True, max_length=150, verbose_name='last name')),
-                ('email', models.EmailField(blank=True, max_length=254, verbose_name='email address')),
-                ('is_staff', models.BooleanField(default=False, help_text='Designates whether the user can log into this admin site.', verbose_name='staff status')),
-                ('is_active', models.BooleanField(default=True, help_text='Designates whether this user should be treated as active. Unselect this instead of deleting accounts.', verbose_name='active')),
-                ('date_joined', models.DateTimeField(default=django.utils.timezone.now, verbose_name='date joined')),
-                ('must_change_password', models.BooleanField(default=False, help_text='The password was made by an administrator and opens nothing but its own change.')),
-                ('groups', models.ManyToManyField(blank=True, help_text='The groups this user belongs to. A user will get all permissions granted to each of their groups.', related_name='user_set', related_query_name='user', to='auth.group', verbose_name='groups')),
-                ('user_permissions', models.ManyToManyField(blank=True, help_text='Specific permissions for this user.', related_name='user_set', related_query_name='user', to='auth.permission', verbose_name='user permissions')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "is_superuser",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates that this user has all permissions without explicitly assigning them.",
+                        verbose_name="superuser status",
+                    ),
+                ),
+                (
+                    "username",
+                    models.CharField(
+                        error_messages={"unique": "A user with that username already exists."},
+                        help_text="Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.",
+                        max_length=150,
+                        unique=True,
+                        validators=[django.contrib.auth.validators.UnicodeUsernameValidator()],
+                        verbose_name="username",
+                    ),
+                ),
+                ("first_name", models.CharField(blank=True, max_length=150, verbose_name="first name")),
+                ("last_name", models.CharField(blank=True, max_length=150, verbose_name="last name")),
+                ("email", models.EmailField(blank=True, max_length=254, verbose_name="email address")),
+                (
+                    "is_staff",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates whether the user can log into this admin site.",
+                        verbose_name="staff status",
+                    ),
+                ),
+                (
+                    "is_active",
+                    models.BooleanField(
+                        default=True,
+                        help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
+                        verbose_name="active",
+                    ),
+                ),
+                ("date_joined", models.DateTimeField(default=django.utils.timezone.now, verbose_name="date joined")),
+                (
+                    "must_change_password",
+                    models.BooleanField(
+                        default=False,
+                        help_text="The password was made by an administrator and opens nothing but its own change.",
+                    ),
+                ),
+                (
+                    "groups",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.group",
+                        verbose_name="groups",
+                    ),
+                ),
+                (
+                    "user_permissions",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="Specific permissions for this user.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.permission",
+                        verbose_name="user permissions",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'user',
-                'verbose_name_plural': 'users',
-                'abstract': False,
+                "verbose_name": "user",
+                "verbose_name_plural": "users",
+                "abstract": False,
             },
             managers=[
-                ('objects', django.contrib.auth.models.UserManager()),
+                ("objects", django.contrib.auth.models.UserManager()),
             ],
         ),
         migrations.CreateModel(
-            name='ApiToken',
+            name="ApiToken",
             fields=[
-                ('digest', models.CharField(max_length=128, primary_key=True, serialize=False)),
-                ('token_key', models.CharField(db_index=True, max_length=25)),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('expiry', models.DateTimeField(blank=True, null=True)),
-                ('name', models.CharField(max_length=60)),
-                ('last_used_at', models.DateTimeField(null=True)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='auth_token_set', to=settings.AUTH_USER_MODEL)),
+                ("digest", models.CharField(max_length=128, primary_key=True, serialize=False)),
+                ("token_key", models.CharField(db_index=True, max_length=25)),
+                ("created", models.DateTimeField(auto_now_add=True)),
+                ("expiry", models.DateTimeField(blank=True, null=True)),
+                ("name", models.CharField(max_length=60)),
+                ("last_used_at", models.DateTimeField(null=True)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="auth_token_set",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Appcode',
+            name="Appcode",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(max_length=63, unique=True, validators=[django.core.validators.RegexValidator('^[a-z][a-z0-9_-]{1,61}[a-z0-9]\\Z', "Use 3 to 63 lower-case letters, digits, '_' and '-'; start with a letter.")])),
-                ('name', models.CharField(blank=True, help_text='Default: the same as the code.', max_length=100)),
-                ('emails', django.contrib.postgres.fields.ArrayField(base_field=models.EmailField(max_length=254), help_text='Notifications go to these 1 to 10 addresses.', size=None)),
-                ('remark', models.CharField(blank=True, max_length=100)),
-                ('resource_type', models.CharField(choices=[('gpu-cloud', 'GPU cloud')], default='gpu-cloud', max_length=20)),
-                ('state', models.CharField(choices=[('requested', 'Requested'), ('active', 'Active'), ('refused', 'Refused'), ('disabled', 'Disabled')], default='requested', max_length=10)),
-                ('note', models.CharField(blank=True, help_text='Why it was refused or disabled.', max_length=300)),
-                ('gpu_quota', models.PositiveIntegerField(default=8, help_text='GPUs that its runs may hold at one time.', validators=[django.core.validators.MaxValueValidator(100000)])),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('requested_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "code",
+                    models.CharField(
+                        max_length=63,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "^[a-z][a-z0-9_-]{1,61}[a-z0-9]\\Z",
+                                "Use 3 to 63 lower-case letters, digits, '_' and '-'; start with a letter.",
+                            )
+                        ],
+                    ),
+                ),
+                ("name", models.CharField(blank=True, help_text="Default: the same as the code.", max_length=100)),
+                (
+                    "emails",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.EmailField(max_length=254),
+                        help_text="Notifications go to these 1 to 10 addresses.",
+                        size=None,
+                    ),
+                ),
+                ("remark", models.CharField(blank=True, max_length=100)),
+                (
+                    "resource_type",
+                    models.CharField(choices=[("gpu-cloud", "GPU cloud")], default="gpu-cloud", max_length=20),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("requested", "Requested"),
+                            ("active", "Active"),
+                            ("refused", "Refused"),
+                            ("disabled", "Disabled"),
+                        ],
+                        default="requested",
+                        max_length=10,
+                    ),
+                ),
+                ("note", models.CharField(blank=True, help_text="Why it was refused or disabled.", max_length=300)),
+                (
+                    "gpu_quota",
+                    models.PositiveIntegerField(
+                        default=8,
+                        help_text="GPUs that its runs may hold at one time.",
+                        validators=[django.core.validators.MaxValueValidator(100000)],
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "requested_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'ordering': ['code'],
+                "ordering": ["code"],
             },
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('role', models.CharField(choices=[('owner', 'Owner'), ('developer', 'Developer'), ('viewer', 'Viewer')], max_length=10)),
-                ('appcode', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='portal.appcode')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "role",
+                    models.CharField(
+                        choices=[("owner", "Owner"), ("developer", "Developer"), ("viewer", "Viewer")], max_length=10
+                    ),
+                ),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='appcode',
-            name='members',
-            field=models.ManyToManyField(related_name='appcodes', through='portal.Membership', to=settings.AUTH_USER_MODEL),
+            model_name="appcode",
+            name="members",
+            field=models.ManyToManyField(
+                related_name="appcodes", through="portal.Membership", to=settings.AUTH_USER_MODEL
+            ),
         ),
         migrations.AddField(
-            model_name='appcode',
-            name='org_node',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='appcodes', to='portal.orgnode'),
+            model_name="appcode",
+            name="org_node",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.PROTECT, related_name="appcodes", to="portal.orgnode"
+            ),
         ),
         migrations.CreateModel(
-            name='Event',
+            name="Event",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('actor_name', models.CharField(max_length=150)),
-                ('verb', models.CharField(max_length=40)),
-                ('appcode', models.CharField(blank=True, max_length=63)),
-                ('object', models.CharField(blank=True, max_length=200)),
-                ('message', models.TextField(blank=True)),
-                ('data', models.JSONField(default=dict)),
-                ('actor', models.ForeignKey(db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                ("actor_name", models.CharField(max_length=150)),
+                ("verb", models.CharField(max_length=40)),
+                ("appcode", models.CharField(blank=True, max_length=63)),
+                ("object", models.CharField(blank=True, max_length=200)),
+                ("message", models.TextField(blank=True)),
+                ("data", models.JSONField(default=dict)),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-id'],
-                'indexes': [models.Index(fields=['appcode', 'object', '-id'], name='portal_even_appcode_ec0dc8_idx')],
+                "ordering": ["-id"],
+                "indexes": [models.Index(fields=["appcode", "object", "-id"], name="portal_even_appcode_ec0dc8_idx")],
             },
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('user', 'appcode'), name='membership_once'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(fields=("user", "appcode"), name="membership_once"),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', ['owner', 'developer', 'viewer'])), name='membership_role'),
+            model_name="membership",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("role__in", ["owner", "developer", "viewer"])), name="membership_role"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('emails__len__gte', 1), ('emails__len__lte', 10)), name='appcode_emails_1_10'),
+            model_name="appcode",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("emails__len__gte", 1), ("emails__len__lte", 10)), name="appcode_emails_1_10"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('resource_type', 'gpu-cloud')), name='appcode_resource_type'),
+            model_name="appcode",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("resource_type", "gpu-cloud")), name="appcode_resource_type"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['requested', 'active', 'refused', 'disabled'])), name='appcode_state'),
+            model_name="appcode",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("state__in", ["requested", "active", "refused", "disabled"])), name="appcode_state"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('code__regex', '^[a-z][a-z0-9_-]{1,61}[a-z0-9]$')), name='appcode_code'),
+            model_name="appcode",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("code__regex", "^[a-z][a-z0-9_-]{1,61}[a-z0-9]$")), name="appcode_code"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='appcode',
-            constraint=models.CheckConstraint(condition=models.Q(('gpu_quota__lte', 100000)), name='appcode_gpu_quota'),
+            model_name="appcode",
+            constraint=models.CheckConstraint(condition=models.Q(("gpu_quota__lte", 100000)), name="appcode_gpu_quota"),
         ),
         migrations.AddConstraint(
-            model_name='apitoken',
-            constraint=models.CheckConstraint(condition=models.Q(('expiry__isnull', False), ('expiry__lte', django.db.models.expressions.CombinedExpression(models.F('created'), '+', models.Value(dt.timedelta(days=366))))), name='api_token_expires'),
+            model_name="apitoken",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("expiry__isnull", False),
+                    (
+                        "expiry__lte",
+                        django.db.models.expressions.CombinedExpression(
+                            models.F("created"), "+", models.Value(dt.timedelta(days=366))
+                        ),
+                    ),
+                ),
+                name="api_token_expires",
+            ),
         ),
     ]
