@@ -169,7 +169,7 @@ def _failure(task: TaskState) -> str:
     how = f"with exit code {task.exit_code}" if task.exit_code is not None else f"({task.reason or 'no exit code'})"
     tries = f" after {task.attempt + 1} attempts" if task.attempt else ""
     sentence = f"{task.name} failed {how}{tries}."
-    if task.message and task.message not in sentence:
+    if task.message and f"exit code {task.exit_code}" not in task.message:
         sentence += f" {task.message}"
     last = last_lines(task.log_tail)
     return f"{sentence} Its last lines:\n{last}" if last else sentence

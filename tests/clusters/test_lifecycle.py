@@ -79,12 +79,20 @@ def test_a_failure_within_the_retries_goes_on():
 
 def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
     attempts = [
-        task("worker", 1, "Failed", attempt=n, exit_code=3, log_tail="loading\nValueError: no such file\n")
+        task(
+            "worker",
+            1,
+            "Failed",
+            attempt=n,
+            exit_code=3,
+            message="Ended with exit code 3.",
+            log_tail="loading\nValueError: no such file\n",
+        )
         for n in (0, 1)
     ]
     decision = next_phase(run(phase="Running", retries=1), [*everything()[:3], *attempts], NOW)
     assert decision.verdict == "Failed"
-    assert "worker-1 failed with exit code 3 after 2 attempts" in decision.verdict_message
+    assert "worker-1 failed with exit code 3 after 2 attempts. Its last lines:" in decision.verdict_message
     assert "ValueError: no such file" in decision.verdict_message
 
 
