@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -142,9 +143,11 @@ def test_a_missing_input_folder_is_told_and_waited_for(agent: Agent, allowed: Pa
 
 
 def test_two_runs_do_not_see_each_other(agent: Agent) -> None:
-    first = agent.apply(role("echo mine > /elearn/output/secret; echo mine > /tmp/secret; sleep 60"))
-    agent.running(first)
-    assert agent.says("find /elearn /tmp -name secret | wc -l") == "0\n"
+    # A name that nobody else has: the environment is visible on purpose, and it may lie in /tmp.
+    name = f"mine-{uuid.uuid4().hex}"
+    first = agent.apply(role(f"touch /elearn/output/{name} /tmp/{name}; echo there; sleep 60"))
+    agent.until_output(first, "there")
+    assert agent.says(f"find /elearn /tmp -name {name} | wc -l") == "0\n"
 
 
 def test_a_command_runs_inside_a_task_like_the_task(agent: Agent) -> None:
