@@ -142,6 +142,8 @@ def test_disable_and_cancel(bob: Client) -> None:
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
     assert eventually(lambda: bob.phase("rest-wait") == "Stopped", 30)
+    # Seconds are whole: what began and ended within one cost nothing.
+    assert eventually(lambda: bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] > 0, 10)
     assert bob("POST", f"{OPS}/rest-long/disable")[0] == 202
     assert eventually(lambda: bob.phase("rest-long") == "Stopped", 30)
     assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Disabled by bob."
