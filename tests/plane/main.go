@@ -14,10 +14,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/etcdmain"
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -51,8 +54,13 @@ func main() {
 		os.Exit(runKwok())
 	case components[name] != nil:
 		os.Exit(cli.Run(components[name]()))
+	case name == "kubectl":
+		// In its own words: CheckErr prints the error as kubectl does, and ends the process.
+		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
+			kubectlutil.CheckErr(err)
+		}
 	default:
-		fmt.Fprintln(os.Stderr, "usage: plane etcd|kwok|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy [flags]")
+		fmt.Fprintln(os.Stderr, "usage: plane etcd|kwok|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
 		os.Exit(2)
 	}
 }
