@@ -1,0 +1,171 @@
+"""A kubeconfig that somebody gave us, made safe: one server and one set of credentials, everything inside the text.
+
+A kubeconfig may name programs to run and files to read, and whoever loads it runs and reads them with the portal's rights.
+So nothing is taken over but what is listed here: a server, its certificate authority, a token or a client certificate. What
+is left out is not stored either; whatever would change the meaning when left out is refused. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+LARGEST = 256 * 1024
+
+_PROGRAMS = {
+    "exec": "It would make the portal run the program “{}” to sign in",
+    "auth-provider": "It signs in by the plug-in “{}”",
+}
+_FILES = {
+    "certificate-authority": "certificate-authority-data",
+    "client-certificate": "client-certificate-data",
+    "client-key": "client-key-data",
+    "tokenFile": "token",
+}
+_ADVICE = "Use the token of a service account, or a client certificate, written into the kubeconfig itself."
+# What a cluster and a user may have; `extensions` and the like are notes of other programs.
+_CLUSTER = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify")
+_USER = ("token", "client-certificate-data", "client-key-data")
+_NOTES = ("extensions", "disable-compression")
+
+
+class Unusable(ValueError):
+    """The text is a sentence for the person who gave the kubeconfig."""
+
+
+def read(text: str, context: str = "", *, insecure: bool = False) -> dict[str, Any]:
+    """The part of a kubeconfig that `context` (or its current one) names, as one to be stored. Raises Unusable.
+
+    `insecure` lets a server whose certificate is not checked pass. Reading what this returned gives the same again.
+    """
+    found = _parse(text)
+    name = context or _text(found, "current-context", "It")
+    if not name:
+        raise Unusable("It has no current context; say which one to use.")
+    chosen = _named(found, "contexts", "context", name)
+    server = _named(found, "clusters", "cluster", _text(chosen, "cluster", f"Context “{name}”"))
+    user = _named(found, "users", "user", _text(chosen, "user", f"Context “{name}”"))
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "contexts": [{"name": name, "context": {"cluster": "cluster", "user": "user"}}],
+        "clusters": [{"name": "cluster", "cluster": _server(server, insecure=insecure)}],
+        "users": [{"name": "user", "user": _user(user)}],
+    }
+
+
+def address(config: Mapping[str, Any]) -> str:
+    """The server of a kubeconfig that `read` has returned."""
+    return str(config["clusters"][0]["cluster"]["server"])
+
+
+def _parse(text: str) -> dict[str, Any]:
+    if len(text) > LARGEST:
+        raise Unusable(f"It is longer than {LARGEST // 1024} KiB.")
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise Unusable(f"It is not YAML{f' in line {mark.line + 1}' if mark else ''}.") from error
+    if not isinstance(found, dict) or found.get("kind", "Config") != "Config":
+        raise Unusable("It is not a kubeconfig: that is a YAML or JSON file with clusters, users and contexts.")
+    return found
+
+
+def _named(found: Mapping[str, Any], plural: str, singular: str, name: str) -> dict[str, Any]:
+    items = found.get(plural)
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, dict) and item.get("name") == name and isinstance(item.get(singular), dict):
+            inner: dict[str, Any] = item[singular]
+            return inner
+    raise Unusable(f"It has no {singular} “{name}”.")
+
+
+def _text(found: Mapping[str, Any], key: str, whose: str) -> str:
+    value = found.get(key, "")
+    if not isinstance(value, str):
+        raise Unusable(f"{whose} has a {key} that is not a text.")
+    return value
+
+
+def _server(found: Mapping[str, Any], *, insecure: bool) -> dict[str, Any]:
+    _refuse_others(found, "cluster", _CLUSTER)
+    server = _text(found, "server", "The cluster").rstrip("/")
+    try:
+        parts = urlsplit(server)
+        usable = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.username is not None or parts.query or parts.fragment:
+        raise Unusable("Its server is not an address like https://kubernetes.example.com:6443.")
+    kept: dict[str, Any] = {"server": server}
+    unchecked = found.get("insecure-skip-tls-verify", False)
+    if (unchecked or parts.scheme == "http") and not insecure:
+        raise Unusable(
+            "Whoever is on the way could read and change everything: the server's certificate would not be checked. Give "
+            "its certificate-authority-data, or allow it under “Insecure” for a cluster that is only for trying out."
+        )
+    if unchecked:
+        return {**kept, "insecure-skip-tls-verify": True}
+    if authority := _data(found, "certificate-authority-data"):
+        _certificates(authority, "certificate-authority-data")
+        kept["certificate-authority-data"] = found["certificate-authority-data"]
+    if name := _text(found, "tls-server-name", "The cluster"):
+        kept["tls-server-name"] = name
+    return kept
+
+
+def _user(found: Mapping[str, Any]) -> dict[str, Any]:
+    for key, sentence in _PROGRAMS.items():
+        if key in found:
+            inner = found[key] if isinstance(found[key], dict) else {}
+            raise Unusable(f"{sentence.format(inner.get('command') or inner.get('name') or '?')}. {_ADVICE}")
+    _refuse_others(found, "user", _USER)
+    if token := _text(found, "token", "The user"):
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise Unusable("Its token has spaces or special characters; was all of it copied?")
+        return {"token": token}
+    certificate, key = _data(found, "client-certificate-data"), _data(found, "client-key-data")
+    if not certificate or not key:
+        raise Unusable(f"It has no credentials. {_ADVICE}")
+    try:
+        private = load_pem_private_key(key, password=None)
+    except (ValueError, TypeError) as error:
+        raise Unusable("Its client-key-data is not a private key in PEM without a password.") from error
+    if private.public_key() != _certificates(certificate, "client-certificate-data")[0].public_key():
+        raise Unusable("Its client-key-data does not belong to its client-certificate-data.")
+    return {name: found[name] for name in ("client-certificate-data", "client-key-data")}
+
+
+def _refuse_others(found: Mapping[str, Any], what: str, known: tuple[str, ...]) -> None:
+    for key in found:
+        if key in _FILES:
+            raise Unusable(
+                f"Its {what} reads a file by “{key}”, which would be one of the portal's own machine. Write its content into "
+                f"“{_FILES[key]}”; `kubectl config view --raw --flatten` does that."
+            )
+        if key not in (*known, *_NOTES):
+            raise Unusable(f"Its {what} has “{key}”, which the portal does not know. {_ADVICE}")
+
+
+def _data(found: Mapping[str, Any], key: str) -> bytes:
+    value = _text(found, key, "It")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise Unusable(f"Its {key} is not written in base64.") from error
+
+
+def _certificates(data: bytes, key: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError as error:
+        raise Unusable(f"Its {key} is not a certificate in PEM.") from error
