@@ -15,11 +15,13 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
 RestartPolicy = Literal["OnFailure", "Always"]
 StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed"]
+SourceKind = Literal["s3", "nfs", "local", "volume"]
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
 
 class CloudError(Exception):
@@ -49,6 +51,8 @@ class RunRef:
 class S3Source:
     """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket."""
 
+    kind: ClassVar[SourceKind] = "s3"
+
     endpoint: str
     bucket: str
     prefix: str
@@ -59,10 +63,16 @@ class S3Source:
 
 @dataclass(frozen=True)
 class NfsSource:
-    """An NFS export, mounted by the node. `path` already includes the folder of the run."""
+    """A folder of an NFS export, mounted by the node. `path` already includes the folder of the run.
+
+    `root` is the folder that exists and `path` lies inside it; "" when they are the same.
+    """
+
+    kind: ClassVar[SourceKind] = "nfs"
 
     server: str
     path: str
+    root: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,40 @@ class LocalSource:
     The cloud resolves symbolic links at the start and refuses a path that leaves `root`.
     """
 
+    kind: ClassVar[SourceKind] = "local"
+
     root: str
     path: str
 
 
-Source = S3Source | NfsSource | LocalSource
+@dataclass(frozen=True)
+class VolumeRef:
+    """Names one volume everywhere. `id` is unique for ever; the rest is for people, names and labels."""
+
+    id: int
+    namespace: str
+    appcode: str
+    datastore: str
+
+
+@dataclass(frozen=True)
+class VolumeSource:
+    """A folder of a volume with a size, which the cloud keeps from the first run that mounts it until `delete_volume`.
+
+    `storage_class` is the cloud's own word for how it is made ("" for its default), `size` a Kubernetes quantity. A
+    ReadWriteOnce volume is mounted by one task at a time. `folder` lies in it and is made when it is not there.
+    """
+
+    kind: ClassVar[SourceKind] = "volume"
+
+    volume: VolumeRef
+    storage_class: str
+    size: str
+    access_mode: AccessMode
+    folder: str = ""
+
+
+Source = S3Source | NfsSource | LocalSource | VolumeSource
 
 
 @dataclass(frozen=True)
@@ -247,6 +286,8 @@ class Cloud(Protocol):
     """See the module's docstring for what repeated and absent mean; `CloudError` from any call means: try again later."""
 
     name: str
+    # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
+    mounts: frozenset[SourceKind]
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """`host:port` for every (role, index); the same answer every time until the run is deleted."""
@@ -254,7 +295,8 @@ class Cloud(Protocol):
     def apply(self, plan: Plan) -> None:
         """Makes the run exist as planned and returns at once. Raises CloudRefused for what can never run here.
 
-        After `delete(run)` an apply of the same run does nothing: a run never comes back to life.
+        Volumes that it mounts are made when they are not there. After `delete(run)` an apply of the same run does nothing:
+        a run never comes back to life.
         """
 
     def delete(self, run: RunRef) -> None:
@@ -265,6 +307,13 @@ class Cloud(Protocol):
 
     def purge(self, run: RunRef) -> None:
         """Removes the logs too. Only after RunGone."""
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        """Makes the volume, or lets it grow to its size, and returns at once; `folder` does not matter. Raises CloudRefused
+        for what can never be, with the reason in the cloud's own words."""
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """Asks for the end of the volume with all that is in it; it goes when no task mounts it any more."""
 
     def list(self) -> Batch:
         """Every run and task that the cloud knows, and the position to watch from."""

@@ -11,13 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from clusters.clouds.base import Batch, Capacity, CloudError, CloudRefused, LogChunk, Plan, RunRef, Seen, WatchExpired
+from clusters.clouds.base import (
+    Batch,
+    Capacity,
+    CloudError,
+    CloudRefused,
+    LogChunk,
+    Plan,
+    RunRef,
+    Seen,
+    SourceKind,
+    VolumeRef,
+    VolumeSource,
+    WatchExpired,
+)
 from clusters.clouds.local import wire
 
 TIMEOUT = 30.0
 # The agent sends a batch at least every 5 s.
 WATCH_TIMEOUT = 20.0
 EXEC_TIMEOUT = 75.0
+NO_VOLUMES = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
 
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
 
@@ -26,6 +40,7 @@ class LocalCloud:
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
 
     name = "local"
+    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "local"})
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = str(socket_path)
@@ -36,6 +51,8 @@ class LocalCloud:
         return {(role, int(index)): f"127.0.0.1:{ports[key]}" for key, (role, _, index) in split.items()}
 
     def apply(self, plan: Plan) -> None:
+        if any(mount.source.kind not in self.mounts for mount in plan.mounts):
+            raise CloudRefused(NO_VOLUMES)
         self._call("apply", plan=plan)
 
     def delete(self, run: RunRef) -> None:
@@ -43,6 +60,12 @@ class LocalCloud:
 
     def purge(self, run: RunRef) -> None:
         self._call("purge", run=run)
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        raise CloudRefused(NO_VOLUMES)
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """There has never been one."""
 
     def list(self) -> Batch:
         return wire.batch_from(self._call("list"))
