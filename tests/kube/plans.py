@@ -5,7 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from clusters.clouds.base import ImageRef, Mount, Plan, RolePlan, RunRef, S3Source
+from clusters.clouds.base import (
+    AccessMode,
+    ImageRef,
+    Mount,
+    NfsSource,
+    Plan,
+    RolePlan,
+    RunRef,
+    S3Source,
+    VolumeRef,
+    VolumeSource,
+)
+from clusters.clouds.kubernetes.settings import Settings
 
 _ids = itertools.count(1000)
 IMAGE = ImageRef("tensorflow", "example/tensorflow:2.21", "", "")
@@ -48,3 +60,48 @@ def data() -> tuple[Mount, Mount]:
         Mount("/elearn/input", True, bucket("digits")),
         Mount("/elearn/output", False, bucket("models", "mnist/3")),
     )
+
+
+def volume(namespace: str = "ops", folder: str = "", access_mode: AccessMode = "ReadWriteOnce") -> VolumeSource:
+    """Always of the same datastore."""
+    return VolumeSource(VolumeRef(7, namespace, "demo", "scratch"), "ceph-rbd", "20Gi", access_mode, folder)
+
+
+def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
+    """One plan of each kind that the portal makes, with the settings of the Kubernetes cluster that it is for."""
+    run = RunRef(1042, namespace, "demo", "mnist", 3)
+    output = Mount("/elearn/output", False, volume(namespace, "mnist/3"))
+    shared = Mount("/elearn/output", False, volume(namespace, "mnist/3", "ReadWriteMany"))
+    nfs = Mount("/elearn/input", True, NfsSource("nfs.example", "/data/digits"))
+    main = Settings(portal="main")
+    nvidia = Settings(
+        portal="main",
+        runtime_class="nvidia",
+        batch_priority_class="batch",
+        service_priority_class="serving",
+        tolerations=("team=ml:NoSchedule", "spot:NoExecute"),
+        disk="200Gi",
+        gateway_namespace="gpu-cloud",
+    )
+    kueue = Settings(portal="main", kueue_queue="gpus")
+    ps = role("ps", restart="Always", gpus=0)
+    return {
+        "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
+        "one-parameter-server-s3": (plan(role("master"), ps, role("worker", 2), run=run, mounts=data()), main),
+        "several-parameter-servers-nfs": (
+            plan(
+                role("master"),
+                role("ps", 2, restart="Always", gpus=0),
+                role("worker", 4),
+                run=run,
+                mounts=(nfs, shared),
+            ),
+            main,
+        ),
+        "all-reduce-on-one-model": (plan(role("worker", 4, gpus=8, gpu_model="NVIDIA-H200"), run=run), nvidia),
+        "service": (
+            plan(role("master", restart="Always"), role("worker", 2, restart="Always"), run=run, mounts=data()),
+            nvidia,
+        ),
+        "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
+    }

@@ -1,21 +1,42 @@
-"""What the API server is given for a plan: compared as a whole, and tried on a real API server."""
+"""What the API server is given for a plan: compared as a whole, and tried on a real API server.
+
+expected/ holds all manifests of one plan of each kind. After a change that is meant, `python -m tests.kube.test_manifests`
+writes them anew, and the difference is to be read.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.base import CloudRefused, ImageRef, LocalSource, Mount, NfsSource, RunRef
-from clusters.clouds.kubernetes import manifests, names
+from clusters.clouds.base import (
+    CloudRefused,
+    ImageRef,
+    LocalSource,
+    Mount,
+    NfsSource,
+    RunRef,
+    S3Source,
+    VolumeRef,
+    VolumeSource,
+)
+from clusters.clouds.kubernetes import manifests, names, storage
 from clusters.clouds.kubernetes.client import Client, path_of
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.specs import ROLES
 from tests.kube.plane import Plane
-from tests.kube.plans import data, plan, role, run_ref
+from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
+
+EXPECTED = Path(__file__).parent / "expected"
 
 SETTINGS = Settings(portal="main")
 RUN = RunRef(1042, "ops", "demo", "mnist", 3)
@@ -51,8 +72,8 @@ def metadata(name: str, **labels: str) -> dict[str, Any]:
     return {"name": name, "namespace": "ops", "labels": {**LABELS, **labels}, "ownerReferences": OWNED}
 
 
-def made(*roles: Any, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    found = manifests.run_manifests(plan(*roles, run=RUN, **changes), "some-uid", SETTINGS)
+def made(*roles: Any, settings: Settings = SETTINGS, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    found = manifests.run_manifests(plan(*roles, run=RUN, **changes), "some-uid", settings)
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
@@ -118,7 +139,7 @@ POD_SPEC = {
             "name": "task",
             "image": "example/tensorflow:2.21",
             "imagePullPolicy": "IfNotPresent",
-            "command": ["bash", "-c", "python train.py"],
+            "command": ["timeout", "--kill-after=10", "0", "bash", "-c", "python train.py"],
             "env": [
                 {
                     "name": "TASK_INDEX",
@@ -266,7 +287,7 @@ def test_a_task_without_a_gpu_sees_none_and_one_with_a_model_goes_where_it_is() 
 
 def test_a_command_is_run_exactly_as_it_stands() -> None:
     found = made(role("master", argv=("bash", "-c", "echo $(hostname) $$ $HOME")))["Job", "demo-mnist-3-1042-master"]
-    assert task_of(found)["command"] == ["bash", "-c", "echo $$(hostname) $$$$ $$HOME"]
+    assert task_of(found)["command"][-3:] == ["bash", "-c", "echo $$(hostname) $$$$ $$HOME"]
 
 
 def test_secrets_are_in_the_secret_and_nowhere_else() -> None:
@@ -294,8 +315,6 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
         {"name": "data0", "mountPath": "/elearn/input", "readOnly": True},
         {"name": "data1", "mountPath": "/elearn/output", "readOnly": False},
     ]
-    egress = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
-    assert egress[1] == {"ports": [{"port": 9000, "protocol": "TCP"}]}
 
 
 def test_nfs_is_a_volume_that_only_this_run_can_claim() -> None:
@@ -316,37 +335,265 @@ def test_what_cannot_run_here_is_refused_with_what_to_change() -> None:
         made(mounts=(Mount("/elearn/input", True, LocalSource("/data", "/data/digits")),))
     with pytest.raises(CloudRefused, match="has no container image"):
         made(image=ImageRef("tensorflow", "", "/venv", ""))
+    small = Settings(largest_task={"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "1"})
+    made(role("worker", cpu_milli=500, memory_mb=1024, gpus=1), settings=small)
+    for more in ({"cpu_milli": 501}, {"memory_mb": 1025}, {"gpus": 2}):
+        with pytest.raises(CloudRefused, match=r"A worker asks for more .* Choose a smaller flavor"):
+            made(role("worker", **more), settings=small)
+
+
+# -- volumes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_volume_is_the_datastore_s_and_not_the_run_s() -> None:
+    assert storage.volume_manifest(volume(), SETTINGS) == {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": "demo-scratch-7-data",
+            "namespace": "ops",
+            "labels": {
+                "gpu-cloud/portal": "main",
+                "gpu-cloud/appcode": "demo",
+                "gpu-cloud/datastore": "scratch",
+                "gpu-cloud/volume-id": "7",
+            },
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "20Gi"}},
+            "storageClassName": "ceph-rbd",
+        },
+    }
+    default = storage.volume_manifest(dataclasses.replace(volume(), storage_class=""), SETTINGS)
+    assert "storageClassName" not in default["spec"]
+    kinds = {kind for kind, _ in made(role("master"), mounts=(Mount("/elearn/output", False, volume()),))}
+    assert kinds == {"Service", "NetworkPolicy", "Job"}
+
+
+def test_tasks_see_the_folder_of_their_run_and_it_is_made_as_who_they_are() -> None:
+    found = made(role("master"), mounts=(Mount("/elearn/output", False, volume(folder="$x/3")),))
+    pod = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+    (folders,) = pod["initContainers"]
+    assert folders["command"] == ["mkdir", "-p", "--", "/data0/$$x/3"]
+    assert folders["volumeMounts"] == [{"name": "data0", "mountPath": "/data0"}]
+    shown = {"name": "data0", "mountPath": "/elearn/output", "readOnly": False, "subPath": "$x/3"}
+    assert shown in pod["containers"][0]["volumeMounts"]
+    assert pod["terminationGracePeriodSeconds"] == 10
+    nfs = NfsSource("nfs.example", "/data/out/mnist/3", "/data/out")
+    found = made(role("master"), mounts=(Mount("/elearn/output", False, nfs),))
+    assert found["PersistentVolume", "demo-mnist-3-1042-volume0"]["spec"]["nfs"]["path"] == "/data/out"
+    pod = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["command"][-1] == "/data0/mnist/3"
+    assert pod["containers"][0]["volumeMounts"][-1]["subPath"] == "mnist/3"
+
+
+def test_a_volume_that_could_never_be_mounted_is_refused() -> None:
+    def refused(source: Any, settings: Settings = SETTINGS, tasks: int = 1) -> str:
+        with pytest.raises(CloudRefused) as error:
+            made(role("worker", tasks), mounts=(Mount("/elearn/output", False, source),), settings=settings)
+        return str(error.value)
+
+    assert "mounted by one task at a time, and this run has 2" in refused(volume(), tasks=2)
+    made(role("worker", 2), mounts=(Mount("/elearn/output", False, volume(access_mode="ReadWriteMany")),))
+    assert "lies in namespace other, and this runs in ops" in refused(volume("other"))
+    offered = Settings(storage_classes=("cephfs", "local-path"))
+    assert "does not offer the storage class “ceph-rbd”; it offers cephfs, local-path" in refused(volume(), offered)
+    assert "at most 10Gi here" in refused(volume(), Settings(largest_volume="10Gi"))
+
+
+@given(RUNS, st.integers(1, 10**9))
+def test_no_claim_of_a_datastore_is_named_like_one_of_a_run(run: RunRef, number: int) -> None:
+    name = names.claim_name(VolumeRef(number, "ops", run.appcode, run.cluster))
+    assert DNS_LABEL.fullmatch(name)
+    assert name not in all_names(run)
+    assert name != names.claim_name(VolumeRef(number + 1, "ops", run.appcode, run.cluster))
+    assert all(
+        LABEL_VALUE.fullmatch(v)
+        for v in names.volume_labels("p", VolumeRef(1, "ops", run.appcode, run.cluster)).values()
+    )
+
+
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
+def egress_to(endpoint: str, **settings: Any) -> dict[str, Any]:
+    """The one rule for an S3 server at `endpoint`."""
+    mounts = (Mount("/elearn/input", True, S3Source(endpoint, "digits", "", "AKIA", "secret")),)
+    found = made(role("master"), mounts=mounts, settings=Settings(**settings))
+    _, rule = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
+    return dict(rule)
+
+
+def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
+    assert egress_to("http://10.0.0.7:9000") == {
+        "to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}],
+        "ports": [{"port": 9000, "protocol": "TCP"}],
+    }
+    assert egress_to("https://[fd00::7]")["to"] == [{"ipBlock": {"cidr": "fd00::7/128"}}]
+    assert egress_to("https://s3.example") == {
+        "to": [
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+            {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128"]}},
+        ],
+        "ports": [{"port": 443, "protocol": "TCP"}],
+    }
+    more = egress_to("http://s3.example", closed_networks=("10.1.0.0/16",))
+    assert more["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.1.0.0/16"]}}, {"ipBlock": {"cidr": "::/0"}}]
+    inside = egress_to("http://minio.storage.svc.cluster.local:9000", storage_namespaces=("storage",))
+    assert inside == {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "storage"}}}]}
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://169.254.169.254", "http://[fd00:ec2::254]:80", "http://minio.kube-system.svc:9000"]
+)
+def test_what_an_administrator_has_not_opened_is_refused(endpoint: str) -> None:
+    with pytest.raises(CloudRefused, match="Tasks may not reach"):
+        egress_to(endpoint)
+
+
+# -- a business line ---------------------------------------------------------------------------------------------------
+
+
+def test_a_namespace_is_restricted_limited_and_closed() -> None:
+    settings = Settings(
+        portal="main",
+        quota={"requests.nvidia.com/gpu": "16"},
+        largest_task={"cpu": "500m", "memory": "64Gi", "nvidia.com/gpu": "8"},
+        dns_addresses=("169.254.20.10/32",),
+    )
+    own = {"gpu-cloud/portal": "main"}
+    inside = {"name": "gpu-cloud", "namespace": "ops", "labels": own}
+    security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
+    dns = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    assert manifests.namespace_manifests("ops", settings) == [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ops", "labels": own | security}},
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": inside,
+            "spec": {
+                "limits": [
+                    {
+                        "type": "Container",
+                        "default": {"cpu": "500m", "memory": "1Gi"},
+                        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+                        "max": {"cpu": "500m", "memory": "64Gi"},
+                    },
+                    {"type": "PersistentVolumeClaim", "max": {"storage": "1Ti"}},
+                ]
+            },
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": inside,
+            "spec": {
+                "podSelector": {},
+                "policyTypes": ["Ingress", "Egress"],
+                "egress": [
+                    {
+                        "to": [dns, {"ipBlock": {"cidr": "169.254.20.10/32"}}],
+                        "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+                    }
+                ],
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": inside,
+            "spec": {"hard": {"requests.nvidia.com/gpu": "16"}},
+        },
+    ]
+
+
+# -- every kind of plan ------------------------------------------------------------------------------------------------
+
+
+def everything(kind: str) -> list[dict[str, Any]]:
+    """All that is applied for the plan of that kind, but the namespace."""
+    whole, settings = every_kind()[kind]
+    sources = [mount.source for mount in whole.mounts if isinstance(mount.source, VolumeSource)]
+    return [
+        manifests.owner_manifest(whole.run, settings),
+        *(storage.volume_manifest(source, settings) for source in sources),
+        *manifests.run_manifests(whole, "some-uid", settings),
+    ]
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_everything_of_a_run_is_as_it_should_be(kind: str) -> None:
+    assert everything(kind) == list(yaml.safe_load_all((EXPECTED / f"{kind}.yaml").read_text()))
+
+
+def test_nothing_is_expected_of_what_there_is_no_longer() -> None:
+    assert {path.stem for path in EXPECTED.glob("*.yaml")} == set(every_kind())
 
 
 # -- the real API server -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.kube
-def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(plane: Plane) -> None:
-    client = Client.connect(str(plane.kubeconfig))
-    mounts = (*data(), Mount("/elearn/more", True, NfsSource("nfs.example", "/data")))
-    roles = (
-        role("master"),
-        role("ps", 2, restart="Always"),
-        role("worker", 4, gpu_model="X"),
-        role("evaluator", 1, restart="Always"),
+@pytest.fixture(scope="module")
+def line(plane: Plane) -> Iterator[tuple[Client, str]]:
+    """A business line on the real API server, with everything that a line may have."""
+    client, name = Client.connect(str(plane.kubeconfig)), f"dry-{secrets.token_hex(4)}"
+    settings = Settings(
+        portal="main",
+        quota={"count/pods": "100"},
+        largest_task={"cpu": "500m", "memory": "64Gi", "nvidia.com/gpu": "8"},
+        dns_addresses=("169.254.20.10/32",),
     )
-    whole = plan(*roles, mounts=mounts, run=run_ref("dry"))
-    strictly = {"dryRun": "All", "fieldValidation": "Strict"}
-    settings = Settings(portal="main", quota={"count/pods": "100"})
-    for manifest in manifests.namespace_manifests("dry", settings):
+    for manifest in manifests.namespace_manifests(name, settings):
         client.apply(manifest, fieldValidation="Strict")
-    try:
-        client.apply(manifests.owner_manifest(whole.run, settings), **strictly)
-        made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
-        client.apply_all(made, **strictly)
-        plane.until("/api/v1/namespaces/dry/serviceaccounts", lambda found: "default" in found)
-        templates = [each["spec"]["template"] for each in made if "template" in each.get("spec", {})]
-        assert len(templates) == 4
-        for number, template in enumerate(templates):
-            metadata = {**template["metadata"], "name": f"pod-{number}", "namespace": "dry"}
-            client.apply(
-                {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}, **strictly
-            )
-    finally:
-        client.delete(path_of("Namespace", name="dry"))
+    plane.until(f"/api/v1/namespaces/{name}/serviceaccounts", lambda found: "default" in found)
+    for priority in ("batch", "serving"):
+        body = {"metadata": {"name": priority}, "value": 10}
+        plane.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    plane.request("POST", "/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    yield client, name
+    client.delete(path_of("Namespace", name=name))
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("kind", every_kind())
+def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tuple[Client, str], kind: str) -> None:
+    client, namespace = line
+    whole, settings = every_kind(namespace)[kind]
+    strictly = {"dryRun": "All", "fieldValidation": "Strict"}
+    client.apply(manifests.owner_manifest(whole.run, settings), **strictly)
+    made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
+    made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
+    client.apply_all(made, **strictly)
+    templates = [each["spec"]["template"] for each in made if "template" in each.get("spec", {})]
+    assert len(templates) == len(whole.roles)
+    for number, template in enumerate(templates):
+        metadata = {**template["metadata"], "name": f"pod-{number}", "namespace": namespace}
+        client.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}, **strictly)
+
+
+@pytest.mark.kube
+def test_pod_security_is_really_enforced(line: tuple[Client, str]) -> None:
+    client, namespace = line
+    pod = made(role("master"))["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+    pod["containers"][0]["securityContext"] = {**pod["containers"][0]["securityContext"], "privileged": True}
+    metadata = {"name": "bold", "namespace": namespace}
+    pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(CloudRefused, match=r'violates PodSecurity "restricted'):
+        client.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}, dryRun="All")
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: what is said twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    for kind in every_kind():
+        text = yaml.dump_all(everything(kind), Dumper=_Plain, sort_keys=False, width=120)
+        (EXPECTED / f"{kind}.yaml").write_text(text)

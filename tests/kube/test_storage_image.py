@@ -15,6 +15,7 @@ import pytest
 
 from clusters.clouds.base import Mount, Plan, S3Source
 from clusters.clouds.kubernetes import names, storage
+from clusters.clouds.kubernetes.settings import Settings
 from portal.services import program
 from tests.kube.plans import plan
 
@@ -37,7 +38,7 @@ def whole(s3: Any, bucket: str, tmp_path: Path) -> Plan:
 def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
     """As kubelet starts it: its variables, those from the Secret among them, and its arguments."""
     (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
-    found = next(each for each in storage.pod_parts(whole, "image", "Never").init if each["name"] == container)
+    found = next(each for each in storage.pod_parts(whole, Settings()).init if each["name"] == container)
     env = {each["name"]: _value(each, secret["stringData"]) for each in found["env"]}
     argv = [str(PROGRAMS / found["args"][0]), *(changes.get(word, word) for word in found["args"][1:])]
     path = f"{Path(program('rclone')).parent}:{os.environ['PATH']}"

@@ -66,6 +66,10 @@ class Missing(Refused):
     """404: the object, or the namespace in which it should be made."""
 
 
+class Taken(Refused):
+    """409: somebody else manages a field now, and the apply was not to take it by force."""
+
+
 class Unavailable(CloudError):
     """Maybe later. `after` is how many seconds the server asked to wait, None when it did not say."""
 
@@ -245,6 +249,8 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
         return WatchExpired(message)
     if answer.status == 404:
         return Missing(404, message)
+    if "FieldManagerConflict" in causes:
+        return Taken(409, message)
     if answer.status in (408, 409, 429) or answer.status >= 500:
         after = answer.headers.get("Retry-After", "")
         return Unavailable(message, float(after) if after.isdigit() else None)

@@ -22,10 +22,13 @@ from clusters.clouds.base import (
     RunGone,
     RunRef,
     Seen,
+    SourceKind,
     TaskSeen,
+    VolumeRef,
+    VolumeSource,
 )
-from clusters.clouds.kubernetes import inside, manifests, names, states
-from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, path_of
+from clusters.clouds.kubernetes import inside, manifests, names, states, storage
+from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, Taken, path_of
 from clusters.clouds.kubernetes.mirror import Owner, Pod
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.watch import Follower
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 class KubernetesCloud:
     """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
+
+    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "volume"})
 
     def __init__(self, client: Client, settings: Settings, name: str = "kubernetes") -> None:
         self.name = name
@@ -53,12 +58,25 @@ class KubernetesCloud:
         }
 
     def apply(self, plan: Plan) -> None:
-        manifests.check(plan)
+        manifests.check(plan, self._settings)
         owner = self._apply_owner(plan.run)
         if "deletionTimestamp" in owner["metadata"]:
             return
-        # Should the run be deleted meanwhile, the garbage collector finds these without an owner and removes them.
-        self._client.apply_all(manifests.run_manifests(plan, owner["metadata"]["uid"], self._settings))
+        sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
+        volumes = {source.volume.id: source for source in sources}
+        made = [storage.volume_manifest(source, self._settings) for source in volumes.values()]
+        made += manifests.run_manifests(plan, owner["metadata"]["uid"], self._settings)
+        # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
+        self._client.apply_all([each for each in made if not manifests.is_queued(each)])
+        for queued in filter(manifests.is_queued, made):
+            self._hand_to_kueue(queued)
+
+    def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
+        """Not by force: what Kueue has begun to manage is not suspended again."""
+        try:
+            self._client.apply(job, force="false")
+        except Taken:
+            log.info("job %s is Kueue's by now", job["metadata"]["name"])
 
     def delete(self, run: RunRef) -> None:
         path = path_of("ConfigMap", run.namespace, names.owner_name(run))
@@ -70,17 +88,21 @@ class KubernetesCloud:
             self._client.delete(path, propagation="Foreground")
 
     def _apply_owner(self, run: RunRef) -> Mapping[str, Any]:
-        known = run.namespace in self._namespaces
+        return self._apply_inside(manifests.owner_manifest(run, self._settings))
+
+    def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Makes its namespace, too, when it is not there."""
+        namespace = manifest["metadata"]["namespace"]
+        known = namespace in self._namespaces
         if not known:
-            self._apply_namespace(run.namespace)
-        owner = manifests.owner_manifest(run, self._settings)
+            self._apply_namespace(namespace)
         try:
-            return self._client.apply(owner)
+            return self._client.apply(manifest)
         except Missing:
             if not known:
                 raise
-            self._apply_namespace(run.namespace)
-            return self._client.apply(owner)
+            self._apply_namespace(namespace)
+            return self._client.apply(manifest)
 
     def _apply_namespace(self, namespace: str) -> None:
         """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next."""
@@ -91,6 +113,17 @@ class KubernetesCloud:
 
     def purge(self, run: RunRef) -> None:
         """Logs go with their pods."""
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        manifests.check_volume(source, self._settings)
+        self._apply_inside(storage.volume_manifest(source, self._settings))
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """Kubernetes keeps it as long as a pod mounts it, and deletes the data as its class says."""
+        try:
+            self._client.delete(path_of("PersistentVolumeClaim", volume.namespace, names.claim_name(volume)))
+        except Missing:
+            return
 
     # -- what happened ---------------------------------------------------------------------------------------------
 

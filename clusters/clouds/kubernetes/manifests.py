@@ -8,24 +8,39 @@ label that Kubernetes puts on the pod.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
-from clusters.clouds.base import CloudRefused, LocalSource, NfsSource, Plan, RolePlan, RunRef, S3Source
-from clusters.clouds.kubernetes import names, pods, storage
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
+from clusters.clouds.kubernetes import names, networks, pods, storage
+from clusters.clouds.kubernetes.settings import GPU, Settings, quantity
 
 Manifest = dict[str, Any]
 
+# Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
+QUEUE = "kueue.x-k8s.io/queue-name"
+
 _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+_PLAIN = ("cpu", "memory", "ephemeral-storage")
 _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 
 
 def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
-    """A business line: Pod Security "restricted", and no traffic but DNS unless a run allows it."""
+    """A business line: Pod Security "restricted", sizes within limits, and no traffic but DNS unless a run allows it."""
     labels = {names.PORTAL: settings.portal}
     security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
-    dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    container: Manifest = {
+        "type": "Container",
+        "default": {"cpu": "1", "memory": "1Gi"},
+        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+    }
+    if settings.largest_task:
+        # Not GPUs: what has a maximum and no default gets the maximum, and every helper would hold eight.
+        largest = {name: value for name, value in settings.largest_task.items() if name in _PLAIN}
+        container["max"] = largest
+        for kind in ("default", "defaultRequest"):
+            wanted = container[kind]
+            container[kind] = {n: min(v, largest.get(n, v), key=quantity) for n, v in wanted.items()}
+    claim = {"type": "PersistentVolumeClaim", "max": {"storage": settings.largest_volume}}
     made: list[Manifest] = [
         {
             "apiVersion": "v1",
@@ -36,21 +51,17 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
             "apiVersion": "v1",
             "kind": "LimitRange",
             "metadata": {"name": "gpu-cloud", "namespace": namespace, "labels": labels},
-            "spec": {
-                "limits": [
-                    {
-                        "type": "Container",
-                        "default": {"cpu": "1", "memory": "1Gi"},
-                        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
-                    }
-                ]
-            },
+            "spec": {"limits": [container, claim]},
         },
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
             "metadata": {"name": "gpu-cloud", "namespace": namespace, "labels": labels},
-            "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "egress": [{"ports": dns}]},
+            "spec": {
+                "podSelector": {},
+                "policyTypes": ["Ingress", "Egress"],
+                "egress": [networks.dns(settings)],
+            },
         },
     ]
     if settings.quota:
@@ -81,8 +92,8 @@ def owner_manifest(run: RunRef, settings: Settings) -> Manifest:
 
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
-    check(plan)
-    made = [_service(plan.run), _network(plan), *storage.manifests(plan)]
+    check(plan, settings)
+    made = [_service(plan.run), _network(plan, settings), *storage.manifests(plan)]
     made += [_role(plan, role, settings) for role in plan.roles]
     reference = {
         "apiVersion": "v1",
@@ -101,15 +112,57 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
     return made
 
 
-def check(plan: Plan) -> None:
+def is_queued(manifest: Manifest) -> bool:
+    """A Job that Kueue lets go."""
+    return manifest["kind"] == "Job" and QUEUE in manifest["metadata"]["labels"]
+
+
+def check(plan: Plan, settings: Settings) -> None:
+    """Raises CloudRefused for what Kubernetes would never run, or would refuse where nobody sees it: when a controller makes
+    the pod."""
     if not plan.image.container:
         raise CloudRefused(f"Image {plan.image.name} has no container image; it can run on one machine only.")
     for mount in plan.mounts:
         if isinstance(mount.source, LocalSource):
             raise CloudRefused(
                 f"{mount.source.path} is a folder of the portal's own machine, which the nodes of a Kubernetes cluster "
-                "cannot reach; use a datastore of kind S3 or NFS."
+                "cannot reach; use a datastore of kind S3 or NFS, or a volume."
             )
+        if isinstance(mount.source, VolumeSource):
+            _check_volume(mount.source, plan, settings)
+    networks.check(plan, settings)
+    for role in plan.roles:
+        held = {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, GPU: role.gpus}
+        for name, largest in (settings.largest_task or {}).items():
+            if held.get(name, 0) > quantity(largest):
+                sentence = f"A {role.role} asks for more {name} than the {largest} that one task may have here."
+                raise CloudRefused(f"{sentence} Choose a smaller flavor.")
+
+
+def _check_volume(source: VolumeSource, plan: Plan, settings: Settings) -> None:
+    volume = source.volume
+    if volume.namespace != plan.run.namespace:
+        raise CloudRefused(
+            f"The volume of datastore {volume.datastore} lies in namespace {volume.namespace}, and this runs in "
+            f"{plan.run.namespace}; use another datastore."
+        )
+    if source.access_mode == "ReadWriteOnce" and (tasks := sum(role.count for role in plan.roles)) > 1:
+        raise CloudRefused(
+            f"The volume of datastore {volume.datastore} is mounted by one task at a time, and this run has {tasks}; use one "
+            "with ReadWriteMany."
+        )
+    check_volume(source, settings)
+
+
+def check_volume(source: VolumeSource, settings: Settings) -> None:
+    """Raises CloudRefused for a volume that the administrators do not allow here."""
+    name = source.volume.datastore
+    if settings.storage_classes and source.storage_class not in settings.storage_classes:
+        offered = ", ".join(settings.storage_classes)
+        what = f"the storage class “{source.storage_class}”" if source.storage_class else "a default storage class"
+        raise CloudRefused(f"Datastore {name}: this Kubernetes cluster does not offer {what}; it offers {offered}.")
+    if quantity(source.size) > quantity(settings.largest_volume):
+        raise CloudRefused(f"Datastore {name}: a volume may have at most {settings.largest_volume} here.")
 
 
 def _service(run: RunRef) -> Manifest:
@@ -127,36 +180,23 @@ def _service(run: RunRef) -> Manifest:
     }
 
 
-def _network(plan: Plan) -> Manifest:
-    """Tasks of a run reach each other on any port, and the ports of their datastores."""
-    same_run = [{"podSelector": {"matchLabels": {names.RUN_ID: str(plan.run.id)}}}]
-    ports = sorted({port for mount in plan.mounts if (port := _storage_port(mount.source))})
-    egress: list[Manifest] = [{"to": same_run}]
-    if ports:
-        egress.append({"ports": [{"port": port, "protocol": "TCP"} for port in ports]})
+def _network(plan: Plan, settings: Settings) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": names.base_name(plan.run)},
         "spec": {
-            "podSelector": {"matchLabels": {names.RUN_ID: str(plan.run.id)}},
+            "podSelector": networks.same_run(plan),
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": same_run}],
-            "egress": egress,
+            "ingress": networks.ingress(plan, settings),
+            "egress": networks.egress(plan, settings),
         },
     }
 
 
-def _storage_port(source: S3Source | NfsSource | LocalSource) -> int | None:
-    """NFS is mounted by the node, to which no policy applies."""
-    if not isinstance(source, S3Source):
-        return None
-    url = urlsplit(source.endpoint)
-    return url.port or (80 if url.scheme == "http" else 443)
-
-
 def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
-    metadata = {"name": names.role_name(plan.run, role.role), "labels": {names.ROLE: role.role}}
+    labels = {names.ROLE: role.role, **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {})}
+    metadata = {"name": names.role_name(plan.run, role.role), "labels": labels}
     selector = {"matchLabels": {names.RUN_ID: str(plan.run.id), names.ROLE: role.role}}
     if role.restart == "OnFailure":
         return {
@@ -164,6 +204,8 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
             "kind": "Job",
             "metadata": metadata,
             "spec": {
+                # Kueue lets it go. Only a Job that it owns says anything about this: see `KubernetesCloud.apply`.
+                **({"suspend": True} if settings.kueue_queue else {}),
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.count,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from clusters.clouds.base import RunRef
+from clusters.clouds.base import RunRef, VolumeRef
 
 PREFIX = "gpu-cloud"
 MANAGER = "gpu-cloud"
@@ -30,6 +30,8 @@ RUN = f"{PREFIX}/run"
 RUN_ID = f"{PREFIX}/run-id"
 ROLE = f"{PREFIX}/role"
 OWNER = f"{PREFIX}/owner"
+DATASTORE = f"{PREFIX}/datastore"
+VOLUME_ID = f"{PREFIX}/volume-id"
 
 # Which pod of a service's task this is, from 0 (and then absent): nobody else counts them.
 ATTEMPT = f"{PREFIX}/attempt"
@@ -37,6 +39,7 @@ ATTEMPT = f"{PREFIX}/attempt"
 NOT_STORED = f"{PREFIX}/not-stored"
 
 PORT = 2222
+LABEL_LIMIT = 63
 ROLE_LIMIT = 52
 _LONGEST_SUFFIX = len("-evaluator")
 BASE_LIMIT = ROLE_LIMIT - _LONGEST_SUFFIX
@@ -44,11 +47,15 @@ BASE_LIMIT = ROLE_LIMIT - _LONGEST_SUFFIX
 
 def base_name(run: RunRef) -> str:
     """The name of the run; also that of its headless Service. At most BASE_LIMIT characters."""
-    front = re.sub(r"[^a-z0-9]+", "-", f"{run.appcode}-{run.cluster}-{run.number}".lower()).strip("-")
+    return _cut(f"{run.appcode}-{run.cluster}-{run.number}", f"-{run.id}", BASE_LIMIT)
+
+
+def _cut(front: str, end: str, limit: int) -> str:
+    """A DNS label that ends with `end`; of `front` as much as there is room for."""
+    front = re.sub(r"[^a-z0-9]+", "-", front.lower()).strip("-")
     if not front[:1].isalpha():
         front = f"r{front}"
-    end = f"-{run.id}"
-    return front[: BASE_LIMIT - len(end)].rstrip("-") + end
+    return front[: limit - len(end)].rstrip("-") + end
 
 
 def role_name(run: RunRef, role: str) -> str:
@@ -70,6 +77,11 @@ def volume_name(run: RunRef, mount: int) -> str:
     return f"{base_name(run)}-volume{mount}"
 
 
+def claim_name(volume: VolumeRef) -> str:
+    """The claim of a datastore's volume, which outlives runs; never the name of one that belongs to a run."""
+    return _cut(f"{volume.appcode}-{volume.datastore}", f"-{volume.id}-data", LABEL_LIMIT)
+
+
 def host_name(run: RunRef, role: str, index: int) -> str:
     """The hostname of one task, as Indexed Jobs and StatefulSets make it by themselves."""
     return f"{role_name(run, role)}-{index}"
@@ -88,6 +100,16 @@ def run_labels(portal: str, run: RunRef) -> dict[str, str]:
         CLUSTER: run.cluster,
         RUN: str(run.number),
         RUN_ID: str(run.id),
+    }
+
+
+def volume_labels(portal: str, volume: VolumeRef) -> dict[str, str]:
+    """No run is named: what is done to all that belongs to one leaves volumes alone."""
+    return {
+        PORTAL: portal,
+        APPCODE: volume.appcode,
+        DATASTORE: volume.datastore,
+        VOLUME_ID: str(volume.id),
     }
 
 

@@ -1,4 +1,9 @@
-"""The pod of a role: how a task's program, its resources and its confinement are told to Kubernetes. Pure."""
+"""The pod of a role: how a task's program, its resources and its confinement are told to Kubernetes. Pure.
+
+A program runs under coreutils' `timeout`, which is nobody's timeout here but process 1. As process 1 itself most programs
+would never notice SIGTERM (the kernel gives it no default action there), and one that ignores it would take the time that
+its output needs to be stored, because Kubernetes knows one grace period for a whole pod.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from typing import Any
 
 from clusters.clouds.base import Plan, RolePlan, literal
 from clusters.clouds.kubernetes import names, storage
-from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL, Settings
+from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
 
@@ -18,13 +23,14 @@ USER = 1000
 
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
     """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
-    stored = storage.pod_parts(plan, settings.storage_image, settings.image_pull_policy)
+    stored = storage.pod_parts(plan, settings)
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
+    grace = max(1, plan.grace_seconds)
     spec: Manifest = {
         "subdomain": names.base_name(plan.run),
         "restartPolicy": "Never" if role.restart == "OnFailure" else "Always",
-        "terminationGracePeriodSeconds": plan.grace_seconds + (settings.store_seconds if stored.stores else 0),
+        "terminationGracePeriodSeconds": grace + (settings.store_seconds if stored.stores else 0),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -40,10 +46,11 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 "image": plan.image.container,
                 "imagePullPolicy": settings.image_pull_policy,
                 # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
-                "command": [literal(word) for word in role.argv],
+                # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
+                "command": ["timeout", f"--kill-after={grace}", "0", *(literal(word) for word in role.argv)],
                 "env": _environment(role, index),
                 "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
-                "resources": _resources(role),
+                "resources": _resources(role, settings),
                 "securityContext": storage.CONFINED,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": [
@@ -63,14 +70,18 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     }
     if stored.init:
         spec["initContainers"] = stored.init
-    if settings.priority_class:
-        spec["priorityClassName"] = settings.priority_class
+    batch = any(each.restart == "OnFailure" for each in plan.roles)
+    if priority := settings.batch_priority_class if batch else settings.service_priority_class:
+        spec["priorityClassName"] = priority
+    tolerations = [toleration(taint) for taint in settings.tolerations]
     if role.gpus:
-        spec["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
         if role.gpu_model:
             spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
         if settings.runtime_class:
             spec["runtimeClassName"] = settings.runtime_class
+    if tolerations:
+        spec["tolerations"] = tolerations
     return {
         "metadata": {
             "labels": names.role_labels(settings.portal, plan.run, role.role),
@@ -92,9 +103,11 @@ def _environment(role: RolePlan, index: str) -> list[Manifest]:
     return [first, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
 
 
-def _resources(role: RolePlan) -> Manifest:
+def _resources(role: RolePlan, settings: Settings) -> Manifest:
     """Requests equal limits, so that a task has what it is billed for and is evicted last."""
     held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
+    if settings.disk:
+        held["ephemeral-storage"] = settings.disk
     if role.gpus:
         held[GPU] = str(role.gpus)
     return {"requests": dict(held), "limits": held}

@@ -6,16 +6,58 @@ administrators' form and REST show every field with its title and description, s
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 # The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
 GPU = "nvidia.com/gpu"
 GPU_MODEL = "nvidia.com/gpu.product"
 
+_TAINT = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9./_-]{0,252})(?:=([A-Za-z0-9._-]{0,63}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
+)
+_UNITS = {
+    **{unit: 1000**power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)},
+}
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity ("500m", "96", "768Gi") as a number."""
+    number = text.rstrip("mkKMGTPEi")
+    unit = text.removeprefix(number)
+    return float(number) / 1000 if unit == "m" else float(number) * _UNITS.get(unit, 1)
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise ValueError("Write networks like 10.20.0.0/16, and a single address like 10.20.0.7/32.") from error
+
+
+def _taint(value: str) -> str:
+    if not _TAINT.fullmatch(value):
+        raise ValueError("Write taints as kubectl does: key=value:NoSchedule, or key:NoSchedule for any value.")
+    return value
+
+
+def toleration(taint: str) -> dict[str, str]:
+    """The toleration of a taint as kubectl writes it; without a value of any, without an effect of all."""
+    found = _TAINT.fullmatch(taint)
+    assert found
+    key, value, effect = found.groups()
+    wanted = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
+    return {"key": key, **wanted, **({"effect": effect} if effect else {})}
+
+
+Network = Annotated[str, AfterValidator(_network)]
+Taint = Annotated[str, AfterValidator(_taint)]
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 # The name of an object of the cluster, "" for none.
 Name = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
@@ -45,8 +87,26 @@ class Settings:
     runtime_class: Name = Field(
         default="", title="Runtime class", description="Of tasks with GPUs, e.g. nvidia. Empty for the cluster's own."
     )
-    priority_class: Name = Field(
-        default="", title="Priority class", description="Of every task. Empty for the cluster's own."
+    batch_priority_class: Name = Field(
+        default="",
+        title="Priority class of batch runs",
+        description="Of all tasks of a run that comes to an end. Empty for the cluster's own.",
+    )
+    service_priority_class: Name = Field(
+        default="",
+        title="Priority class of services",
+        description="Of all tasks of a run that is kept alive. Empty for the cluster's own.",
+    )
+    tolerations: tuple[Taint, ...] = Field(
+        default=(),
+        title="Tolerated taints",
+        description="Of every task, as kubectl writes taints, e.g. team=ml:NoSchedule. Tasks with GPUs tolerate "
+        "nvidia.com/gpu:NoSchedule anyway.",
+    )
+    kueue_queue: Label | Literal[""] = Field(
+        default="",
+        title="Kueue queue",
+        description="The LocalQueue of every business line's namespace through which runs go. Empty without Kueue.",
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", title="Image pull policy", description="When nodes fetch an image."
@@ -57,6 +117,45 @@ class Settings:
         description="How long a task that was stopped may still store its output.",
         ge=0,
         le=3600,
+    )
+    disk: Quantity | Literal[""] = Field(
+        default="",
+        title="Disk of a task",
+        description="How much a task may write to the node's disk, S3 data included, e.g. 200Gi. Empty for no limit.",
+    )
+    largest_task: Mapping[str, Quantity] | None = Field(
+        default=None,
+        title="Largest task",
+        description="What one container may have at most, e.g. cpu=64, memory=512Gi, nvidia.com/gpu=8. Empty for no limit.",
+    )
+    largest_volume: Quantity = Field(
+        default="1Ti", title="Largest volume", description="How large the volume of a datastore may be."
+    )
+    storage_classes: tuple[Name, ...] = Field(
+        default=(),
+        title="Storage classes",
+        description="Those that volumes of datastores may have, e.g. ceph-rbd, cephfs. Empty for any.",
+    )
+    storage_namespaces: tuple[Label, ...] = Field(
+        default=(),
+        title="Namespaces with storage",
+        description="Where S3 servers inside the cluster run that tasks may reach by names like minio.storage.svc.",
+    )
+    gateway_namespace: Label | Literal[""] = Field(
+        default="",
+        title="Namespace of the gateway",
+        description="From there the ports of tasks are reached. Empty for nobody.",
+    )
+    closed_networks: tuple[Network, ...] = Field(
+        default=("169.254.0.0/16", "fd00:ec2::254/128"),
+        title="Closed networks",
+        description="What tasks never reach, whatever their datastores say; by default the metadata services of clouds. "
+        "Addresses of nodes and of the API server belong here too.",
+    )
+    dns_addresses: tuple[Network, ...] = Field(
+        default=(),
+        title="Addresses of DNS",
+        description="Only where tasks do not ask kube-dns in kube-system itself, e.g. 169.254.20.10/32 for NodeLocal DNSCache.",
     )
     quota: Mapping[str, Quantity] | None = Field(
         default=None,

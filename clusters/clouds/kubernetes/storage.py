@@ -1,19 +1,26 @@
 """Data of a run inside its pods: which containers fetch and store it, and which volumes lie where. Pure.
 
-NFS is a volume and claim of the run. S3 is copied: an init container fetches, and for output a native sidecar stores what
-changed every few seconds and once more when the task has ended. Credentials are in a Secret and nowhere else.
+NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
+an init container fetches, and for output a native sidecar stores what changed every few seconds and once more when the
+task has ended. Credentials are in a Secret and nowhere else.
+
+Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
+with one key for the whole pool, so a tenant who could name an image could name that of another.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
-from clusters.clouds.base import NfsSource, Plan, S3Source
+from clusters.clouds.base import NfsSource, Plan, S3Source, VolumeSource, literal
 from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.settings import Settings
 
 FETCH = "fetch"
 STORE = "store"
+FOLDERS = "folders"
 STORE_EVERY_SECONDS = 10
 TMP = "/tmp"  # noqa: S108 — a volume of the pod's own
 
@@ -23,6 +30,7 @@ CONFINED: dict[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
+_HELPERS_TMP = "helpers"
 
 
 @dataclass
@@ -45,40 +53,105 @@ def manifests(plan: Plan) -> list[dict[str, Any]]:
             keys[f"secret-key-{number}"] = mount.source.secret_key
         elif isinstance(mount.source, NfsSource):
             made += _nfs(plan, number, mount.source, read_only=mount.read_only)
+        # A volume is not the run's own: see `volume_manifest`.
     if keys:
         secret = {"name": names.secret_name(plan.run)}
         made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})
     return made
 
 
-def pod_parts(plan: Plan, image: str, pull_policy: str) -> PodParts:
+def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
+    """The claim of a datastore's volume. Nothing owns it: it goes when the datastore does."""
+    spec: dict[str, Any] = {
+        "accessModes": [source.access_mode],
+        "resources": {"requests": {"storage": source.size}},
+    }
+    if source.storage_class:  # without the field Kubernetes takes the default class; "" would mean none
+        spec["storageClassName"] = source.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": names.claim_name(source.volume),
+            "namespace": source.volume.namespace,
+            "labels": names.volume_labels(settings.portal, source.volume),
+        },
+        "spec": spec,
+    }
+
+
+def pod_parts(plan: Plan, settings: Settings) -> PodParts:
     parts = PodParts()
     copied: list[tuple[int, str]] = []
     stored: list[tuple[int, str]] = []
+    folders: list[tuple[int, str]] = []
     for number, mount in enumerate(plan.mounts):
         volume = f"data{number}"
-        parts.mounts.append({"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only})
-        if isinstance(mount.source, NfsSource):
-            claim = {"claimName": names.volume_name(plan.run, number), "readOnly": mount.read_only}
-            parts.volumes.append({"name": volume, "persistentVolumeClaim": claim})
-        else:
+        shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
+        parts.mounts.append(shown)
+        if isinstance(mount.source, S3Source):
             parts.volumes.append({"name": volume, "emptyDir": {}})
             copied.append((number, mount.mount_path))
             if not mount.read_only:
                 stored.append((number, mount.mount_path))
+            continue
+        claim, folder = _claimed(plan, number)
+        parts.volumes.append(
+            {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": mount.read_only}}
+        )
+        if folder:
+            shown["subPath"] = folder
+            if not mount.read_only:
+                folders.append((number, folder))
+    if folders:
+        parts.init.append(_make_folders(folders, settings))
     if copied:
-        parts.init.append(_helper(plan, FETCH, [FETCH], copied, image, pull_policy))
+        parts.init.append(_helper(plan, FETCH, [FETCH], copied, settings))
     if stored:
         argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
-        parts.init.append({**_helper(plan, STORE, argv, stored, image, pull_policy), "restartPolicy": "Always"})
+        parts.init.append({**_helper(plan, STORE, argv, stored, settings), "restartPolicy": "Always"})
+    if copied:
+        parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {}})
     parts.stores = bool(stored)
     return parts
 
 
+def _claimed(plan: Plan, number: int) -> tuple[str, str]:
+    """The claim behind a mount, and the folder of it that tasks see."""
+    source = plan.mounts[number].source
+    if isinstance(source, VolumeSource):
+        return names.claim_name(source.volume), source.folder
+    assert isinstance(source, NfsSource)
+    folder = str(PurePosixPath(source.path).relative_to(source.root)) if source.root else "."
+    return names.volume_name(plan.run, number), "" if folder == "." else folder
+
+
+def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
+    """Kubernetes would make a missing `subPath` as root, whom an NFS server takes for nobody and whose folders tasks cannot
+    write to; this does it as who the tasks are, and says why where it cannot be done."""
+    roots = {number: f"/data{number}" for number, _ in folders}
+    return {
+        **_container(FOLDERS, settings),
+        "command": ["mkdir", "-p", "--", *(literal(f"{roots[number]}/{folder}") for number, folder in folders)],
+        "volumeMounts": [{"name": f"data{number}", "mountPath": root} for number, root in roots.items()],
+    }
+
+
+def _container(name: str, settings: Settings) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": settings.storage_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "resources": {"requests": dict(_HELPER), "limits": dict(_HELPER)},
+        "securityContext": CONFINED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
 def _helper(
-    plan: Plan, name: str, argv: list[str], mounts: list[tuple[int, str]], image: str, pull_policy: str
+    plan: Plan, name: str, argv: list[str], mounts: list[tuple[int, str]], settings: Settings
 ) -> dict[str, Any]:
-    """A container of docker/rclone; its arguments are pairs `<remote>:<bucket>/<folder> <path>`."""
+    """A container of docker/rclone; its arguments are pairs `<remote>:<bucket>/<folder> <path>`. Its /tmp is not the task's."""
     env: list[dict[str, Any]] = [{"name": "HOME", "value": TMP}]
     pairs: list[str] = []
     for number, path in mounts:
@@ -87,18 +160,13 @@ def _helper(
         env += _remote(plan, number, source)
         # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
         folder = f"{source.bucket}/{source.prefix}/" if source.prefix else source.bucket
-        pairs += [f"data{number}:{folder}".replace("$", "$$"), path]
+        pairs += [literal(f"data{number}:{folder}"), path]
     return {
-        "name": name,
-        "image": image,
-        "imagePullPolicy": pull_policy,
+        **_container(name, settings),
         "args": [*argv, *pairs],
         "env": env,
-        "resources": {"requests": dict(_HELPER), "limits": dict(_HELPER)},
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "tmp", "mountPath": TMP},
+            {"name": _HELPERS_TMP, "mountPath": TMP},
             *({"name": f"data{number}", "mountPath": path} for number, path in mounts),
         ],
     }
@@ -111,7 +179,7 @@ def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
     plain = {"TYPE": "s3", "PROVIDER": provider, "ENDPOINT": source.endpoint, "REGION": source.region}
     secret = names.secret_name(plan.run)
     return [
-        *({"name": f"{prefix}_{name}", "value": value.replace("$", "$$")} for name, value in plain.items()),
+        *({"name": f"{prefix}_{name}", "value": literal(value)} for name, value in plain.items()),
         *(
             {
                 "name": f"{prefix}_{name}",
@@ -123,7 +191,8 @@ def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
 
 
 def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list[dict[str, Any]]:
-    """A volume that only this claim may have. The size means nothing for NFS, but must be there."""
+    """A volume that only this claim of this namespace may have: no other that names it is ever bound to it. The size means
+    nothing for NFS, but must be there."""
     name = names.volume_name(plan.run, number)
     size = {"storage": "1Gi"}
     modes = ["ReadOnlyMany" if read_only else "ReadWriteMany"]
@@ -137,7 +206,7 @@ def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list
                 "accessModes": modes,
                 "storageClassName": "",
                 "persistentVolumeReclaimPolicy": "Retain",
-                "nfs": {"server": source.server, "path": source.path, "readOnly": read_only},
+                "nfs": {"server": source.server, "path": source.root or source.path, "readOnly": read_only},
                 "claimRef": {
                     "apiVersion": "v1",
                     "kind": "PersistentVolumeClaim",
