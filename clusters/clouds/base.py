@@ -275,17 +275,54 @@ class Capacity:
 
 @dataclass(frozen=True)
 class LogChunk:
-    """A piece of a task's log as bytes (UTF-8 is not promised) and the offset at which to go on."""
+    """A piece of a task's log as bytes (UTF-8 is not promised) and the offset at which to go on.
+
+    `cursor` belongs to `offset`: given back with it, a cloud that has no offsets of its own goes on there without reading
+    everything before. It is opaque and may be ""; that of another offset or of an earlier chunk does no harm.
+    """
 
     data: bytes
     offset: int
     complete: bool
+    cursor: str = ""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command inside a task wrote. With a terminal everything is stdout."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+class Session(Protocol):
+    """A command that runs inside a task. One thread may send while another receives; CloudError from any call means that it
+    was cut off. Closing a session ends its command where the cloud can do that, and may be repeated."""
+
+    # Set when the command has ended and all of its output was received; 128 and the number for one ended by a signal.
+    exit_code: int | None
+
+    def send(self, data: bytes) -> None:
+        """Bytes for its standard input, or typed on its terminal."""
+
+    def end_input(self) -> None:
+        """Its standard input is at its end; for commands without a terminal."""
+
+    def resize(self, columns: int, rows: int) -> None:
+        """The size of its terminal."""
+
+    def receive(self, seconds: float) -> Output | None:
+        """What it wrote next; None when there was nothing for so long, or when it has ended."""
+
+    def close(self) -> None: ...
 
 
 class Cloud(Protocol):
     """See the module's docstring for what repeated and absent mean; `CloudError` from any call means: try again later."""
 
     name: str
+    # Whether logs stay until `purge`. Otherwise they go with their pods, unless somebody copies them in time.
+    keeps_logs: bool
     # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
     mounts: frozenset[SourceKind]
 
@@ -338,12 +375,23 @@ class Cloud(Protocol):
         offset: int = 0,
         limit: int = 262_144,
         tail: int | None = None,
+        cursor: str = "",
     ) -> LogChunk:
         """At most `limit` bytes of the log of one attempt, from `offset`, or the last `tail` bytes. `complete` is True when
-        the task has ended and nothing is left to read. An absent log is empty and complete."""
+        the task has ended and nothing is left to read. An absent log is empty and complete; an offset behind the end is the
+        end."""
 
-    def exec(self, run: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
-        """Runs a short command inside the running task: its exit code and output (at most 1 MiB, at most 60 s)."""
+    def follow(
+        self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
+    ) -> Iterator[LogChunk]:
+        """The log from `offset` as it comes, at least one (maybe empty) chunk every 10 s. It ends after a chunk that is
+        complete; close it to end it earlier."""
+
+    def exec(
+        self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> Session:
+        """Starts a command inside the running task, as its user, with its environment. Without `stdin` it reads nothing; with
+        `tty` it has a terminal, and whatever it reads is typed there."""
 
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.base import CloudError, CloudRefused, LocalSource, Mount
+from clusters.clouds.base import CloudRefused, LocalSource, Mount
 from tests.clouds.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
@@ -148,28 +148,6 @@ def test_two_runs_do_not_see_each_other(agent: Agent) -> None:
     first = agent.apply(role(f"touch /elearn/output/{name} /tmp/{name}; echo there; sleep 60"))
     agent.until_output(first, "there")
     assert agent.says(f"find /elearn /tmp -name {name} | wc -l") == "0\n"
-
-
-def test_a_command_runs_inside_a_task_like_the_task(agent: Agent) -> None:
-    run = agent.apply(
-        role("export X=hidden; echo mine > /tmp/mine; id -u > /tmp/uid; echo up; sleep 60", env={"NAME": "value"})
-    )
-    agent.until_output(run, "up")
-    agent.running(run)
-
-    def inside(*argv: str) -> tuple[int, str]:
-        code, output = agent.cloud.exec(run, "worker", 0, argv)
-        return code, output.decode()
-
-    assert inside("cat", "/tmp/mine") == (0, "mine\n")
-    assert inside("bash", "-c", "test $(id -u) = $(cat /tmp/uid) && echo $NAME $PWD; exit 3") == (3, "value /elearn\n")
-    assert inside("bash", "-c", "kill -9 $$")[0] == 137
-    assert inside("grep", "-c", "^CapEff:.0000000000000000", "/proc/self/status") == (0, "1\n")
-    assert inside("no-such-program") == (127, "'no-such-program' cannot be started: no such program\n")
-    assert inside("ls", str(agent.folder))[0] == 2
-    assert len(agent.cloud.exec(run, "worker", 0, ["yes"])[1]) == 1 << 20
-    with pytest.raises(CloudError):
-        agent.cloud.exec(run, "worker", 5, ["true"])
 
 
 def test_what_a_task_makes_unreadable_is_removed_all_the_same(agent: Agent) -> None:

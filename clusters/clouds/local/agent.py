@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from clusters.clouds.base import CloudError, CloudRefused, RunRef, WatchExpired
 from clusters.clouds.local import gpus, logs, requests, wire
@@ -47,6 +47,8 @@ class Server:
             request = json.loads(line)
             if request["op"] == "watch":
                 await self.watch(request["since"], writer)
+            elif request["op"] == "exec":
+                await self.exec(request, writer)
             else:
                 head, body = await self.answer(request)
                 writer.write(wire.dumps(head) + body)
@@ -80,10 +82,20 @@ class Server:
         if op == "log":
             chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
             return {"size": len(chunk.data), "offset": chunk.offset, "complete": chunk.complete}, chunk.data
-        if op == "exec":
-            code, output = await logs.execute(node, ref, *task, request["argv"])
-            return {"size": len(output), "code": code}, output
         raise CloudRefused(f"The node agent does not know how to {op}.")
+
+    async def exec(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Answers with an empty line and leaves the connection to the process that runs the command."""
+        folder = logs.running_folder(self.node, RunRef(**request["run"]), request["role"], request["index"])
+        # What comes after the answer is for the command.
+        cast("asyncio.ReadTransport", writer.transport).pause_reading()
+        writer.write(wire.dumps(None))
+        await writer.drain()
+        peer = os.dup(writer.get_extra_info("socket").fileno())
+        try:
+            await logs.execute(folder, {name: request[name] for name in ("argv", "stdin", "tty")}, peer)
+        finally:
+            os.close(peer)
 
     async def watch(self, since: str, writer: asyncio.StreamWriter) -> None:
         """A line for every batch after `since`, and one every 5 s when there is none, until the client is gone."""

@@ -7,6 +7,7 @@ does not notice that the agent was restarted in between.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -20,17 +21,20 @@ from clusters.clouds.base import (
     Plan,
     RunRef,
     Seen,
+    Session,
     SourceKind,
     VolumeRef,
     VolumeSource,
     WatchExpired,
 )
 from clusters.clouds.local import wire
+from clusters.clouds.local.session import LocalSession
 
 TIMEOUT = 30.0
 # The agent sends a batch at least every 5 s.
 WATCH_TIMEOUT = 20.0
-EXEC_TIMEOUT = 75.0
+# A follower asks again after these seconds: a read costs what is new, so asking is as cheap as being told.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 NO_VOLUMES = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
 
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
@@ -40,6 +44,7 @@ class LocalCloud:
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
 
     name = "local"
+    keeps_logs = True
     mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "local"})
 
     def __init__(self, socket_path: str) -> None:
@@ -91,16 +96,46 @@ class LocalCloud:
         offset: int = 0,
         limit: int = 262_144,
         tail: int | None = None,
+        cursor: str = "",
     ) -> LogChunk:
         fields = {"attempt": attempt, "offset": offset, "limit": limit, "tail": tail}
         with self._request("log", TIMEOUT, run=run, role=role, index=index, **fields) as answer:
             head = _line(answer)
             return LogChunk(_bytes(answer, head["size"]), head["offset"], head["complete"])
 
-    def exec(self, run: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
-        with self._request("exec", EXEC_TIMEOUT, run=run, role=role, index=index, argv=list(argv)) as answer:
-            head = _line(answer)
-            return head["code"], _bytes(answer, head["size"])
+    def follow(
+        self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
+    ) -> Iterator[LogChunk]:
+        pause = SHORTEST_PAUSE
+        while True:
+            chunk = self.log(run, role, index, attempt=attempt, offset=offset)
+            yield chunk
+            if chunk.complete:
+                return
+            offset = chunk.offset
+            if chunk.data:
+                pause = SHORTEST_PAUSE
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def exec(
+        self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> Session:
+        fields = {"run": run, "role": role, "index": index, "argv": list(argv), "stdin": stdin, "tty": tty}
+        try:
+            connection = wire.connect(self.socket_path, TIMEOUT)
+            try:
+                connection.sendall(wire.dumps({"op": "exec", **fields}))
+                # No reader of lines: what follows the line belongs to the session.
+                with connection.makefile("rb", buffering=0) as answer:
+                    _line(answer)
+                return LocalSession(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _silent(error) from error
 
     def _call(self, op: str, **fields: Any) -> Any:
         with self._request(op, TIMEOUT, **fields) as answer:
@@ -114,7 +149,11 @@ class LocalCloud:
                 with connection.makefile("rb") as answer:
                     yield answer
         except OSError as error:
-            raise CloudError(f"The node agent of this machine does not answer: {error.strerror or error}.") from error
+            raise _silent(error) from error
+
+
+def _silent(error: OSError) -> CloudError:
+    return CloudError(f"The node agent of this machine does not answer: {error.strerror or error}.")
 
 
 def _line(answer: IO[bytes]) -> Any:

@@ -1,21 +1,21 @@
-"""What people look at inside a task: its log, and a short command run beside it."""
+"""What people look at inside a task: its log, and a command run beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import CloudError, LogChunk, RunRef
-from clusters.clouds.local import inside
+from clusters.clouds.local import inside, wire
 
 if TYPE_CHECKING:
     from clusters.clouds.local.node import Node
 
-EXEC_BYTES = 1 << 20
-EXEC_SECONDS = 60.0
-TIMED_OUT = 124
+# Held, because the event loop itself forgets who waits for a process.
+_waiting: set[asyncio.Task[int]] = set()
 
 
 def read(
@@ -37,33 +37,27 @@ def read(
     return LogChunk(data, end, not running and end >= size)
 
 
-async def execute(node: Node, ref: RunRef, role: str, index: int, argv: Sequence[str]) -> tuple[int, bytes]:
-    """See `Cloud.exec`. A command that takes too long is ended, with the exit code 124 that timeout(1) would give."""
+def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:
+    """The folder of a task that runs. Raises CloudError."""
     run = node.runs.get(ref.id)
     task = next((task for task in run.tasks if task.key == (role, index)), None) if run else None
     if task is None or node.told.get(task.view().uid, task.view()).phase != "Running":  # type: ignore[union-attr]
-        raise CloudError("The task does not run.")
+        raise CloudError(f"{role}-{index} does not run.")
+    return task.folder
+
+
+async def execute(folder: Path, request: Mapping[str, Any], peer: int) -> None:
+    """See `Cloud.exec`. The descriptor `peer` is handed over to the process that runs the command (inside.py)."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", inside.__file__, str(task.folder), *argv),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        *(sys.executable, "-I", "-S", inside.__file__, str(folder), str(peer)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
         env={},
+        pass_fds=(peer,),
     )
-    output = bytearray()
-
-    async def collect(stream: asyncio.StreamReader) -> None:
-        while data := await stream.read(1 << 16):
-            output.extend(data[: EXEC_BYTES - len(output)])
-            if len(output) >= EXEC_BYTES and process.returncode is None:
-                process.kill()
-
-    try:
-        if process.stdout is not None:
-            await asyncio.wait_for(collect(process.stdout), EXEC_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.communicate()
-        return TIMED_OUT, bytes(output)
-    code = await process.wait()
-    return code if code >= 0 else 128 - code, bytes(output)
+    if process.stdin is not None:
+        process.stdin.write(wire.dumps(request))
+        process.stdin.close()
+    waiting = asyncio.get_running_loop().create_task(process.wait())
+    _waiting.add(waiting)
+    waiting.add_done_callback(_waiting.discard)

@@ -1,0 +1,39 @@
+"""What a session in a task sends over its socket, both ways: one byte that says what it is, four for the length, the bytes.
+
+Imported by `inside.py`, which must start quickly: only the standard library's smallest modules.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# To the command: input, the end of input, a new size of the terminal ("columns rows").
+INPUT, END, SIZE = b"i", b"e", b"s"
+# From it: output, errors, the exit code; or a sentence that says why there is none.
+STDOUT, STDERR, EXIT, REFUSED = b"o", b"x", b"q", b"!"
+
+HEAD = 5
+LARGEST = 1 << 16
+
+
+def pack(kind: bytes, data: bytes = b"") -> bytes:
+    return kind + len(data).to_bytes(4, "big") + data
+
+
+class Frames:
+    """Takes apart what was received."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._buffer += data
+        while len(self._buffer) >= HEAD:
+            end = HEAD + int.from_bytes(self._buffer[1:HEAD], "big")
+            if len(self._buffer) < end:
+                return
+            frame = bytes(self._buffer[:1]), bytes(self._buffer[HEAD:end])
+            del self._buffer[:end]
+            yield frame
