@@ -175,6 +175,8 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     run = Run.objects.create(
         cluster=cluster,
         number=cluster.run_count,
+        cloud=resolved.place.cloud,
+        namespace=resolved.place.namespace,
         spec=cluster.spec,
         resources=resolved.resources_json,
         gpus=resolved.gpus,
@@ -206,7 +208,7 @@ def _locked(cluster: Cluster) -> Cluster:
     Its run is read afterwards: what is joined to a row that had to be waited for is as old as the wait.
     """
     Cluster.objects.select_for_update(no_key=True).only("pk").get(pk=cluster.pk)
-    return Cluster.objects.select_related("appcode", "current_run").get(pk=cluster.pk)
+    return Cluster.objects.select_related("appcode__org_node", "current_run").get(pk=cluster.pk)
 
 
 def _require_alive(cluster: Cluster) -> None:

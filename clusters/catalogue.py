@@ -1,7 +1,8 @@
 """Names in a manifest → rows that exist and may be used. The half of validation that needs the database, in one place.
 
 The form, the API, an import, the preview and every new run go through `resolve`, so all of them refuse the same things with
-the same words at the same field.
+the same words at the same field. What can be used depends on the cloud on which the run will land: containers need an image's
+reference, this machine its environment, and not every cloud reaches every kind of datastore.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from clusters.admission import Quota, judge_quota
-from clusters.models import Flavor, Image
+from clusters.models import LOCAL, Flavor, Image
+from clusters.places import Place, place_of, title_of
 from clusters.plans import Resources
 from clusters.specs import ClusterSpec
 from datastores.models import Datastore
@@ -22,9 +24,10 @@ from portal.models import Appcode, User
 
 @dataclass(frozen=True)
 class Resolved:
-    """A spec whose every name exists. `resources` is by role; datastores are None where the spec has none."""
+    """A spec whose every name exists, and where it runs. `resources` is by role; datastores are None where it has none."""
 
     spec: ClusterSpec
+    place: Place
     image: Image
     resources: Mapping[str, Resources]
     input: Datastore | None
@@ -76,19 +79,20 @@ def why_not(appcode: Appcode) -> str:
     }[Appcode.State(appcode.state)]
 
 
-def needs(spec: ClusterSpec, appcode: Appcode) -> Needs:
-    """What a run of `spec` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
+def needs(spec: ClusterSpec, appcode: Appcode, cloud: str) -> Needs:
+    """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
     errors: list[FieldError] = []
-    image, stores = _image(spec, errors), _datastores(spec, appcode, errors)
+    image, stores = _image(spec, cloud, errors), _datastores(spec, appcode, cloud, errors)
     if errors or image is None:
         raise Invalid(errors)
     return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
 
 
 def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
-    """Raises Invalid with every field that names something absent, disabled or out of reach. Three queries, five at most."""
+    """Raises Invalid with every field that names something absent, disabled or out of reach. Eight queries at most."""
     errors: list[FieldError] = []
-    image = _image(spec, errors)
+    place = place_of(appcode)
+    image = _image(spec, place.cloud, errors)
     flavors = {
         flavor.name: flavor
         for flavor in Flavor.objects.filter(enabled=True, name__in=[r.flavor for r in spec.roles.values()])
@@ -102,10 +106,10 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         else:
             resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
-    stores = _datastores(spec, appcode, errors)
+    stores = _datastores(spec, appcode, place.cloud, errors)
     if errors or image is None:
         raise Invalid(errors)
-    resolved = Resolved(spec, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
+    resolved = Resolved(spec, place, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
@@ -113,19 +117,18 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     return resolved
 
 
-def _image(spec: ClusterSpec, errors: list[FieldError]) -> Image | None:
+def _image(spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | None:
     image = Image.objects.filter(name=spec.image, enabled=True).first()
     if image is None:
         errors.append(FieldError(("spec", "image"), f"The catalogue has no image “{spec.image}”."))
-    elif not image.environment:
-        sentence = (
-            f"“{image.title}” has only a container reference and cannot run on this machine; choose another image."
-        )
+    elif not image.runs_on(cloud):
+        has = "container reference" if image.container else "local environment"
+        sentence = f"“{image.title}” has only a {has} and cannot run on {title_of(cloud)}; choose another image."
         errors.append(FieldError(("spec", "image"), sentence))
     return image
 
 
-def _datastores(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> dict[str, Datastore]:
+def _datastores(spec: ClusterSpec, appcode: Appcode, cloud: str, errors: list[FieldError]) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
     names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
     stores = {
@@ -133,15 +136,26 @@ def _datastores(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -
         for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related("appcode")
     }
     for path, name in names.items():
-        sentence = ""
         if name not in stores:
             sentence = f"{appcode.code} has no datastore “{name}”."
         else:
-            try:
-                if source_for(stores[name]).read_only and path == "output":
-                    sentence = f"The folder of “{name}” may only be read; choose another datastore for output."
-            except SourceError as error:
-                sentence = str(error)
+            sentence = _why_not_mounted(stores[name], cloud, writing=path == "output")
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
+
+
+def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
+    """Why tasks on `cloud` cannot mount `store`, or ""."""
+    try:
+        source = source_for(store)
+    except SourceError as error:
+        return str(error)
+    if source.kind == "local" and cloud != LOCAL:
+        return (
+            f"“{store.name}” is a folder of the portal's own machine, which {title_of(cloud)} cannot reach; choose a datastore "
+            "of kind S3 or NFS."
+        )
+    if writing and source.read_only:
+        return f"The folder of “{store.name}” may only be read; choose another datastore for output."
+    return ""

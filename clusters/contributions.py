@@ -11,8 +11,7 @@ from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
 from clusters.access import clusters_for
-from clusters.models import Cluster, Run
-from clusters.preview import latest_capacity
+from clusters.models import CloudState, Cluster, Run
 from clusters.search import Search, page
 from datastores import uses
 from datastores.models import Datastore
@@ -47,7 +46,7 @@ def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
     """GPUs that pods of `appcodes` hold now."""
     runs = Run.objects.filter(gone=False, cluster__appcode__in=appcodes.values("pk"))
     held = runs.aggregate(held=Sum("gpu_rate"))["held"] or 0
-    return frame.GpuUse(held, simulated=any(node.simulated for node in latest_capacity().nodes))
+    return frame.GpuUse(held, simulated=CloudState.objects.filter(simulated__gt=0).exists())
 
 
 def find_clusters(user: User, words: str, limit: int) -> list[frame.Hit]:

@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.clouds.base import CloudError
-from clusters.clouds.registry import cloud
+from clusters.clouds.registry import cloud_of
 from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream
 from clusters.models import Run
 from clusters.reconcile import run_ref
@@ -76,9 +76,10 @@ class TaskLog(APIView):
         offset = number(request, "offset", default=0, low=0, high=2**53)
         if tail >= 0 and offset:
             raise Invalid.at("tail", message="Give either “tail” or “offset”.")
-        source = LogSource(cloud(), run_ref(row), role, index, _attempt(request, row, role, index))
+        attempt = _attempt(request, row, role, index)
         slots: list[Slot] = []
         try:
+            source = LogSource(cloud_of(row), run_ref(row), role, index, attempt)
             first = source.last_lines(tail) if tail >= 0 else source.read(offset)
             if not follow and (tail >= 0 or len(first.data) < CHUNK):
                 return _text(HttpResponse(first.data), first.offset - len(first.data))

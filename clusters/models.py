@@ -11,12 +11,22 @@ import datetime as dt
 from decimal import Decimal
 from typing import ClassVar
 
+from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from encrypted_fields.fields import EncryptedTextField
 
 from clusters.lifecycle import TERMINAL
-from portal.models import Appcode, User
+from portal.models import Appcode, OrgNode, User
+
+# The cloud that is this machine; every other one is a KubernetesCluster.
+LOCAL = "local"
+
+cloud_name = RegexValidator(
+    r"^(?!local\Z)[a-z]([a-z0-9-]{0,38}[a-z0-9])?\Z",
+    "Use at most 40 lower-case letters, digits and '-', and start with a letter; “local” is the portal's own machine.",
+)
 
 
 class Flavor(models.Model):
@@ -57,6 +67,9 @@ class Image(models.Model):
     def __str__(self) -> str:
         return self.title
 
+    def runs_on(self, cloud: str) -> bool:
+        return bool(self.environment if cloud == LOCAL else self.container)
+
 
 class Cluster(models.Model):
     """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`."""
@@ -83,8 +96,59 @@ class Cluster(models.Model):
         return f"{self.appcode.code}/{self.name}"
 
 
+class KubernetesCluster(models.Model):
+    """A Kubernetes cluster that runs can be placed on. `name` is kept with everything that was seen there.
+
+    `kubeconfig` is what `kubernetes.kubeconfig.read` made of the one that was given, as JSON, encrypted at rest and never
+    shown again; None stands for the credentials of the pod that the portal runs in. `settings` is a
+    `kubernetes.settings.Settings` as JSON. `revision` counts how often any of these has changed: processes that use the
+    cluster look at it. `uid` tells the Kubernetes cluster itself from others (it is that of its namespace kube-system). A
+    disabled one takes no new runs; those that live there go on.
+    """
+
+    name = models.CharField(max_length=40, unique=True, validators=[cloud_name])
+    title = models.CharField(max_length=100)
+    kubeconfig = EncryptedTextField(null=True)
+    server = models.CharField(
+        max_length=300, blank=True, help_text="The address in the kubeconfig, which is no secret."
+    )
+    settings = models.JSONField(default=dict)
+    revision = models.PositiveIntegerField(default=1)
+    uid = models.CharField(max_length=80, blank=True)
+    enabled = models.BooleanField(default=True)
+    is_default = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    tested_at = models.DateTimeField(null=True)
+    test = models.JSONField(default=dict, help_text="What the last test of the connection found.")
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(name__regex=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"), name="kubernetes_name"
+            ),
+            models.CheckConstraint(condition=~Q(name=LOCAL), name="kubernetes_not_local"),
+            models.CheckConstraint(condition=Q(enabled=True) | Q(is_default=False), name="kubernetes_default_enabled"),
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="kubernetes_one_default"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Placement(models.Model):
+    """Where a business line runs; `cluster` None is this machine. Lines without one go to the default."""
+
+    org_node = models.OneToOneField(OrgNode, on_delete=models.CASCADE, related_name="placement")
+    cluster = models.ForeignKey(KubernetesCluster, on_delete=models.PROTECT, null=True, related_name="placements")
+
+    def __str__(self) -> str:
+        return f"{self.org_node} on {self.cluster or LOCAL}"
+
+
 class Run(models.Model):
-    """One deployment of a cluster.
+    """One deployment of a cluster. `cloud` and `namespace` say where it was made, and where it stays.
 
     Written by people (actions.py): `desired`, `stop_*`. Written by reconcile.py: `wait_*`, `admitted_at`, `applied_at`,
     `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*` are sums
@@ -105,6 +169,8 @@ class Run(models.Model):
 
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveIntegerField()
+    cloud = models.CharField(max_length=40, default=LOCAL)
+    namespace = models.CharField(max_length=63, default="default")
     spec = models.JSONField()
     resources = models.JSONField(
         help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}'
@@ -162,6 +228,7 @@ class Run(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),
+            models.Index(fields=["cloud"], condition=Q(gone=False), name="run_not_gone_cloud"),
             models.Index(fields=["deadline"], condition=Q(desired="running", verdict=""), name="run_deadline"),
         ]
 
@@ -219,13 +286,18 @@ class Task(models.Model):
 class CloudState(models.Model):
     """What the controller knows of one cloud: where its watch stands, when it last heard anything, and the capacity it saw.
 
-    Pages and forms read the capacity here: no request waits for a cloud.
+    Pages and forms read the capacity here: no request waits for a cloud. `trouble` is why it cannot be followed at the
+    moment, "" when all is well; until it can, everything that is shown is from `heard_at`. What every page says of the
+    machines is kept apart, because the capacity of a thousand nodes is long: `simulated` GPUs, and `notes` in sentences.
     """
 
     name = models.CharField(max_length=40, primary_key=True)
     position = models.CharField(max_length=200, blank=True)
     heard_at = models.DateTimeField(null=True)
+    trouble = models.TextField(blank=True)
     capacity = models.JSONField(default=dict)
+    simulated = models.PositiveIntegerField(default=0)
+    notes = models.JSONField(default=list)
 
     def __str__(self) -> str:
         return self.name

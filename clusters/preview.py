@@ -46,7 +46,7 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
             {role: each.gpu_model for role, each in resolved.resources.items()},
-            latest_capacity(),
+            capacity_of(resolved.place.cloud),
         ),
     )
     roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
@@ -62,10 +62,10 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     )
 
 
-def latest_capacity() -> Capacity:
-    """What all clouds together had when the controller last looked; empty before it did."""
-    states = [state.capacity for state in CloudState.objects.all() if state.capacity]
+def capacity_of(cloud: str) -> Capacity:
+    """What a cloud had when the controller last looked; empty before it did."""
+    seen = CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {}
     return Capacity(
-        nodes=tuple(Node(**node) for state in states for node in state["nodes"]),
-        queue=tuple(Waiting(**each) for state in states for each in state["queue"]),
+        nodes=tuple(Node(**node) for node in seen.get("nodes", [])),
+        queue=tuple(Waiting(**each) for each in seen.get("queue", [])),
     )

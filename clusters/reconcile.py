@@ -32,7 +32,7 @@ from clusters.clouds.base import (
     S3Source,
     Source,
 )
-from clusters.clouds.registry import cloud
+from clusters.clouds.registry import cloud_names, cloud_of
 from clusters.models import Cluster, Run
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
@@ -40,7 +40,7 @@ from clusters.specs import ClusterSpec
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
-from portal.models import Appcode, OrgNode
+from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +116,13 @@ def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta) -> None
 
 
 def _step(run_id: int, token: uuid.UUID) -> None:
-    run = Run.objects.select_related("cluster__appcode__org_node").get(pk=run_id)
+    run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
     if run.desired == Run.Desired.ENDED or run.verdict or run.refusal:
-        cloud().delete(run_ref(run))
+        cloud_of(run).delete(run_ref(run))
         _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
-            cloud().apply(plan_of(run))
+            cloud_of(run).apply(plan_of(run))
         except Invalid as refusal:
             _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
         except (CloudRefused, SourceError) as refusal:
@@ -239,17 +239,13 @@ def _waits(at: dt.datetime) -> Q:
 
 
 def run_ref(run: Run) -> RunRef:
-    appcode = run.cluster.appcode
-    paths = appcode.org_node.ancestors_and_self
-    namespaces = dict(OrgNode.objects.filter(path__in=paths, namespace__isnull=False).values_list("path", "namespace"))
-    namespace = next((namespaces[path] for path in reversed(paths) if path in namespaces), "default")
-    return RunRef(run.pk, namespace or "default", appcode.code, run.cluster.name, run.number)
+    return RunRef(run.pk, run.namespace, run.cluster.appcode.code, run.cluster.name, run.number)
 
 
 def plan_of(run: Run) -> Plan:
     """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
     spec = ClusterSpec.model_validate(run.spec)
-    found = needs(spec, run.cluster.appcode)
+    found = needs(spec, run.cluster.appcode, run.cloud)
     ref = run_ref(run)
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
     mounts = []
@@ -264,7 +260,7 @@ def plan_of(run: Run) -> Plan:
         image=ImageRef(image.name, image.container, image.environment, image.program),
         resources={role: Resources(**facts) for role, facts in run.resources.items()},
         mounts=tuple(mounts),
-        addresses=cloud().reserve(ref, {role: each.count for role, each in spec.active_roles.items()}),
+        addresses=cloud_of(run).reserve(ref, {role: each.count for role, each in spec.active_roles.items()}),
     )
 
 
@@ -277,13 +273,16 @@ def mount_source(store: Datastore, folder: str) -> Source:
 
 
 def purge(cluster_id: int) -> None:
-    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone: the sweep comes again."""
+    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone: the sweep comes again.
+
+    A cloud that was taken off the list meanwhile took its logs along.
+    """
     cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
     if cluster is None or cluster.runs.filter(gone=False).exists():
         return
     try:
-        for run in cluster.runs.select_related("cluster__appcode__org_node"):
-            cloud().purge(run_ref(run))
+        for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
+            cloud_of(run).purge(run_ref(run))
     except CloudError as error:
         log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
     else:

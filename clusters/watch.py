@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
@@ -17,7 +18,7 @@ from django.utils import timezone
 from billing import metering
 from billing.usage import PodState
 from clusters import wakeups
-from clusters.clouds.base import Batch, Capacity, RunGone, Seen, StorageSeen, TaskSeen
+from clusters.clouds.base import Batch, Capacity, Node, RunGone, Seen, StorageSeen, TaskSeen
 from clusters.lifecycle import TERMINAL
 from clusters.models import CloudState, Run, Task
 from clusters.observe import consumer, readable, refresh
@@ -47,7 +48,8 @@ def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
     listed = {item.run_id for item in batch.items}
     with transaction.atomic():
         _write(cloud, _not_over(batch.items))
-        vanished = Run.objects.filter(gone=False, applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
+        here = Run.objects.filter(cloud=cloud, gone=False, applied_at__lt=asked_at)
+        vanished = here.exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
             "cluster__appcode", "created_by"
         ):
@@ -69,11 +71,34 @@ def _not_over(items: Sequence[Seen]) -> list[Seen]:
 
 def save_capacity(cloud: str, capacity: Capacity) -> None:
     """Keeps what the cloud has, so that no page has to ask it."""
-    CloudState.objects.update_or_create(name=cloud, defaults={"capacity": asdict(capacity)})
+    found = {
+        "capacity": asdict(capacity),
+        "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),
+        "notes": [readable(note, 500) for note in machine_notes(capacity.nodes)],
+    }
+    CloudState.objects.update_or_create(name=cloud, defaults=found)
+
+
+def save_trouble(cloud: str, trouble: str) -> None:
+    """Keeps why the cloud cannot be followed at the moment; the next news takes it away."""
+    CloudState.objects.update_or_create(name=cloud, defaults={"trouble": readable(trouble, 1000)})
+
+
+def machine_notes(nodes: Sequence[Node]) -> list[str]:
+    """What a user must know of the machines, each sentence once: simulated GPUs, limits that are not enforced, machines that
+    are away."""
+    simulated = sum(node.gpus for node in nodes if node.simulated)
+    first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
+    told = Counter(node.note for node in nodes if node.note)
+    notes = [
+        note if count == len(nodes) else f"{count} of {len(nodes)} machines: {note}" for note, count in told.items()
+    ]
+    return [first] * bool(simulated) + notes
 
 
 def _save_position(cloud: str, position: str) -> None:
-    CloudState.objects.update_or_create(name=cloud, defaults={"position": position, "heard_at": timezone.now()})
+    told = {"position": position, "heard_at": timezone.now(), "trouble": ""}
+    CloudState.objects.update_or_create(name=cloud, defaults=told)
 
 
 def _write(cloud: str, items: Sequence[Seen]) -> None:
@@ -82,10 +107,10 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     at = timezone.now()
     ids = {item.run_id for item in items}
     # Locked in one order everywhere, so that a person's action and the watch cannot wait for each other.
-    rows = Run.objects.filter(pk__in=ids).order_by("pk").select_for_update(of=("self",), no_key=True)
+    rows = Run.objects.filter(pk__in=ids, cloud=cloud).order_by("pk").select_for_update(of=("self",), no_key=True)
     runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
     for unknown in ids - runs.keys():
-        log.error("%s reports run %s, which is not in the database; nothing is recorded for it", cloud, unknown)
+        log.error("%s reports run %s, which was never made there; nothing is recorded for it", cloud, unknown)
     known = [_clean(item) for item in items if _expected(cloud, runs, item)]
     failed = _write_tasks([item for item in known if isinstance(item, TaskSeen)], at)
     metering.record([pod_state(cloud, runs[item.run_id], item) for item in known if isinstance(item, TaskSeen)])

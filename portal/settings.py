@@ -276,8 +276,9 @@ DENIED_NETWORKS = env.list(
 )  # fmt: skip
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 
-# The clouds. On one machine that is the node agent behind this socket.
-LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock"))
+# The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
+# registered by administrators.
+LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else "")
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 
 LOGGING = {

@@ -1,16 +1,87 @@
-"""Which cloud runs what. One machine has one cloud; the name is kept with everything that was seen on it."""
+"""Which clouds there are, by the names that runs keep: "local" is this machine, every other one a row of KubernetesCluster.
+
+The only place where rows become clouds. A cloud object is kept as long as its row says the same of how it is reached, so a
+changed kubeconfig is used by every running process from its next call on.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Hashable
 
+import orjson
 from django.conf import settings
+from django.db.models import Exists, OuterRef, Q
+from pydantic import ValidationError
 
-from clusters.clouds.base import Cloud
+from clusters.clouds.base import Cloud, CloudError
+from clusters.clouds.kubernetes.client import Client
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.local.cloud import LocalCloud
+from clusters.models import LOCAL, KubernetesCluster, Run
+
+_kept: dict[str, tuple[Hashable, Cloud]] = {}
 
 
-@lru_cache(maxsize=1)
-def cloud() -> Cloud:
-    """The cloud of this installation. The object is cheap and holds no connection between calls."""
-    return LocalCloud(settings.LOCAL_CLOUD_SOCKET)
+def cloud(name: str) -> Cloud:
+    """The cloud of that name; the object is shared by all threads. Raises CloudError when there is none. At most two queries."""
+    version = _version(name)
+    kept = _kept.get(name)
+    if kept is None or kept[0] != version:
+        # Two threads may both make one; the later stays, and either works.
+        kept = _kept[name] = (version, _make(name))
+    return kept[1]
+
+
+def cloud_of(run: Run) -> Cloud:
+    """Where the run was made: it stays there, whatever is placed elsewhere since."""
+    return cloud(run.cloud)
+
+
+def cloud_names() -> list[str]:
+    """Every cloud that can be asked, this machine first. One query."""
+    names = KubernetesCluster.objects.order_by("name").values_list("name", flat=True)
+    return [*([LOCAL] if settings.LOCAL_CLOUD_SOCKET else []), *names]
+
+
+def followed() -> dict[str, Hashable]:
+    """Every cloud of which news are wanted, with what changes when it is reached in another way. One query."""
+    alive = Exists(Run.objects.filter(cloud=OuterRef("name"), gone=False))
+    rows = KubernetesCluster.objects.filter(Q(enabled=True) | alive).order_by("name")
+    found: dict[str, Hashable] = {LOCAL: settings.LOCAL_CLOUD_SOCKET} if settings.LOCAL_CLOUD_SOCKET else {}
+    return found | {name: (pk, revision) for pk, name, revision in rows.values_list("pk", "name", "revision")}
+
+
+def _version(name: str) -> Hashable:
+    if name == LOCAL:
+        version: Hashable = settings.LOCAL_CLOUD_SOCKET
+    else:
+        version = KubernetesCluster.objects.filter(name=name).values_list("pk", "revision").first()
+    if not version:
+        raise _absent(name)
+    return version
+
+
+def _make(name: str) -> Cloud:
+    if name == LOCAL:
+        return LocalCloud(settings.LOCAL_CLOUD_SOCKET)
+    row = KubernetesCluster.objects.filter(name=name).first()
+    if row is None:
+        raise _absent(name)
+    return connect(name, row.kubeconfig, row.settings)
+
+
+def _absent(name: str) -> CloudError:
+    return CloudError(f"This portal has no cloud “{name}” any more; an administrator can register it again.")
+
+
+def connect(name: str, kubeconfig: str | None, stored: dict[str, object]) -> KubernetesCloud:
+    """A cloud from what a row says, or would say. Raises CloudError."""
+    try:
+        config = orjson.loads(kubeconfig) if kubeconfig else ""
+        wanted = Settings.read(stored)
+    except orjson.JSONDecodeError as error:
+        raise CloudError(f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?") from error
+    except ValidationError as error:
+        raise CloudError(f"The settings of {name} are not understood; an administrator can save them again.") from error
+    return KubernetesCloud(Client.connect(config), wanted, name)

@@ -20,16 +20,16 @@ from django.views.decorators.http import conditional_page, require_safe
 
 from billing.access import usage_of
 from clusters.access import cluster_for, events_of
-from clusters.clouds.base import Node
 from clusters.forms import write_env
-from clusters.models import CloudState, Cluster, Run, Task
+from clusters.models import Cluster, Run, Task
+from clusters.news import notes
 from clusters.observe import consumer
 from clusters.plans import output_folder
 from clusters.search import page
 from clusters.serializers import to_manifest
 from clusters.specs import ROLES
 from clusters.views.create import curl
-from clusters.views.listing import Row, first_sentence, flavor_titles, machine_notes, row_of
+from clusters.views.listing import Row, first_sentence, flavor_titles, row_of
 from portal.access import OPERATE, may
 from portal.views import person
 
@@ -184,9 +184,7 @@ def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "segments": rows,
         "total": sum((row.cost for row in rows), Decimal(0)),
         "gpu_seconds": sum(row.gpu_seconds for row in rows),
-        "notes": machine_notes(
-            Node(**node) for state in CloudState.objects.all() for node in state.capacity.get("nodes", [])
-        ),
+        "notes": notes(shown.run.cloud) if shown.run else (),
     }
     return render(request, "clusters/usage.html", context)
 

@@ -18,9 +18,9 @@ from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.forms import ClusterForm, ImportForm, Offer, fields_of, manifest_of, read_manifests, short_document
 from clusters.models import Cluster
-from clusters.preview import Preview, latest_capacity, preview
+from clusters.news import notes
+from clusters.preview import Preview, preview
 from clusters.specs import MAX_NAME, ClusterManifest
-from clusters.views.listing import machine_notes
 from datastores.access import datastores_for
 from portal.access import OPERATE, appcodes_for
 from portal.errors import Conflict, FieldError, Invalid
@@ -148,7 +148,7 @@ def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Clu
 
 
 def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
-    context = {"form": form, "cluster": cluster, "notes": machine_notes(latest_capacity().nodes)}
+    context = {"form": form, "cluster": cluster, "notes": notes()}
     return render(request, "clusters/new.html", context)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -30,8 +29,8 @@ from django.views.decorators.http import conditional_page, require_safe
 from billing.access import Amount, usage_by_appcode
 from billing.periods import month
 from clusters.access import clusters_for
-from clusters.clouds.base import Node
 from clusters.models import CloudState, Cluster, Flavor, Run
+from clusters.news import notes_of
 from clusters.search import Search, page
 from clusters.specs import ROLES
 from portal.access import OPERATE, appcodes_for
@@ -170,14 +169,6 @@ def forget_flavors() -> None:
     cache.delete(FLAVOR_TITLES)
 
 
-def machine_notes(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """What a user must know of the machines, each sentence once: simulated GPUs, limits that are not enforced."""
-    nodes = list(nodes)
-    simulated = sum(node.gpus for node in nodes if node.simulated)
-    first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
-    return tuple(dict.fromkeys([first] * bool(simulated) + [node.note for node in nodes if node.note]))
-
-
 def _context(request: HttpRequest) -> dict[str, Any]:
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
@@ -302,10 +293,10 @@ def _morning(user: User, appcode: str) -> Morning:
             )
         )
     )
-    states = list(CloudState.objects.order_by("pk").annotate(facts=Subquery(facts.values("facts"))))
+    told = CloudState.objects.defer("capacity").order_by("pk")
+    states = list(told.annotate(facts=Subquery(facts.values("facts"))))
     found = (states[0].__dict__["facts"] or {}) if states else {}
-    nodes = [Node(**node) for state in states for node in state.capacity.get("nodes", [])]
-    return Morning(**{name: int(value or 0) for name, value in found.items()}, notes=machine_notes(nodes))
+    return Morning(**{name: int(value or 0) for name, value in found.items()}, notes=notes_of(states))
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:

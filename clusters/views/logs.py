@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -17,8 +18,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from clusters.clouds.base import CloudError, LogChunk, RunRef
-from clusters.clouds.registry import cloud
+from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef
+from clusters.clouds.registry import cloud_of
 from clusters.logs import CHUNK, LogSource
 from clusters.models import Run, Task
 from clusters.reconcile import run_ref
@@ -102,8 +103,8 @@ def download(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     if shown.run is None or row is None:
         raise Http404("There is no such task.")
     attempt = _attempt(request, _attempts(shown.run, row))
-    source = LogSource(cloud(), run_ref(shown.run), row.role, row.index, attempt)
     try:
+        source = LogSource(cloud_of(shown.run), run_ref(shown.run), row.role, row.index, attempt)
         first = source.read(0)
     except CloudError as error:
         return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
@@ -118,6 +119,10 @@ class _Reader:
     def __init__(self, run: Run, limit: int) -> None:
         self.run, self.limit = run, limit
         self.ref: RunRef = run_ref(run)
+
+    @cached_property
+    def _cloud(self) -> Cloud:
+        return cloud_of(self.run)
 
     def piece(self, row: TaskRow, position: Position | None) -> dict[str, Any] | None:
         """None when there is no news. Behind the end of an attempt's log comes the start of the next attempt's."""
@@ -148,7 +153,7 @@ class _Reader:
         self, row: TaskRow, attempt: int, *, offset: int = 0, limit: int = 0, tail: int | None = None
     ) -> LogChunk:
         limit = limit or self.limit
-        return cloud().log(self.ref, row.role, row.index, attempt=attempt, offset=offset, limit=limit, tail=tail)
+        return self._cloud.log(self.ref, row.role, row.index, attempt=attempt, offset=offset, limit=limit, tail=tail)
 
 
 def from_line(chunk: LogChunk) -> LogChunk:

@@ -12,8 +12,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from clusters.models import CloudState, Flavor, Image
 from clusters.offers import save_offer
-from clusters.preview import latest_capacity
-from clusters.views.listing import forget_flavors, machine_notes
+from clusters.places import titles
+from clusters.views.listing import forget_flavors
 from portal.access import require_administrator
 from portal.errors import Invalid
 from portal.forms import show_errors
@@ -86,9 +86,9 @@ class ImageForm(forms.Form):
 @require_safe
 def flavors(request: HttpRequest) -> HttpResponse:
     require_administrator(person(request))
-    nodes = latest_capacity().nodes
-    heard = CloudState.objects.order_by("-heard_at").first()
-    context = {"flavors": Flavor.objects.all(), "nodes": nodes, "notes": machine_notes(nodes), "heard": heard}
+    names = titles()
+    clouds = [(state, names.get(state.name, state.name)) for state in CloudState.objects.order_by("name")]
+    context = {"flavors": Flavor.objects.all(), "clouds": clouds, "several": len(clouds) > 1}
     return render(request, "clusters/admin_flavors.html", context)
 
 

@@ -70,11 +70,11 @@ class Loop:
 
         if not self.position:
             asked_at = now()
-            listing = cloud().list()
+            listing = cloud("local").list()
             apply_listing("local", listing, asked_at)
             self.position = listing.position
             return
-        for batch in cloud().watch(self.position):
+        for batch in cloud("local").watch(self.position):
             apply_batch("local", batch)
             self.position = batch.position
             return

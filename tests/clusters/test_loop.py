@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def log(run, role="master", index=0, attempt=0):
-    return cloud().log(reconcile.run_ref(run), role, index, attempt=attempt).data.decode()
+    return cloud("local").log(reconcile.run_ref(run), role, index, attempt=attempt).data.decode()
 
 
 def test_a_program_runs_exactly_as_typed_and_its_run_succeeds(loop, people, manifest):
@@ -37,7 +37,7 @@ def test_master_done_ends_everything_and_frees_the_gpus(loop, people, manifest):
     assert run.phase == "Succeeded"
     assert {role: facts["ready"] for role, facts in run.roles.items()} == {"master": 1, "ps": 1, "worker": 2}
     assert not Task.objects.filter(run=run, phase__in=["Pending", "Running"]).exists()
-    assert {node.gpus_free for node in cloud().capacity().nodes} == {node.gpus for node in cloud().capacity().nodes}
+    assert {node.gpus_free for node in cloud("local").capacity().nodes} == {node.gpus for node in cloud("local").capacity().nodes}
     segments = UsageSegment.objects.filter(consumer=f"run {run.pk}")
     assert segments.count() == 4
     assert not segments.filter(ended=None).exists()
@@ -132,7 +132,7 @@ def test_a_worker_that_dies_after_telling_the_cloud_is_followed_by_one_that_tell
     # Dead after apply and before writing that down: the claim is left behind and runs out.
     assert reconcile._claim(run.pk, uuid.uuid4())
     assert reconcile._admit(run.pk)
-    cloud().apply(reconcile.plan_of(run))
+    cloud("local").apply(reconcile.plan_of(run))
     loop.work()
     assert Run.objects.get(pk=run.pk).applied_at is None, "the claim of the dead worker still holds"
     Run.objects.filter(pk=run.pk).update(claimed_until="2020-01-01T00:00Z")
@@ -146,7 +146,7 @@ def test_news_that_come_twice_and_a_controller_that_forgets_its_position_count_o
     cluster = actions.create_cluster(
         manifest("demo", "true", flavor="one-gpu", workers=1, completion="workers"), acting_user=people.bob
     )
-    start = cloud().list().position
+    start = cloud("local").list().position
     run = loop.until_phase(cluster, "Succeeded")
     segments = list(UsageSegment.objects.order_by("uid").values("uid", "started", "ended"))
     observations = Observation.objects.count()

@@ -13,7 +13,6 @@ from billing.actions import add_price
 from billing.models import Price
 from billing.usage import floor
 from clusters import actions, reconcile
-from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.models import Cluster, Flavor, Run
 from clusters.preview import preview
@@ -54,9 +53,8 @@ def current(cluster):
 @pytest.fixture
 def no_cloud(monkeypatch, settings):
     """As long as it lasts, nobody answers on the cloud's socket."""
-    away = registry.LocalCloud(settings.LOCAL_CLOUD_SOCKET + ".away")
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "cloud", lambda: away)
+        patch.setattr(settings, "LOCAL_CLOUD_SOCKET", settings.LOCAL_CLOUD_SOCKET + ".away")
         yield patch
 
 
@@ -365,7 +363,7 @@ def test_cloud_errors_carry_texts_that_a_column_takes(catalogue, people, manifes
         apply = None
 
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
-    monkeypatch.setattr(reconcile, "cloud", Odd)
+    monkeypatch.setattr(reconcile, "cloud_of", lambda run: Odd())
     reconcile.reconcile(current(cluster).pk)
     assert "this" in current(cluster).message
     with transaction.atomic():
@@ -399,9 +397,7 @@ def test_an_agent_that_is_down_for_a_while_during_every_step(
     from tests.clusters.conftest import Loop
 
     folder, address = tmp_path / "cloud", tmp_path / "agent.sock"
-    local = registry.LocalCloud(str(address))
-    for module in ("clusters.reconcile.cloud", "clusters.clouds.registry.cloud"):
-        monkeypatch.setattr(module, lambda: local)
+    monkeypatch.setattr(settings, "LOCAL_CLOUD_SOCKET", str(address))
     agent = servers.node_agent(folder, address)
     loop = Loop()
 

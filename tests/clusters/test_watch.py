@@ -22,7 +22,7 @@ position = itertools.count(1)
 
 
 def tell(*items):
-    watch.apply_batch("test", Batch(f"test.{next(position)}", items))
+    watch.apply_batch("local", Batch(f"test.{next(position)}", items))
 
 
 def told(run, cluster_role="master", index=0, attempt=0, phase="Running", **more):
@@ -76,7 +76,7 @@ def test_a_failure_is_told_once_however_often_the_news_come(run):
     stopped = told(run, "worker", 1, phase="Failed", reason="Stopped")
     tell(failed, stopped)
     tell(failed)
-    watch.apply_listing("test", Batch("test.0", (told(run), failed, stopped)), now())
+    watch.apply_listing("local", Batch("test.0", (told(run), failed, stopped)), now())
     assert Event.objects.filter(verb="task.failed").count() == 1
 
 
@@ -95,7 +95,7 @@ def test_late_news_take_nothing_back(run):
 def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):
     before = Run.objects.get().applied_at - dt.timedelta(milliseconds=1)
     Run.objects.update(desired="ended")
-    watch.apply_listing("test", Batch("test.0", ()), before)
+    watch.apply_listing("local", Batch("test.0", ()), before)
     assert not Run.objects.get().gone
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
         told(run, "worker", 1),
     )
     assert Run.objects.get().phase == "Running"
-    watch.apply_listing("test", Batch("test.0", ()), now())
+    watch.apply_listing("local", Batch("test.0", ()), now())
     run.refresh_from_db()
     assert (run.applied_at, run.gpu_rate) == (None, 0)
     assert not UsageSegment.objects.filter(ended=None).exists()
@@ -124,7 +124,7 @@ def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
 def test_a_run_that_the_cloud_forgot_while_it_ended_does_not_claim_that_its_output_is_safe(run):
     Run.objects.update(spec={**run.spec, "output": "somewhere"})
     tell(told(run, phase="Succeeded", exit_code=0))
-    watch.apply_listing("test", Batch("test.0", ()), now())
+    watch.apply_listing("local", Batch("test.0", ()), now())
     run.refresh_from_db()
     assert (run.phase, run.reason) == ("Failed", "OutputNotStored")
 
@@ -187,7 +187,7 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     loop.until(lambda: "started again 2 times" in Run.objects.get(current_of=cluster).message)
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
-    assert cloud().capacity().queue == ()
+    assert cloud("local").capacity().queue == ()
     reconcile.sweep()
 
 
@@ -208,6 +208,6 @@ def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
         tell(*items[n : n + 150])
     assert Run.objects.filter(phase="Succeeded").count() == old
     began = time.monotonic()
-    watch.apply_listing("test", Batch("test.0", (*items, told(run))), now())
+    watch.apply_listing("local", Batch("test.0", (*items, told(run))), now())
     assert time.monotonic() - began < 1
     assert Task.objects.filter(run=run, phase="Running").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,17 @@ class CountingClient(Client):
 def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
     """With the rights that the portal asks for in docker/kubernetes, and no others."""
     return KubernetesCloud(CountingClient.connect(str(_portal_of(plane))), Settings(portal=portal))
+
+
+def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
+    """The plane as a row of KubernetesCluster, with the same rights."""
+    from clusters.clouds.kubernetes import kubeconfig
+    from clusters.models import KubernetesCluster
+
+    config = kubeconfig.read(_portal_of(plane).read_text())
+    return KubernetesCluster.objects.create(
+        name=name, title=name.title(), kubeconfig=json.dumps(config), settings={"portal": portal}, **more
+    )
 
 
 @functools.lru_cache

@@ -13,7 +13,7 @@ import pytest
 from clusters.clouds.base import Batch, WatchExpired
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from tests.kube.following import cloud_of
+from tests.kube.following import cloud_of, registered
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -82,8 +82,8 @@ class Loop:
 
 
 @pytest.fixture
-def loop(plane: Plane, people: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    from clusters import reconcile
+def loop(plane: Plane, people: Any) -> Iterator[Loop]:
+    """Everything runs on the registered cluster; workers make a client of their own from its row, as in other processes."""
     from clusters.models import Flavor, Image, Run
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
@@ -91,8 +91,9 @@ def loop(plane: Plane, people: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     Image.objects.create(
         name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
     )
-    loop = Loop(plane, cloud_of(plane, f"loop-{secrets.token_hex(4)}"))
-    monkeypatch.setattr(reconcile, "cloud", lambda: loop.cloud)
+    portal = f"loop-{secrets.token_hex(4)}"
+    registered(plane, "kubernetes", portal=portal, is_default=True)
+    loop = Loop(plane, cloud_of(plane, portal))
     yield loop
     Run.objects.filter(gone=False).update(desired="ended", release_asked_at=None)
     loop.until(lambda: not Run.objects.filter(gone=False).exists())

@@ -96,16 +96,17 @@ class Client:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
 
     @classmethod
-    def connect(cls, kubeconfig: str = "", context: str = "") -> Client:
-        """By a kubeconfig file, or with the credentials of the pod that this runs in. Raises CloudError without either."""
+    def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
+        """By a kubeconfig (a file or its content), or with the credentials of the pod that this runs in. Raises CloudError
+        without either. A content comes from people: it must have gone through `kubeconfig.read`."""
         configuration = kubernetes.client.Configuration()
         configuration.connection_pool_maxsize = 4 * AT_ONCE
         configuration.retries = False
         try:
             if kubeconfig:
-                kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
-                    kubeconfig, context or None, client_configuration=configuration, persist_config=False
-                )
+                config: Any = kubernetes.config
+                load = config.load_kube_config if isinstance(kubeconfig, str) else config.load_kube_config_from_dict
+                load(kubeconfig, context or None, client_configuration=configuration, persist_config=False)
             else:
                 kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         except (kubernetes.config.ConfigException, OSError) as error:

@@ -117,7 +117,7 @@ def _server(found: Mapping[str, Any], *, insecure: bool) -> dict[str, Any]:
         return {**kept, "insecure-skip-tls-verify": True}
     if authority := _data(found, "certificate-authority-data"):
         _certificates(authority, "certificate-authority-data")
-        kept["certificate-authority-data"] = found["certificate-authority-data"]
+        kept["certificate-authority-data"] = base64.b64encode(authority).decode()
     if name := _text(found, "tls-server-name", "The cluster"):
         kept["tls-server-name"] = name
     return kept
@@ -133,16 +133,19 @@ def _user(found: Mapping[str, Any]) -> dict[str, Any]:
         if not token.isascii() or not token.isprintable() or " " in token:
             raise Unusable("Its token has spaces or special characters; was all of it copied?")
         return {"token": token}
-    certificate, key = _data(found, "client-certificate-data"), _data(found, "client-key-data")
-    if not certificate or not key:
+    certificate, private_key = _data(found, "client-certificate-data"), _data(found, "client-key-data")
+    if not certificate or not private_key:
         raise Unusable(f"It has no credentials. {_ADVICE}")
     try:
-        private = load_pem_private_key(key, password=None)
+        private = load_pem_private_key(private_key, password=None)
     except (ValueError, TypeError) as error:
         raise Unusable("Its client-key-data is not a private key in PEM without a password.") from error
     if private.public_key() != _certificates(certificate, "client-certificate-data")[0].public_key():
         raise Unusable("Its client-key-data does not belong to its client-certificate-data.")
-    return {name: found[name] for name in ("client-certificate-data", "client-key-data")}
+    return {
+        "client-certificate-data": base64.b64encode(certificate).decode(),
+        "client-key-data": base64.b64encode(private_key).decode(),
+    }
 
 
 def _refuse_others(found: Mapping[str, Any], what: str, known: tuple[str, ...]) -> None:
@@ -157,9 +160,8 @@ def _refuse_others(found: Mapping[str, Any], what: str, known: tuple[str, ...]) 
 
 
 def _data(found: Mapping[str, Any], key: str) -> bytes:
-    value = _text(found, key, "It")
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode("".join(_text(found, key, "It").split()), validate=True)
     except binascii.Error as error:
         raise Unusable(f"Its {key} is not written in base64.") from error
 

@@ -1,80 +1,160 @@
-"""The controller: one process that listens to the cloud and writes what happened (`clusters.watch`), for as long as it lives.
+"""The controller: one process that listens to every cloud and writes what happened (`clusters.watch`), for as long as it lives.
 
-Only one works at a time: the leader holds an advisory lock of PostgreSQL on the connection that it writes with; a second
-controller waits for that lock, so starting two is safe and the other takes over when the first dies.
+Each cloud is followed in a thread of its own, with a database connection of its own, so that one that fails or is slow
+disturbs no other. Only one process follows a cloud at a time: its thread holds an advisory lock of PostgreSQL on the
+connection that it writes with. So starting two controllers is safe, and the other takes over when the first dies.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Hashable
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import InterfaceError, OperationalError, connection, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
 
-from clusters.clouds.base import Cloud, CloudError, WatchExpired
-from clusters.clouds.registry import cloud
+from clusters.clouds import registry
+from clusters.clouds.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.models import CloudState
-from clusters.watch import apply_batch, apply_listing, save_capacity
+from clusters.watch import apply_batch, apply_listing, save_capacity, save_trouble
 
 log = logging.getLogger(__name__)
 
-# Any fixed number: the name of the lock in this database.
+# Any fixed number: with a cloud's name, the name of its lock in this database.
 LEADER_LOCK = 6_117_001
+LOOK_SECONDS = 2.0
+# How long a thread waits for the lead before it looks whether it is still wanted.
+LEAD_SECONDS = 2
 # Seconds: from when on a watch counts as going well, and the longest pause before the next try.
 STEADY, LONGEST_PAUSE = 10.0, 5.0
+# While much happens, what is free is told at most so often.
+CAPACITY_SECONDS = 0.5
 
 
 class Command(BaseCommand):
     help = __doc__
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # A database that restarts or a cloud that is away is waited for, never given up on. After a time that went well the
-        # pauses are short again: what restarts once a day is followed again at once.
-        failures = 0
+        followers: dict[str, Follower] = {}
         while True:
+            try:
+                adjust(followers, registry.followed())
+            except (OperationalError, InterfaceError) as error:
+                log.warning("which clouds there are cannot be read now: %s", error)
+                connections.close_all()
+            time.sleep(LOOK_SECONDS)
+
+
+def adjust(followers: dict[str, Follower], wanted: dict[str, Hashable]) -> None:
+    """Ends what follows a cloud that is not wanted any more, or is reached in another way now, and begins what is missing."""
+    for name, follower in list(followers.items()):
+        if wanted.get(name) != follower.version or not follower.is_alive():
+            follower.stop()
+            del followers[name]
+    for name in wanted.keys() - followers.keys():
+        followers[name] = Follower(name, wanted[name])
+        followers[name].start()
+
+
+class Follower(threading.Thread):
+    """Follows one cloud as it is reached in `version`. What is stopped ends with its next news; the one that takes its place
+    waits for its lock meanwhile."""
+
+    def __init__(self, cloud: str, version: Hashable) -> None:
+        super().__init__(name=f"follow-{cloud}", daemon=True)
+        self.cloud, self.version = cloud, version
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        """A database that restarts or a cloud that is away is waited for, never given up on. After a time that went well the
+        pauses are short again: what restarts once a day is followed again at once."""
+        log.info("following %s", self.cloud)
+        failures = 0
+        while not self._stopped.is_set():
             began = time.monotonic()
             try:
-                connections.close_all()
-                lead()
-                follow(cloud())
+                if self._lead():
+                    self._follow(registry.cloud(self.cloud))
+                continue
             except (CloudError, OperationalError, InterfaceError) as error:
-                failures = 1 if time.monotonic() - began > STEADY else failures + 1
-                pause = min(0.1 * 2**failures, LONGEST_PAUSE) if failures < 10 else LONGEST_PAUSE
-                log.warning("trying again in %.1f s: %s", pause, error)
-                time.sleep(pause)
+                log.warning("%s: trying again: %s", self.cloud, error)
+                trouble = str(error) if isinstance(error, CloudError) else ""
+            except Exception as error:
+                # A mistake of ours about one cloud must not take the others along.
+                log.exception("%s: trying again", self.cloud)
+                trouble = f"The portal failed ({type(error).__name__}); the controller's log says more."
+            failures = 1 if time.monotonic() - began > STEADY else failures + 1
+            self._tell(trouble)
+            self._stopped.wait(min(0.1 * 2 ** min(failures, 10), LONGEST_PAUSE))
+        connections.close_all()
+        log.info("not following %s any more", self.cloud)
+
+    def _lead(self) -> bool:
+        """Blocks until this thread is the only one that follows the cloud; False when it was stopped before.
+
+        The lock belongs to the connection that `_follow` writes with, so a lost connection loses the lead and every later
+        write at the same moment.
+        """
+        connections.close_all()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [f"{LEAD_SECONDS}s"])
+            while not self._stopped.is_set():
+                try:
+                    cursor.execute("SELECT pg_advisory_lock(hashtextextended(%s, %s))", [self.cloud, LEADER_LOCK])
+                except OperationalError as error:
+                    if getattr(error.__cause__, "pgcode", "") != LOCK_NOT_AVAILABLE:
+                        raise
+                else:
+                    cursor.execute("SELECT set_config('lock_timeout', '0', false)")
+                    return True
+        return False
+
+    def _follow(self, source: Cloud) -> None:
+        """Lists when there is no position, then watches until it is stopped. Raises CloudError or OperationalError when cut
+        off."""
+        state = CloudState.objects.filter(name=source.name).first()
+        position = state.position if state else ""
+        known: Capacity | None = None
+        told = 0.0
+        while not self._stopped.is_set():
+            if not position:
+                asked_at = timezone.now()
+                listing = source.list()
+                apply_listing(source.name, listing, asked_at)
+                source.acknowledge(listing.items)
+                position = listing.position
+                known = source.capacity()
+                save_capacity(source.name, known)
+            try:
+                for batch in source.watch(position):
+                    apply_batch(source.name, batch)
+                    source.acknowledge(batch.items)
+                    position = batch.position
+                    if not batch.items or known is None or time.monotonic() - told > CAPACITY_SECONDS:
+                        told = time.monotonic()
+                        if (seen := source.capacity()) != known:
+                            known = seen
+                            save_capacity(source.name, known)
+                    if self._stopped.is_set():
+                        return
+            except WatchExpired:
+                log.info("%s: listing again", source.name)
+                position = ""
+
+    def _tell(self, trouble: str) -> None:
+        if trouble and not self._stopped.is_set():
+            try:
+                save_trouble(self.cloud, trouble)
+            except DatabaseError as error:
+                log.warning("%s: its trouble is not written down: %s", self.cloud, error)
 
 
-def lead() -> None:
-    """Blocks until this process is the leader. The lock belongs to the connection that `follow` writes with, so a lost
-    connection loses the lead and every later write at the same moment."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [LEADER_LOCK])
-
-
-def follow(source: Cloud) -> None:
-    """Lists when there is no position, then watches for ever. Raises CloudError or OperationalError when cut off."""
-    state = CloudState.objects.filter(name=source.name).first()
-    position = state.position if state else ""
-    while True:
-        if not position:
-            asked_at = timezone.now()
-            listing = source.list()
-            apply_listing(source.name, listing, asked_at)
-            source.acknowledge(listing.items)
-            position = listing.position
-        capacity = source.capacity()
-        save_capacity(source.name, capacity)
-        try:
-            for batch in source.watch(position):
-                apply_batch(source.name, batch)
-                source.acknowledge(batch.items)
-                position = batch.position
-                if batch.items and (seen := source.capacity()) != capacity:
-                    capacity = seen
-                    save_capacity(source.name, capacity)
-        except WatchExpired:
-            log.warning("the watch position is too old; listing again")
-            position = ""
+# PostgreSQL's word for a lock that was not to be had in time.
+LOCK_NOT_AVAILABLE = "55P03"

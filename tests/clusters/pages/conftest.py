@@ -12,7 +12,9 @@ import pytest
 def catalogue(db: None) -> None:
     from django.core.cache import cache
 
-    from clusters.models import CloudState, Flavor, Image
+    from clusters.clouds.base import Capacity, Node
+    from clusters.models import Flavor, Image
+    from clusters.watch import save_capacity
 
     cache.clear()
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)
@@ -23,7 +25,7 @@ def catalogue(db: None) -> None:
         "name": "here", "gpu_model": "simulated", "gpus": 8, "gpus_free": 8, "cpu_milli": 8000, "memory_mb": 16384,
         "simulated": True, "note": "Memory limits are not enforced here.",
     }  # fmt: skip
-    CloudState.objects.create(name="local", capacity={"nodes": [node], "queue": []})
+    save_capacity("local", Capacity((Node(**node),)))
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ class TestLogs:
                 piece = data[start : start + limit]
                 return LogChunk(piece, start + len(piece), True)
 
-        monkeypatch.setattr(logs, "cloud", Written)
+        monkeypatch.setattr(logs, "cloud_of", lambda run: Written())
 
         def ask(position, data=None, attempt=0):
             if data is not None:
@@ -287,19 +287,13 @@ class TestLogs:
 
 
 def test_logs_of_a_cloud_that_does_not_answer_say_so(make_cluster, people, as_person, settings):
-    from clusters.clouds import registry
-
-    registry.cloud.cache_clear()
     settings.LOCAL_CLOUD_SOCKET = "/nonexistent/agent.sock"
-    try:
-        make_cluster("demo", phase="Running")
-        client = as_person(people.alice)
-        answer = client.post("/clusters/ops-demo/demo/logs/read", '{"master-0": null}', content_type="application/json")
-        assert "does not answer" in answer.json()["error"]
-        assert client.get("/clusters/ops-demo/demo/logs/download?task=master-0").status_code == 503
-        assert client.get("/clusters/ops-demo/demo/logs?plain=1").status_code == 200
-    finally:
-        registry.cloud.cache_clear()
+    make_cluster("demo", phase="Running")
+    client = as_person(people.alice)
+    answer = client.post("/clusters/ops-demo/demo/logs/read", '{"master-0": null}', content_type="application/json")
+    assert "does not answer" in answer.json()["error"]
+    assert client.get("/clusters/ops-demo/demo/logs/download?task=master-0").status_code == 503
+    assert client.get("/clusters/ops-demo/demo/logs?plain=1").status_code == 200
 
 
 class TestMetrics:

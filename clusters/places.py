@@ -1,0 +1,75 @@
+"""Where the runs of an appcode are made: on which cloud, and in which namespace there.
+
+The nearest node of the organisation with a namespace is the business line that decides: it is placed on a cloud, or goes
+where everything goes that is placed nowhere. A run keeps the answer of the moment in which it was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from clusters.models import LOCAL, KubernetesCluster, Placement
+from portal.errors import Invalid
+from portal.models import Appcode, OrgNode
+
+THIS_MACHINE = "this machine"
+# What runs on this machine outside of any business line; its name means nothing there.
+NO_LINE = "default"
+
+
+@dataclass(frozen=True)
+class Place:
+    """`cloud` is a name for programs, `title` for people."""
+
+    cloud: str
+    title: str
+    namespace: str
+
+    @property
+    def is_local(self) -> bool:
+        return self.cloud == LOCAL
+
+
+def place_of(appcode: Appcode) -> Place:
+    """Where a run of `appcode` would be made now. Two queries at most. Raises Invalid at metadata.appcode when nowhere."""
+    line = line_of(appcode)
+    placement = Placement.objects.select_related("cluster").filter(org_node=line).first() if line else None
+    cluster = placement.cluster if placement else KubernetesCluster.objects.filter(is_default=True).first()
+    if cluster is None:
+        if not settings.LOCAL_CLOUD_SOCKET:
+            raise _nowhere("There is no cloud to run on yet; ask an administrator to register a Kubernetes cluster.")
+        return Place(LOCAL, THIS_MACHINE, (line and line.namespace) or NO_LINE)
+    if line is None or not line.namespace:
+        raise _nowhere(
+            f"No node above {appcode.code} ({appcode.org_node}) has a namespace of its own to run in on {cluster.title}; ask an "
+            "administrator to name one."
+        )
+    if not cluster.enabled:
+        raise _nowhere(
+            f"{line} runs on {cluster.title}, which takes no new runs; ask an administrator to place it elsewhere."
+        )
+    return Place(cluster.name, cluster.title, line.namespace)
+
+
+def line_of(appcode: Appcode) -> OrgNode | None:
+    """The business line of an appcode: the nearest node on its path that has a namespace."""
+    nodes = OrgNode.objects.filter(path__in=appcode.org_node.ancestors_and_self, namespace__isnull=False)
+    return max(nodes, key=lambda node: len(node.path), default=None)
+
+
+def title_of(cloud: str) -> str:
+    """What people call a cloud; its name when it is not there any more."""
+    if cloud == LOCAL:
+        return THIS_MACHINE
+    return KubernetesCluster.objects.filter(name=cloud).values_list("title", flat=True).first() or cloud
+
+
+def titles() -> dict[str, str]:
+    """All clouds, by name. One query."""
+    return {LOCAL: THIS_MACHINE, **dict(KubernetesCluster.objects.values_list("name", "title"))}
+
+
+def _nowhere(sentence: str) -> Invalid:
+    return Invalid.at("metadata", "appcode", message=sentence)
