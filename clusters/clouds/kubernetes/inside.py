@@ -1,90 +1,157 @@
-"""Logs of a pod, and commands inside it."""
+"""Commands inside a pod: a websocket of the API server's, with a channel for each stream.
+
+Frames are read one at a time and only when they are asked for (the client library's own reader collects as much as the
+program writes), so output of any size passes through. Version 5 of the protocol is what can end a standard input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ssl
+import time
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
-import kubernetes
+import certifi
 import orjson
-from kubernetes.stream import stream
-from websocket import WebSocketException
+from kubernetes.stream import ws_client
+from urllib3.util import wait_for_read
+from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException, create_connection
 
-from clusters.clouds.base import CloudError, LogChunk
-from clusters.clouds.kubernetes.client import Client, Missing, Refused, path_of, pieces
+from clusters.clouds.base import CloudError, Output
+from clusters.clouds.kubernetes.client import Client, path_of
+from clusters.clouds.kubernetes.logs import CONTAINER, Pod
 
-CONTAINER = "task"
-EXEC_SECONDS = 60
-EXEC_BYTES = 1_048_576
+CUT_OFF = "The command was cut off."
+CONNECT_SECONDS = 15.0
+# What has begun to be sent or received comes to its end within this time.
+FRAME_SECONDS = 120.0
+PIECE = 1 << 15
+PROTOCOLS = [ws_client.V5_CHANNEL_PROTOCOL, ws_client.V4_CHANNEL_PROTOCOL]
+# A runtime's words for a program that cannot be started, and what a shell would say.
+NOT_STARTED = {"executable file not found": 127, "no such file or directory": 127, "permission denied": 126}
 
 
-def read_log(client: Client, pod: Mapping[str, Any], *, offset: int, limit: int, tail: int | None) -> LogChunk:
-    """A piece of the log. The API has no offsets: what lies before is read and thrown away (kubelets keep 10 MiB)."""
+def execute(client: Client, pod: Pod, argv: Sequence[str], *, stdin: bool, tty: bool) -> PodSession:
+    """Starts the command in the task's container."""
     metadata = pod["metadata"]
-    path = f"{path_of('Pod', metadata['namespace'], metadata['name'])}/log"
-    over = pod["status"].get("phase") in ("Succeeded", "Failed")
-    query: dict[str, Any] = {"container": CONTAINER}
-    if tail is None:
-        query["limitBytes"] = offset + limit
+    query: list[tuple[str, str]] = [("command", word) for word in argv]
+    # A terminal has no second stream for errors.
+    wanted = {"stdin": stdin or tty, "stdout": True, "stderr": not tty, "tty": tty}
+    query += [("container", CONTAINER), *((name, "true" if on else "false") for name, on in wanted.items())]
+    path = f"{path_of('Pod', metadata['namespace'], metadata['name'])}/exec"
     try:
-        answer = client.open(path, **query)
-    except Missing:
-        return LogChunk(b"", offset, True)
-    except Refused:  # 400 while the container has not started
-        return LogChunk(b"", offset, over)
-    position, kept = 0, b""
-    try:
-        for piece in pieces(answer):
-            kept += piece[max(0, offset - position) :] if tail is None else piece
-            position += len(piece)
-            if tail is not None:
-                kept = kept[-tail:] if tail else b""
-    finally:
-        answer.close()
-    if tail is not None:
-        return LogChunk(kept[:limit], position - len(kept) + len(kept[:limit]), over and len(kept) <= limit)
-    kept = kept[:limit]
-    return LogChunk(kept, offset + len(kept), over and len(kept) < limit)
+        return PodSession(_connect(client.api.configuration, f"{path}?{urlencode(query)}"), stdin=stdin)
+    except WebSocketBadStatusException as error:
+        raise CloudError(f"The command cannot be run: {_said(error)}") from error
+    except (WebSocketException, OSError) as error:
+        raise CloudError(f"The command cannot be run: {error}") from error
 
 
-def execute(client: Client, pod: Mapping[str, Any], argv: Sequence[str]) -> tuple[int, bytes]:
-    """The exit code and output (both streams as they come) of a command in the task's container."""
-    metadata = pod["metadata"]
-    # Of its own: `stream` changes the client that it is given while it works.
-    with kubernetes.client.ApiClient(client.api.configuration) as api:
+def _connect(configuration: Any, path: str) -> WebSocket:
+    tls: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
+    if configuration.verify_ssl:
+        tls = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert or certifi.where()}
+        if configuration.assert_hostname is not None:
+            tls["check_hostname"] = configuration.assert_hostname
+    found = {
+        "certfile": configuration.cert_file,
+        "keyfile": configuration.key_file,
+        "server_hostname": configuration.tls_server_name,
+    }
+    tls |= {name: value for name, value in found.items() if value}
+    token = configuration.auth_settings().get("BearerToken")
+    options: dict[str, Any] = {"header": [f"Authorization: {token['value']}"] if token else []}
+    url = "ws" + configuration.host.removeprefix("http") + path
+    if configuration.proxy or configuration.proxy_headers:
+        options = ws_client.websocket_proxycare(options, configuration, url, {})  # type: ignore[no-untyped-call]
+    connection = create_connection(
+        url, timeout=CONNECT_SECONDS, sslopt=tls, subprotocols=PROTOCOLS, enable_multithread=True, **options
+    )
+    connection.settimeout(FRAME_SECONDS)
+    return connection
+
+
+def _said(error: WebSocketBadStatusException) -> str:
+    try:
+        return str(orjson.loads(error.resp_body or b"")["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"the API server answers {error.status_code}."
+
+
+class PodSession:
+    """Closing it does not end a command without a terminal, as with kubectl: the API has no word for that."""
+
+    exit_code: int | None = None
+
+    def __init__(self, connection: WebSocket, *, stdin: bool) -> None:
+        self._connection = connection
+        if stdin and connection.subprotocol != ws_client.V5_CHANNEL_PROTOCOL:
+            connection.close()
+            raise CloudError("This Kubernetes is too old to pass the end of a standard input on.")
+
+    def send(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE):
+            self._send(ws_client.STDIN_CHANNEL, data[start : start + PIECE])
+
+    def end_input(self) -> None:
+        self._send(ws_client.CLOSE_CHANNEL, bytes([ws_client.STDIN_CHANNEL]))
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._send(ws_client.RESIZE_CHANNEL, orjson.dumps({"Width": columns, "Height": rows}))
+
+    def receive(self, seconds: float) -> Output | None:
+        end = time.monotonic() + seconds
+        while self.exit_code is None:
+            if not self._readable(max(0.0, end - time.monotonic())):
+                return None
+            channel, data = self._frame()
+            if channel == ws_client.ERROR_CHANNEL:
+                return self._end(data)
+            if data and channel in (ws_client.STDOUT_CHANNEL, ws_client.STDERR_CHANNEL):
+                return Output("stdout" if channel == ws_client.STDOUT_CHANNEL else "stderr", data)
+        return None
+
+    def close(self) -> None:
+        self._connection.close(timeout=1)
+
+    def _readable(self, seconds: float) -> bool:
+        connection = self._connection.sock
+        if connection is None:
+            raise CloudError(CUT_OFF)
+        if isinstance(connection, ssl.SSLSocket) and connection.pending():
+            return True
+        return wait_for_read(connection, timeout=seconds)
+
+    def _frame(self) -> tuple[int, bytes]:
         try:
-            channel = stream(
-                kubernetes.client.CoreV1Api(api).connect_get_namespaced_pod_exec,
-                metadata["name"],
-                metadata["namespace"],
-                container=CONTAINER,
-                command=list(argv),
-                stdin=False,
-                stdout=True,
-                stderr=True,
-                tty=False,
-                binary=True,
-                _preload_content=False,
-                _request_timeout=EXEC_SECONDS,
-            )
-            channel.run_forever(timeout=EXEC_SECONDS)
-            output = bytes(channel.read_all())[:EXEC_BYTES]
-            if channel.is_open():
-                channel.close()
-                raise CloudError(f"The command did not end within {EXEC_SECONDS} s.")
-            return _exit_code(channel.read_channel(3)), output
-        except (kubernetes.client.ApiException, WebSocketException, OSError) as error:
-            raise CloudError(f"The command cannot be run: {getattr(error, 'reason', None) or error}") from error
+            code, frame = self._connection.recv_data_frame(control_frame=True)
+        except (WebSocketException, OSError) as error:
+            raise CloudError(CUT_OFF) from error
+        if code == ABNF.OPCODE_CLOSE:
+            raise CloudError(CUT_OFF)
+        data = bytes(frame.data) if frame else b""
+        return (data[0], data[1:]) if code == ABNF.OPCODE_BINARY and data else (-1, b"")
 
+    def _send(self, channel: int, data: bytes) -> None:
+        try:
+            self._connection.send_binary(bytes([channel]) + data)
+        except (WebSocketException, OSError) as error:
+            raise CloudError(CUT_OFF) from error
 
-def _exit_code(status: bytes | str) -> int:
-    """From the status that comes last: {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}."""
-    if not status:
-        raise CloudError("The command was cut off.")
-    told = orjson.loads(status)
-    if told.get("status") == "Success":
-        return 0
-    for cause in (told.get("details") or {}).get("causes") or []:
-        if cause.get("reason") == "ExitCode":
-            return int(cause["message"])
-    raise CloudError(told.get("message") or "The command cannot be run.")
+    def _end(self, data: bytes) -> Output | None:
+        """The status that comes last: {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}."""
+        told = orjson.loads(data)
+        message = str(told.get("message") or "The command cannot be run.")
+        for cause in (told.get("details") or {}).get("causes") or []:
+            if cause.get("reason") == "ExitCode":
+                self.exit_code = int(cause["message"])
+                return None
+        if told.get("status") == "Success":
+            self.exit_code = 0
+            return None
+        for words, code in NOT_STARTED.items():
+            if words in message:
+                self.exit_code = code
+                return Output("stderr", f"{message}\n".encode())
+        raise CloudError(message)

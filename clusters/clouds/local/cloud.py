@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from clusters.clouds.base import (
     Batch,
@@ -129,7 +129,7 @@ class LocalCloud:
                 connection.sendall(wire.dumps({"op": "exec", **fields}))
                 # No reader of lines: what follows the line belongs to the session.
                 with connection.makefile("rb", buffering=0) as answer:
-                    _line(answer)
+                    _line(cast("IO[bytes]", answer))
                 return LocalSession(connection)
             except BaseException:
                 connection.close()

@@ -12,7 +12,7 @@ from clusters.clouds.local import frames
 
 CUT_OFF = "The command was cut off."
 # A command that does not read its input for so long is taken for dead.
-SEND_SECONDS = 30.0
+SEND_SECONDS = 120.0
 
 
 class LocalSession:

@@ -1,0 +1,299 @@
+"""Logs of pods: places in a stream that the API can only begin at a second.
+
+Every line comes with the time at which the node wrote it down. A `Place` is a line's time and the number of bytes before
+it; it travels as the cursor of a `LogChunk`. So whoever goes on reads what is new and a second more, also when the node has
+begun a new file meanwhile (kubelets keep 10 MiB for each, and the API only reads the newest) or the program was started
+again in its pod. Of lines that two threads write in the same microsecond, one may be missed where a reader stops between them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+
+from clusters.clouds.base import CloudError, LogChunk, RunRef
+from clusters.clouds.kubernetes import names, states
+from clusters.clouds.kubernetes.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
+
+CONTAINER = "task"
+# A follower is told after so many seconds that nothing has come.
+SILENCE = urllib3.Timeout(connect=3.0, read=8.0)
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+CHUNK = 262_144
+# 2026-01-02T03:04:05.123456789+02:00
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+STAMP = 40
+# Pods of so many runs are remembered for so many seconds.
+RUNS, FRESH = 64, 1.0
+
+Pod = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Behind a line: `stamp` is its time in ns, of `same` lines so far; `offset` bytes of the log lie before."""
+
+    stamp: int = 0
+    same: int = 0
+    offset: int = 0
+
+    @classmethod
+    def read(cls, cursor: str) -> Place:
+        """The beginning for what is none of ours: cursors come back by people."""
+        words = cursor.split(".")
+        if len(words) != 3 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
+            return cls()
+        return cls(*map(int, words))
+
+    def __str__(self) -> str:
+        return f"{self.stamp}.{self.same}.{self.offset}"
+
+    @property
+    def since(self) -> str:
+        return dt.datetime.fromtimestamp(self.stamp // 10**9, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Text:
+    """Takes stamps off a body and leaves out what lies before a place.
+
+    `feed` gives text piece by piece; with the last piece of a line `place` has moved behind it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._from = place
+        self._passed = not place.stamp
+        self._seen = 0
+        self._rest = b""
+        self._stamp: int | None = None
+        self._length = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        data, at = self._rest + data, 0
+        while at < len(data):
+            if self._stamp is None:
+                space = data.find(b" ", at, at + STAMP)
+                if space < 0 and len(data) - at < STAMP:
+                    break
+                self._stamp = nanoseconds(data[at : max(space, at)])
+                self._passed = self._passed or self._is_new(self._stamp)
+                at, self._length = space + 1, 0
+            end = data.find(b"\n", at) + 1
+            piece = data[at : end or None]
+            at += len(piece)
+            self._length += len(piece)
+            if end:
+                self._end_line()
+            if self._passed:
+                yield piece
+        self._rest = data[at:]
+
+    def _is_new(self, stamp: int) -> bool:
+        if stamp == self._from.stamp:
+            self._seen += 1
+        return stamp > self._from.stamp or self._seen > self._from.same
+
+    def _end_line(self) -> None:
+        stamp, self._stamp = self._stamp or 0, None
+        if self._passed:
+            before = self.place
+            # Two streams of one program may be stamped in another order than they were written down.
+            last = max(stamp, before.stamp)
+            same = before.same + (stamp == last) if last == before.stamp else 1
+            self.place = Place(last, same, before.offset + self._length)
+
+
+def nanoseconds(stamp: bytes) -> int:
+    """RFC 3339 with up to nine digits of a second. Raises CloudError for what is no time: nodes answer with sentences, too."""
+    found = _STAMP.fullmatch(stamp.decode("ascii", "replace"))
+    if not found:
+        raise CloudError("The node does not give the log.")
+    seconds = dt.datetime.fromisoformat(found[1] + found[3]).timestamp()
+    return int(seconds) * 10**9 + int((found[2] or "").ljust(9, "0"))
+
+
+class Pods:
+    """The pods of runs that people look into, listed at most once in FRESH seconds, whoever asks for how many of them."""
+
+    def __init__(self, client: Client, portal: str) -> None:
+        self._client, self._portal = client, portal
+        self._known: OrderedDict[int, _Listing] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, run: RunRef, role: str, index: int, attempt: int | None) -> Pod | None:
+        """The pod of one attempt, or the newest one; None when there is none any more."""
+        with self._lock:
+            listing = self._known.setdefault(run.id, _Listing())
+            self._known.move_to_end(run.id)
+            while len(self._known) > RUNS:
+                self._known.popitem(last=False)
+        pods = listing.read(self._client, run, names.selector(portal=self._portal, run_id=run.id))
+        mine = [
+            pod for pod in pods if pod["metadata"]["labels"].get(names.ROLE) == role and states.index_of(pod) == index
+        ]
+        if attempt is not None:
+            mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
+        return max(mine, key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]), default=None)
+
+
+class _Listing:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at = float("-inf")
+        self._pods: list[Pod] = []
+
+    def read(self, client: Client, run: RunRef, selector: str) -> list[Pod]:
+        with self._lock:
+            if time.monotonic() - self._at > FRESH:
+                # From the API server's memory: nobody needs to know of a pod before its log is there.
+                pages = client.pages(path_of("Pod", run.namespace), labelSelector=selector, resourceVersion="0")
+                self._pods = [pod for page in pages for pod in page["items"]]
+                self._at = time.monotonic()
+            return self._pods
+
+
+def read_log(client: Client, pod: Pod, *, offset: int, limit: int, tail: int | None, cursor: str = "") -> LogChunk:
+    """A piece of the log as it is now. Without a cursor, and for `tail`, everything before it is read too."""
+    place = Place.read(cursor) if tail is None else Place()
+    text = Text(place if place.offset <= offset else Place())
+    over = is_over(pod)
+    position, behind, kept, full = text.place.offset, text.place, bytearray(), False
+    for piece in _everything(client, pod, text):
+        position += len(piece)
+        if tail is not None:
+            kept += piece
+            if len(kept) > 2 * tail + CHUNK:
+                del kept[: len(kept) - tail]
+        elif position > offset:
+            kept += piece[-(position - offset) :]
+            if full := len(kept) >= limit:
+                break
+        if text.place.offset == position:
+            behind = text.place
+    if tail is not None:
+        kept = kept[max(0, len(kept) - tail) :]
+        start = position - len(kept)
+        full = len(kept) > limit
+    else:
+        start = min(offset, position)
+    data = bytes(kept[:limit])
+    end = start + len(data)
+    known = text.place if text.place.offset <= end else behind
+    return LogChunk(data, end, over and not full, str(known) if known.offset <= end and known.stamp else "")
+
+
+def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
+    """The log as it comes, by one connection for as long as the program runs. `find` gives the pod as it is now."""
+    chunk = LogChunk(b"", offset, False, cursor)
+    pause = SHORTEST_PAUSE
+    while not chunk.complete:
+        before = chunk.offset
+        pod = find()
+        if pod is None:
+            yield LogChunk(b"", chunk.offset, True, chunk.cursor)
+            return
+        if not runs(pod) or _was_restarted(pod):
+            for news in _rest(client, pod, chunk):
+                chunk = news
+                yield chunk
+        if runs(pod):
+            for news in _stream(client, pod, chunk):
+                chunk = news
+                yield chunk
+        if chunk.offset > before:
+            pause = SHORTEST_PAUSE
+        elif not chunk.complete:
+            yield LogChunk(b"", chunk.offset, False, chunk.cursor)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _rest(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
+    """What there is now, in pieces; the last one is empty."""
+    while True:
+        chunk = read_log(client, pod, offset=chunk.offset, limit=CHUNK, tail=None, cursor=chunk.cursor)
+        yield chunk
+        if chunk.complete or not chunk.data:
+            return
+
+
+def _stream(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
+    """What the running program writes, until it ends, is silent for a while, or the connection breaks."""
+    place = Place.read(chunk.cursor)
+    text, position = Text(place), place.offset
+    done = chunk.offset
+    try:
+        answer = _open(client, pod, place, SILENCE, follow="true")
+    except (Missing, Refused):
+        return
+    try:
+        for data in answer.stream(65536):
+            pieces = bytearray()
+            for piece in text.feed(data):
+                position += len(piece)
+                if position > done:
+                    pieces += piece[-(position - done) :]
+                    done = position
+            if pieces:
+                yield LogChunk(bytes(pieces), done, False, str(text.place) if text.place.stamp else "")
+    except ReadTimeoutError:
+        yield LogChunk(b"", done, False, str(text.place) if text.place.stamp else "")
+    except (HTTPError, OSError) as error:
+        raise Unavailable(f"The API server was cut off: {error}") from error
+    finally:
+        answer.close()
+
+
+def _everything(client: Client, pod: Pod, text: Text) -> Iterator[bytes]:
+    """What the pod's program wrote behind the text's place, in its last start and the one before, as far as it is kept."""
+    for previous in [True, False] if _was_restarted(pod) else [False]:
+        asked = {"previous": "true"} if previous else {}
+        try:
+            answer = _open(client, pod, text.place, TIMEOUT, **asked)
+        except (Missing, Refused):  # 400 while the container has not started, or when its log is gone
+            continue
+        following = Text(text.place)
+        try:
+            for data in answer.stream(65536):
+                for piece in following.feed(data):
+                    text.place = following.place
+                    yield piece
+        except (HTTPError, OSError) as error:
+            raise Unavailable(f"The API server was cut off: {error}") from error
+        finally:
+            answer.close()
+
+
+def _open(client: Client, pod: Pod, place: Place, timeout: urllib3.Timeout, **query: str) -> urllib3.BaseHTTPResponse:
+    metadata = pod["metadata"]
+    path = f"{path_of('Pod', metadata['namespace'], metadata['name'])}/log"
+    if place.stamp:
+        query["sinceTime"] = place.since
+    return client.open(path, timeout, container=CONTAINER, timestamps="true", **query)
+
+
+def _status(pod: Pod) -> Mapping[str, Any]:
+    found = (each for each in pod["status"].get("containerStatuses") or [] if each["name"] == CONTAINER)
+    return next(found, {})
+
+
+def runs(pod: Pod) -> bool:
+    return "running" in (_status(pod).get("state") or {})
+
+
+def _was_restarted(pod: Pod) -> bool:
+    """While it waits to be started again, the API reads the log of its last start as its present one."""
+    return runs(pod) and "terminated" in (_status(pod).get("lastState") or {})
+
+
+def is_over(pod: Pod) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
