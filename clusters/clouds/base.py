@@ -278,13 +278,15 @@ class LogChunk:
     """A piece of a task's log as bytes (UTF-8 is not promised) and the offset at which to go on.
 
     `cursor` belongs to `offset`: given back with it, a cloud that has no offsets of its own goes on there without reading
-    everything before. It is opaque and may be ""; that of another offset or of an earlier chunk does no harm.
+    everything before. It is opaque and may be ""; that of another offset or of an earlier chunk does no harm. `absent` when there
+    is no such log, not yet or not any more.
     """
 
     data: bytes
     offset: int
     complete: bool
     cursor: str = ""
+    absent: bool = False
 
 
 @dataclass(frozen=True)

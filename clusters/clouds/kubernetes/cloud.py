@@ -167,7 +167,7 @@ class KubernetesCloud:
     ) -> LogChunk:
         pod = self._pods.find(run, role, index, attempt)
         if pod is None:
-            return LogChunk(b"", offset, True, cursor)
+            return LogChunk(b"", offset, True, cursor, absent=True)
         return logs.read_log(self._client, pod, offset=offset, limit=limit, tail=tail, cursor=cursor)
 
     def follow(

@@ -13,8 +13,8 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import urllib3
@@ -28,7 +28,6 @@ CONTAINER = "task"
 # A follower is told after so many seconds that nothing has come.
 SILENCE = urllib3.Timeout(connect=3.0, read=8.0)
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
-CHUNK = 262_144
 # 2026-01-02T03:04:05.123456789+02:00
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 STAMP = 40
@@ -76,6 +75,10 @@ class Text:
         self._rest = b""
         self._stamp: int | None = None
         self._length = 0
+
+    @property
+    def cursor(self) -> str:
+        return str(self.place) if self.place.stamp else ""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         data, at = self._rest + data, 0
@@ -163,32 +166,30 @@ class _Listing:
 
 def read_log(client: Client, pod: Pod, *, offset: int, limit: int, tail: int | None, cursor: str = "") -> LogChunk:
     """A piece of the log as it is now. Without a cursor, and for `tail`, everything before it is read too."""
-    place = Place.read(cursor) if tail is None else Place()
-    text = Text(place if place.offset <= offset else Place())
-    over = is_over(pod)
-    position, behind, kept, full = text.place.offset, text.place, bytearray(), False
-    for piece in _everything(client, pod, text):
-        position += len(piece)
-        if tail is not None:
-            kept += piece
-            if len(kept) > 2 * tail + CHUNK:
-                del kept[: len(kept) - tail]
-        elif position > offset:
-            kept += piece[-(position - offset) :]
-            if full := len(kept) >= limit:
-                break
-        if text.place.offset == position:
-            behind = text.place
     if tail is not None:
-        kept = kept[max(0, len(kept) - tail) :]
-        start = position - len(kept)
-        full = len(kept) > limit
-    else:
-        start = min(offset, position)
-    data = bytes(kept[:limit])
-    end = start + len(data)
-    known = text.place if text.place.offset <= end else behind
-    return LogChunk(data, end, over and not full, str(known) if known.offset <= end and known.stamp else "")
+        return _tail(client, pod, limit, tail)
+    kept = bytearray()
+    # The last cursor that lies in what is answered.
+    chunk, known = LogChunk(b"", offset, False), ""
+    pieces = _pieces(client, pod, offset, cursor)
+    for chunk in pieces:
+        kept += chunk.data
+        if len(kept) > limit:
+            pieces.close()
+            return LogChunk(bytes(kept[:limit]), chunk.offset - len(kept) + limit, False, known)
+        known = chunk.cursor
+    return replace(chunk, data=bytes(kept))
+
+
+def _tail(client: Client, pod: Pod, limit: int, tail: int) -> LogChunk:
+    kept = bytearray()
+    chunk = LogChunk(b"", 0, False)
+    for chunk in _pieces(client, pod, 0, ""):
+        kept += chunk.data
+        del kept[: max(0, len(kept) - tail)]
+    if len(kept) <= limit:
+        return replace(chunk, data=bytes(kept))
+    return LogChunk(bytes(kept[:limit]), chunk.offset - len(kept) + limit, False)
 
 
 def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
@@ -199,10 +200,10 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
         before = chunk.offset
         pod = find()
         if pod is None:
-            yield LogChunk(b"", chunk.offset, True, chunk.cursor)
+            yield replace(chunk, data=b"", complete=True, absent=True)
             return
         if not runs(pod) or _was_restarted(pod):
-            for news in _rest(client, pod, chunk):
+            for news in _pieces(client, pod, chunk.offset, chunk.cursor):
                 chunk = news
                 yield chunk
         if runs(pod):
@@ -212,18 +213,9 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
         if chunk.offset > before:
             pause = SHORTEST_PAUSE
         elif not chunk.complete:
-            yield LogChunk(b"", chunk.offset, False, chunk.cursor)
+            yield replace(chunk, data=b"")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _rest(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
-    """What there is now, in pieces; the last one is empty."""
-    while True:
-        chunk = read_log(client, pod, offset=chunk.offset, limit=CHUNK, tail=None, cursor=chunk.cursor)
-        yield chunk
-        if chunk.complete or not chunk.data:
-            return
 
 
 def _stream(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
@@ -237,40 +229,48 @@ def _stream(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
         return
     try:
         for data in answer.stream(65536):
-            pieces = bytearray()
-            for piece in text.feed(data):
-                position += len(piece)
-                if position > done:
-                    pieces += piece[-(position - done) :]
-                    done = position
-            if pieces:
-                yield LogChunk(bytes(pieces), done, False, str(text.place) if text.place.stamp else "")
+            piece = b"".join(text.feed(data))
+            position += len(piece)
+            if position > done:
+                piece = piece[-(position - done) :]
+                done = position
+                yield LogChunk(piece, done, False, text.cursor)
     except ReadTimeoutError:
-        yield LogChunk(b"", done, False, str(text.place) if text.place.stamp else "")
+        yield LogChunk(b"", done, False, text.cursor)
     except (HTTPError, OSError) as error:
         raise Unavailable(f"The API server was cut off: {error}") from error
     finally:
         answer.close()
 
 
-def _everything(client: Client, pod: Pod, text: Text) -> Iterator[bytes]:
-    """What the pod's program wrote behind the text's place, in its last start and the one before, as far as it is kept."""
+def _pieces(client: Client, pod: Pod, offset: int, cursor: str) -> Generator[LogChunk]:
+    """What the pod's program has written by now, from `offset` on, by one connection for its last start and one for the start
+    before; the last piece is empty and says whether that is all."""
+    place = Place.read(cursor)
+    text = Text(place if place.offset <= offset else Place())
+    position, done, found = text.place.offset, offset, False
     for previous in [True, False] if _was_restarted(pod) else [False]:
         asked = {"previous": "true"} if previous else {}
         try:
             answer = _open(client, pod, text.place, TIMEOUT, **asked)
         except (Missing, Refused):  # 400 while the container has not started, or when its log is gone
             continue
-        following = Text(text.place)
+        found = True
+        text = Text(text.place)
         try:
             for data in answer.stream(65536):
-                for piece in following.feed(data):
-                    text.place = following.place
-                    yield piece
+                piece = b"".join(text.feed(data))
+                position += len(piece)
+                if position > done:
+                    piece = piece[-(position - done) :]
+                    done = position
+                    yield LogChunk(piece, done, False, text.cursor)
         except (HTTPError, OSError) as error:
             raise Unavailable(f"The API server was cut off: {error}") from error
         finally:
             answer.close()
+    # An offset behind the end is the end.
+    yield LogChunk(b"", min(done, position) if found else offset, is_over(pod), text.cursor, absent=not found)
 
 
 def _open(client: Client, pod: Pod, place: Place, timeout: urllib3.Timeout, **query: str) -> urllib3.BaseHTTPResponse:

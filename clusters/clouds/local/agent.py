@@ -81,7 +81,8 @@ class Server:
         task = (request["role"], request["index"])
         if op == "log":
             chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
-            return {"size": len(chunk.data), "offset": chunk.offset, "complete": chunk.complete}, chunk.data
+            head = {"offset": chunk.offset, "complete": chunk.complete, "absent": chunk.absent}
+            return {"size": len(chunk.data), **head}, chunk.data
         raise CloudRefused(f"The node agent does not know how to {op}.")
 
     async def exec(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:

@@ -101,7 +101,8 @@ class LocalCloud:
         fields = {"attempt": attempt, "offset": offset, "limit": limit, "tail": tail}
         with self._request("log", TIMEOUT, run=run, role=role, index=index, **fields) as answer:
             head = _line(answer)
-            return LogChunk(_bytes(answer, head["size"]), head["offset"], head["complete"])
+            data = _bytes(answer, head.pop("size"))
+            return LogChunk(data, **head)
 
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""

@@ -33,7 +33,7 @@ def read(
             data = file.read(limit)
             end = min(offset, size) + len(data)
     except FileNotFoundError:
-        return LogChunk(b"", 0, not running)
+        return LogChunk(b"", 0, not running, absent=True)
     return LogChunk(data, end, not running and end >= size)
 
 
