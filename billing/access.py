@@ -200,7 +200,7 @@ def business_line(node: OrgNode, lines: Container[str]) -> str:
 def _priced(segment: Segment, prices: Prices, now: dt.datetime) -> SegmentRow:
     running = segment.ended is None or segment.ended > now
     at = now if running or segment.ended is None else segment.ended - dt.timedelta(seconds=1)
-    per_hour = hourly(prices, at, [segment.resources])
+    per_hour = hourly(prices, at, [segment.resources], segment.appcode_id)
     return SegmentRow(segment, segment.seconds(now), cost(segment, prices, now), per_hour, running)
 
 

@@ -9,6 +9,8 @@ rows, and a transaction that dies leaves nothing half-counted.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -17,14 +19,21 @@ from itertools import groupby
 from django.db import connection
 from django.utils import timezone
 
-from billing import sums
-from billing.models import Observation, Price, UsageSegment
-from billing.rating import SECONDS_PER_HOUR, Prices
+from billing import sightings, sums
+from billing.models import Observation, Quarantined, UsageSegment
+from billing.rating import SECONDS_PER_HOUR, DatedDiscount, DatedPrice, Owner, Prices
 from billing.usage import PodState, Segment, segment_of
+from portal.models import Appcode
 
+log = logging.getLogger(__name__)
 # The key of the advisory lock that lets one transaction record at a time: "meter" in ASCII.
 RECORDING = 0x6D65746572
-SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if field.name not in ("id", "uid")]
+# What a segment says; when it is posted is the ledger's business.
+SEGMENT_FIELDS = [
+    field.name
+    for field in UsageSegment._meta.concrete_fields
+    if field.name not in ("id", "uid", "posted_until", "due_at")
+]
 BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 
@@ -43,9 +52,10 @@ class Totals:
 
 
 def record(states: Sequence[PodState]) -> None:
-    """Appends what was seen and brings the segments of those pods up to date, in four queries for any number of states.
+    """Appends what was seen and brings the segments of those pods up to date, in a constant number of queries.
 
-    Raises RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
+    What cannot be understood is put in quarantine, and the rest goes on. Raises RuntimeError outside a transaction: the
+    position of the watch must be saved with what it has led to.
     """
     if not connection.in_atomic_block:
         raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
@@ -53,9 +63,43 @@ def record(states: Sequence[PodState]) -> None:
         return
     keep_others_out()
     seen_at = timezone.now()
-    rows = [Observation.of(replace(state, seen_at=seen_at)) for state in states]
+    known = _understood(states, seen_at)
+    rows = [Observation.of(replace(state, seen_at=seen_at)) for state in known]
     Observation.objects.bulk_create(rows, ignore_conflicts=True)
-    store(segments_of(Observation.objects.filter(uid__in={state.uid for state in states}).order_by("uid")))
+    store(segments_of(Observation.objects.filter(uid__in={state.uid for state in known}).order_by("uid")))
+
+
+def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
+    """Those that can be metered; the others are quarantined."""
+    problems = [sightings.problem(state) for state in states]
+    codes = {state.appcode_id for state, problem in zip(states, problems, strict=True) if not problem}
+    there = set(Appcode.objects.filter(pk__in=codes).values_list("pk", flat=True))
+    known, refused = [], []
+    for state, problem in zip(states, problems, strict=True):
+        if not problem and state.appcode_id not in there:
+            problem = f"There is no appcode with the number {state.appcode_id}."
+        if problem:
+            refused.append(quarantined(str(state.cloud), sightings.raw(state), problem, seen_at))
+        else:
+            known.append(state)
+    quarantine(refused)
+    return known
+
+
+def quarantined(cloud: str, raw: str | bytes, reason: str, seen_at: dt.datetime) -> Quarantined:
+    """A row for what nobody understands, for `quarantine`. `raw` is kept as it came, as far as a text can."""
+    text = raw if isinstance(raw, str) else raw.decode(errors="backslashreplace")
+    text = text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
+    cloud = cloud.replace("\0", "").encode(errors="replace").decode()[:40]
+    digest = hashlib.sha256(f"{cloud} {text}".encode()).hexdigest()
+    return Quarantined(cloud=cloud, raw=text, reason=reason[:300], seen_at=seen_at, digest=digest)
+
+
+def quarantine(rows: Sequence[Quarantined]) -> None:
+    """Keeps them, once each."""
+    if rows:
+        Quarantined.objects.bulk_create(rows, ignore_conflicts=True)
+        log.error("%d sightings were not understood and are in quarantine: %s", len(rows), rows[0].reason)
 
 
 def keep_others_out() -> None:
@@ -82,9 +126,34 @@ def segments_of(observations: Iterable[Observation]) -> Iterable[Segment]:
             yield segment
 
 
+# One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.
+PRICE_BOOK = """
+WITH line AS (
+    SELECT business_line FROM billing_price WHERE business_line <> ''
+    UNION SELECT business_line FROM billing_discount WHERE business_line <> ''
+)
+SELECT 'price', id, sku, per_hour, valid_from, NULL::timestamptz, appcode_id, business_line FROM billing_price
+UNION ALL
+SELECT 'discount', id, sku, percent, valid_from, valid_until, appcode_id, business_line FROM billing_discount
+UNION ALL
+SELECT 'owner', id, '', NULL, valid_from, NULL, appcode_id, business_line FROM billing_ownership
+WHERE appcode_id IN (SELECT appcode_id FROM billing_ownership JOIN line USING (business_line))
+"""
+
+
 def price_book() -> Prices:
-    """All prices, in one query. They are few and change rarely, but a page must never show yesterday's: no cache."""
-    return Prices(tuple(price.dated for price in Price.objects.all()))
+    """All terms, in one query. They are few and change rarely, but a page must never show yesterday's: no cache."""
+    prices, discounts, owners = [], [], []
+    with connection.cursor() as cursor:
+        cursor.execute(PRICE_BOOK)
+        for kind, pk, sku, value, since, until, appcode_id, line in cursor.fetchall():
+            if kind == "price":
+                prices.append(DatedPrice(sku, since, value, appcode_id, line, pk))
+            elif kind == "discount":
+                discounts.append(DatedDiscount(sku, value, since, until, appcode_id, line, pk))
+            else:
+                owners.append(Owner(appcode_id, since, line))
+    return Prices(tuple(prices), tuple(discounts), tuple(owners))
 
 
 def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:

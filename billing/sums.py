@@ -1,7 +1,7 @@
 """Usage added up by the database: the same split at price changes as `rating`, for any grouping, in one statement.
 
-`rating.Prices` decides which price holds when; those spans are sent along as rows, so that the rule exists once. What
-comes back are exact sums (seconds × amount × price), and the one division happens here, in `rating.decimal`.
+`rating.Prices` decides which rate holds for whom and when; those are sent along as rows, so that the rule exists once. What
+comes back are exact sums (seconds × amount × rate), and the one division happens in `rating.money`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any, Literal, cast
 
 from django.db import connection
 from psycopg2 import sql
 
-from billing.rating import SECONDS_PER_HOUR, Prices, decimal
+from billing.rating import ANYBODY, BEGINNING, SECONDS_PER_HOUR, WORTH, Prices, money
 from billing.usage import floor
 
 Group = Literal["appcode", "consumer", "cluster", "run", "role"]
@@ -28,43 +27,34 @@ COLUMNS: dict[Group, sql.SQL] = {
     "run": sql.SQL("s.labels->>'run'"),
     "role": sql.SQL("s.labels->>'role'"),
 }
-CORE, GIB = 1000, 1024
-
-# A segment's part in a window, then the prices that held during that part. Times are whole seconds, so epochs are
-# exact.
+# A segment's part in a window, then the rates that held during that part. Times are whole seconds, so epochs are exact.
 STATEMENT = sql.SQL("""
 WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
-price(resource, model, per_hour, since, until) AS (SELECT * FROM unnest(
-    %(resource)s::text[], %(model)s::text[], %(per_hour)s::numeric[], %(from)s::timestamptz[], %(to)s::timestamptz[])),
+{terms},
 part AS (
-    SELECT {groups}, w.since AS window_since, s.gpus, s.cpu_milli, s.memory_mb,
-        CASE WHEN s.gpu_model = ANY(%(models)s) THEN s.gpu_model ELSE '' END AS model,
+    SELECT {groups}, w.since AS window_since, s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb,
+        CASE WHEN s.gpu_model = ANY(%(models)s) THEN s.gpu_model ELSE '' END AS model, coalesce(p.payer, 0) AS payer,
         greatest(s.started, w.since) AS since, least(coalesce(s.ended, w.until), w.until, %(now)s) AS until,
         s.ended IS NULL AND w.until >= %(now)s AS live
     FROM billing_usagesegment s
     JOIN window_ w ON s.started < w.until AND (s.ended IS NULL OR s.ended > w.since)
+    LEFT JOIN payer p ON p.appcode_id = s.appcode_id
     WHERE s.started <= %(now)s AND w.since <= %(now)s AND {where}
 )
 SELECT {names}, window_since, count(*) FILTER (WHERE live),
-    sum(seconds * gpus), sum(seconds * cpu_milli), sum(seconds * memory_mb),
-    coalesce(sum(gpu * gpus), 0), coalesce(sum(cpu * cpu_milli), 0), coalesce(sum(memory * memory_mb), 0),
-    coalesce(sum(gpus) FILTER (WHERE live), 0),
-    coalesce(sum(gpu_now * gpus) FILTER (WHERE live), 0), coalesce(sum(cpu_now * cpu_milli) FILTER (WHERE live), 0),
-    coalesce(sum(memory_now * memory_mb) FILTER (WHERE live), 0)
+    sum(seconds * gpus), sum(seconds * cpu_milli), sum(seconds * memory_mb), sum(seconds * storage_mb),
+    coalesce(sum(charge), 0), coalesce(sum(gpus) FILTER (WHERE live), 0), coalesce(sum(charge_now) FILTER (WHERE live), 0)
 FROM part
 CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM part.until - part.since))::bigint AS seconds) length
 CROSS JOIN LATERAL (
-    SELECT sum(priced * per_hour) FILTER (WHERE resource = 'gpu') AS gpu,
-        sum(priced * per_hour) FILTER (WHERE resource = 'cpu') AS cpu,
-        sum(priced * per_hour) FILTER (WHERE resource = 'memory') AS memory,
-        sum(per_hour) FILTER (WHERE resource = 'gpu' AND holds) AS gpu_now,
-        sum(per_hour) FILTER (WHERE resource = 'cpu' AND holds) AS cpu_now,
-        sum(per_hour) FILTER (WHERE resource = 'memory' AND holds) AS memory_now
+    SELECT sum(priced * units * rate) AS charge, sum(units * rate) FILTER (WHERE holds) AS charge_now
     FROM (
-        SELECT resource, per_hour, price.since <= %(now)s AND price.until > %(now)s AS holds,
-            greatest(0, extract(epoch FROM least(price.until, part.until) - greatest(price.since, part.since)))::bigint
+        SELECT rate, terms.since <= %(now)s AND terms.until > %(now)s AS holds,
+            CASE resource WHEN 'gpu' THEN gpus WHEN 'cpu' THEN cpu_milli WHEN 'memory' THEN memory_mb ELSE storage_mb END
+                AS units,
+            greatest(0, extract(epoch FROM least(terms.until, part.until) - greatest(terms.since, part.since)))::bigint
                 AS priced
-        FROM price WHERE resource <> 'gpu' OR price.model = part.model
+        FROM terms WHERE terms.payer = part.payer AND (resource <> 'gpu' OR terms.model = part.model)
     ) priced
 ) money
 GROUP BY {names}, window_since
@@ -76,8 +66,9 @@ ORDER BY {names}, window_since
 class Sum:
     """Usage of one group in one window: `key` holds the group's values in the order asked for, `since` is the window's.
 
-    Quantities are seconds × amount until the window's end or now. `gpus` are held at this moment by `pods` running
-    pods, and `cost_per_hour` is what everything now running costs; all three are 0 for a window that is over.
+    Quantities are seconds × amount until the window's end or now, and `charge` is exact money in UNITs. `gpus` are held at
+    this moment by `pods` running pods, and `cost_per_hour` is what everything now running costs; all three are 0 for a window
+    that is over.
     """
 
     key: tuple[str | None, ...]
@@ -85,10 +76,15 @@ class Sum:
     gpu_seconds: int
     cpu_milli_seconds: int
     memory_mb_seconds: int
-    cost: Decimal
+    storage_mb_seconds: int
+    charge: Decimal
     pods: int
     gpus: int
     cost_per_hour: Decimal
+
+    @property
+    def cost(self) -> Decimal:
+        return money(self.charge)
 
 
 def usage(
@@ -112,6 +108,7 @@ def usage(
     }
     where = [conditions[name] for name, value in filters.items() if value is not None]
     statement = STATEMENT.format(
+        terms=TERMS,
         groups=sql.SQL(", ").join(sql.SQL("{} AS {}").format(COLUMNS[group], sql.Identifier(group)) for group in by),
         names=sql.SQL(", ").join(map(sql.Identifier, by)),
         where=sql.SQL(" AND ").join(where) if where else sql.SQL("true"),
@@ -124,47 +121,61 @@ def usage(
         "now": floor(now),
         "since": [floor(since) for since, _ in windows],
         "until": [floor(until) for _, until in windows],
-        **_price_rows(prices),
+        **terms_of(prices),
     }
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", statement), parameters)
         return [_sum(row, len(by)) for row in cursor.fetchall()]
 
 
-def _price_rows(prices: Prices) -> dict[str, list[Any]]:
-    """The spans of every SKU as columns; model "" stands for each model without a price of its own."""
+# The rates of a price book as rows, for `terms_of`: `rate` is UNITs of money for one unit-second, model "" stands for each model
+# without terms of its own, and payer 0 is everybody who is not in the other table. All time is covered, without gaps.
+TERMS = sql.SQL("""terms(payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
+    SELECT * FROM unnest(%(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
+        %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[], %(terms_since)s::timestamptz[],
+        %(terms_until)s::timestamptz[])),
+payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[], %(code_payer)s::int[]))""")
+COLUMNS_OF_TERMS = (
+    "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
+)  # fmt: skip
+
+
+def terms_of(prices: Prices) -> dict[str, list[Any]]:
+    """The parameters of TERMS; payers with the same terms share their rows."""
     models = sorted(prices.gpu_models)
-    skus = [
-        ("gpu", "", "gpu"),
-        *(("gpu", model, f"gpu:{model}") for model in models),
-        ("cpu", "", "cpu"),
-        ("memory", "", "memory"),
-    ]
+    skus = [("gpu", "", "gpu"), *(("gpu", model, f"gpu:{model}") for model in models)]
+    skus += [(sku, "", sku) for sku in ("cpu", "memory", "storage")]
+    payers = {payer: number for number, payer in enumerate(dict.fromkeys([ANYBODY, *prices.payers.values()]))}
     rows = [
-        (resource, model, span.per_hour, span.since.isoformat(), span.until.isoformat() if span.until else "infinity")
+        (
+            number, resource, model, rate.price and rate.price.id, rate.list_price, rate.discount,
+            rate.per_hour * WORTH[resource], "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
+            rate.until.isoformat() if rate.until else "infinity",
+        )
+        for payer, number in payers.items()
         for resource, model, sku in skus
-        for span in prices.spans(sku)
-    ]
-    columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(5)]
-    return {"models": models, **dict(zip(("resource", "model", "per_hour", "from", "to"), columns, strict=True))}
+        for rate in prices.rates_of(payer, sku)
+    ]  # fmt: skip
+    columns = (list(column) for column in zip(*rows, strict=True))
+    return {
+        "models": models,
+        **dict(zip(COLUMNS_OF_TERMS, columns, strict=True)),
+        "code": list(prices.payers),
+        "code_payer": [payers[payer] for payer in prices.payers.values()],
+    }
 
 
 def _sum(row: Sequence[Any], groups: int) -> Sum:
-    since, pods, gpu_s, cpu_s, memory_s, gpu, cpu, memory, gpus, gpu_now, cpu_now, memory_now = row[groups:]
+    since, pods, gpu_s, cpu_s, memory_s, storage_s, charge, gpus, charge_now = row[groups:]
     return Sum(
         key=tuple(row[:groups]),
         since=since,
         gpu_seconds=int(gpu_s),
         cpu_milli_seconds=int(cpu_s),
         memory_mb_seconds=int(memory_s),
-        cost=_money(gpu, cpu, memory, SECONDS_PER_HOUR),
+        storage_mb_seconds=int(storage_s),
+        charge=Decimal(charge),
         pods=pods,
         gpus=int(gpus),
-        cost_per_hour=_money(gpu_now, cpu_now, memory_now, 1),
+        cost_per_hour=money(charge_now * SECONDS_PER_HOUR),
     )
-
-
-def _money(gpu: Decimal, cpu: Decimal, memory: Decimal, divisor: int) -> Decimal:
-    """From sums over GPUs, thousandths of a core and MiB to money."""
-    units = Fraction(gpu) + Fraction(cpu) / CORE + Fraction(memory) / GIB
-    return decimal(units / divisor)

@@ -31,12 +31,13 @@ FLAGS = (START_CLAMPED, END_CLAMPED, END_MISSING, END_ESTIMATED, AMOUNTS_CHANGED
 
 @dataclass(frozen=True)
 class Resources:
-    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory."""
+    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory and of storage."""
 
     gpus: int = 0
     gpu_model: str = ""
     cpu_milli: int = 0
     memory_mb: int = 0
+    storage_mb: int = 0
 
     @property
     def cores(self) -> float:
@@ -54,7 +55,8 @@ class PodState:
     `scheduled_at` is when it was given its resources, `started_at` when its program began, `finished_at` when its last
     process had ended; `phase` is Kubernetes' word. `consumer` is the caller's key for what it belongs to ("run 17"),
     and `labels` are names that survive deletion: the pages group by "cluster", "run", "role" and "index". `seen_at` is
-    when the portal saw it; `metering.record` fills it in.
+    when the portal saw it; `metering.record` fills it in. A volume or a bucket is metered in the same way: it holds
+    `storage_mb` from its creation to its end, and a change of size begins a new uid.
     """
 
     uid: str
@@ -72,10 +74,11 @@ class PodState:
     finished_at: dt.datetime | None = None
     estimated: bool = False
     seen_at: dt.datetime | None = None
+    storage_mb: int = 0
 
     @property
     def resources(self) -> Resources:
-        return Resources(self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb)
+        return Resources(self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb)
 
     @property
     def digest(self) -> str:
@@ -85,6 +88,8 @@ class PodState:
             for moment in (self.scheduled_at, self.started_at, self.finished_at)
         ]
         amounts = [self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb]
+        # Storage came later; what was told without it keeps its digest.
+        amounts += [self.storage_mb] if self.storage_mb else []
         parts = [
             self.uid,
             self.cloud,

@@ -221,11 +221,16 @@ def prices(request: HttpRequest) -> HttpResponse:
             messages.success(request, f"{price.sku}: the new price is in the book.")
             return HttpResponseRedirect(reverse("admin_prices"))
     now, book = timezone.now(), price_book()
-    rows = list(Price.objects.order_by("sku", "-valid_from"))
-    holding = {row.sku: row.pk for row in sorted(rows, key=lambda row: row.valid_from) if row.valid_from <= now}
+    rows = list(Price.objects.select_related("appcode").order_by("sku", "-valid_from"))
+    # The last version of each price that has begun, for each of whom it is for.
+    holding = {
+        (row.sku, row.appcode_id, row.business_line): row.pk
+        for row in sorted(rows, key=lambda row: row.valid_from)
+        if row.valid_from <= now
+    }
     context = {
         "form": form, "rows": rows, "now": now, "holding": set(holding.values()), "next_change": book.next_change(now),
-        "skus": sorted({"gpu", "cpu", "memory"} | {row.sku for row in rows} | access.metered_skus()),
+        "skus": sorted({"gpu", "cpu", "memory", "storage"} | {row.sku for row in rows} | access.metered_skus()),
     }  # fmt: skip
     return render(request, "billing/prices.html", context, status=422 if form.errors else 200)
 

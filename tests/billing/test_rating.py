@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.rating import DatedPrice, Prices, charge, cost, decimal, display, hourly
+from billing.rating import BEGINNING, DatedPrice, Prices, charge, cost, decimal, display, hourly
 from billing.usage import Resources, Segment
 
 T0 = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
@@ -135,9 +135,9 @@ def test_every_second_costs_the_price_of_that_second(segment: Segment, book: Pri
     assert decimal(got) == expected
 
 
-@given(segments, price_books)
-def test_spans_leave_no_gap(segment: Segment, book: Prices):
+@given(price_books)
+def test_rates_leave_no_gap(book: Prices):
     for sku in ("gpu", "gpu:A100", "gpu:T4", "cpu", "memory"):
-        spans = book.spans(sku)
-        assert [span.until for span in spans[:-1]] == [span.since for span in spans[1:]]
-        assert not spans or spans[-1].until is None
+        rates = book.rates(sku)
+        assert [rate.until for rate in rates[:-1]] == [rate.since for rate in rates[1:]]
+        assert (rates[0].since, rates[-1].until) == (BEGINNING, None)

@@ -1,0 +1,220 @@
+"""Rules of the ledger that the database keeps by itself: what is append-only, what is due to be posted, who owned what when."""
+
+from django.db import migrations
+
+APPEND_ONLY = """
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_ledgerentry
+    FOR EACH ROW EXECUTE FUNCTION portal_append_only();
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_credit
+    FOR EACH ROW EXECUTE FUNCTION portal_append_only();
+-- A sighting that was not understood may be resolved later, or refused for another reason.
+CREATE TRIGGER append_only BEFORE DELETE OR UPDATE OF id, digest, cloud, raw, seen_at ON billing_quarantined
+    FOR EACH ROW EXECUTE FUNCTION portal_append_only();
+"""
+NO_APPEND_ONLY = """
+DROP TRIGGER append_only ON billing_ledgerentry;
+DROP TRIGGER append_only ON billing_credit;
+DROP TRIGGER append_only ON billing_quarantined;
+"""
+
+# All months are UTC's. The number is the key of the advisory lock under which the ledger is posted ("post" in ASCII): who
+# changes what has been posted by must wait for the portion at work, and keeps the next one waiting for the change.
+TIME = """
+CREATE FUNCTION billing_month(moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT date_trunc('month', moment AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' $$;
+CREATE FUNCTION billing_month_end(moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT (date_trunc('month', moment AT TIME ZONE 'UTC') + interval '1 month') AT TIME ZONE 'UTC' $$;
+CREATE FUNCTION billing_repost(since timestamptz, code bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(1886352244);
+    UPDATE billing_usagesegment SET due_at = started
+        WHERE posted_until > since AND (ended IS NULL OR ended > since) AND (code IS NULL OR appcode_id = code);
+END $$;
+ALTER TABLE billing_ledgerentry ADD CONSTRAINT ledger_one_month
+    CHECK (kind = 'credit' OR until <= billing_month_end(since));
+ALTER TABLE billing_discount ADD CONSTRAINT discount_whole_seconds
+    CHECK (extract(microsecond FROM valid_from)::integer % 1000000 = 0
+        AND coalesce(extract(microsecond FROM valid_until), 0)::integer % 1000000 = 0);
+ALTER TABLE billing_ownership ADD CONSTRAINT ownership_whole_second
+    CHECK (extract(microsecond FROM valid_from)::integer % 1000000 = 0);
+"""
+NO_TIME = """
+ALTER TABLE billing_ownership DROP CONSTRAINT ownership_whole_second;
+ALTER TABLE billing_discount DROP CONSTRAINT discount_whole_seconds;
+ALTER TABLE billing_ledgerentry DROP CONSTRAINT ledger_one_month;
+DROP FUNCTION billing_repost(timestamptz, bigint);
+DROP FUNCTION billing_month_end(timestamptz);
+DROP FUNCTION billing_month(timestamptz);
+"""
+
+# What was posted and has changed is due at once; what lasts is due when its month is over.
+DUE = """
+CREATE FUNCTION billing_segment_due() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.posted_until IS NULL THEN NEW.due_at := coalesce(NEW.ended, billing_month_end(NEW.started));
+    ELSE NEW.due_at := NEW.started;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER segment_due BEFORE INSERT ON billing_usagesegment FOR EACH ROW EXECUTE FUNCTION billing_segment_due();
+CREATE TRIGGER segment_due_again BEFORE UPDATE OF uid, appcode_id, consumer, labels, gpus, gpu_model, cpu_milli, memory_mb,
+    storage_mb, started, ended ON billing_usagesegment FOR EACH ROW
+    WHEN ((OLD.uid, OLD.appcode_id, OLD.consumer, OLD.labels, OLD.gpus, OLD.gpu_model, OLD.cpu_milli, OLD.memory_mb,
+           OLD.storage_mb, OLD.started, OLD.ended) IS DISTINCT FROM
+          (NEW.uid, NEW.appcode_id, NEW.consumer, NEW.labels, NEW.gpus, NEW.gpu_model, NEW.cpu_milli, NEW.memory_mb,
+           NEW.storage_mb, NEW.started, NEW.ended))
+    EXECUTE FUNCTION billing_segment_due();
+UPDATE billing_usagesegment SET due_at = coalesce(ended, billing_month_end(started));
+"""
+NO_DUE = """
+DROP TRIGGER segment_due_again ON billing_usagesegment;
+DROP TRIGGER segment_due ON billing_usagesegment;
+DROP FUNCTION billing_segment_due();
+"""
+
+TERMS = """
+CREATE FUNCTION billing_terms_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    since timestamptz := NEW.valid_from;
+BEGIN
+    -- One branch a case: PL/pgSQL resolves OLD and NEW of a whole expression before it evaluates any part of it.
+    IF TG_OP = 'UPDATE' THEN
+        IF OLD.valid_from = NEW.valid_from THEN since := least(OLD.valid_until, NEW.valid_until);
+        ELSE since := least(OLD.valid_from, NEW.valid_from);
+        END IF;
+    END IF;
+    -- What begins in a minute may hold by the time of the commit.
+    IF since <= clock_timestamp() + interval '1 minute' THEN
+        PERFORM billing_repost(since, NEW.appcode_id);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER terms_changed AFTER INSERT ON billing_price FOR EACH ROW EXECUTE FUNCTION billing_terms_changed();
+CREATE TRIGGER terms_changed AFTER INSERT OR UPDATE ON billing_discount
+    FOR EACH ROW EXECUTE FUNCTION billing_terms_changed();
+CREATE FUNCTION billing_discount_charged() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        IF (OLD.id, OLD.appcode_id, OLD.business_line, OLD.sku, OLD.percent, OLD.valid_from) IS NOT DISTINCT FROM
+           (NEW.id, NEW.appcode_id, NEW.business_line, NEW.sku, NEW.percent, NEW.valid_from)
+           AND coalesce(OLD.valid_until, 'infinity') >= date_trunc('second', now())
+           AND coalesce(NEW.valid_until, 'infinity') >= date_trunc('second', now()) THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'the discount on % from % has been charged', OLD.sku, OLD.valid_from
+        USING ERRCODE = 'restrict_violation';
+END $$;
+CREATE TRIGGER discount_charged BEFORE UPDATE OR DELETE ON billing_discount
+    FOR EACH ROW WHEN (OLD.valid_from <= now()) EXECUTE FUNCTION billing_discount_charged();
+"""
+NO_TERMS = """
+DROP TRIGGER discount_charged ON billing_discount;
+DROP FUNCTION billing_discount_charged();
+DROP TRIGGER terms_changed ON billing_discount;
+DROP TRIGGER terms_changed ON billing_price;
+DROP FUNCTION billing_terms_changed();
+"""
+
+# Another lock than that of posting: moves of appcodes and of nodes wait for each other, so that each sees the other's.
+OWNERS = """
+CREATE FUNCTION billing_line_of(node text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT coalesce((
+        SELECT path FROM portal_orgnode
+        WHERE namespace IS NOT NULL AND (path = node OR starts_with(node, path || '.')) ORDER BY length(path) DESC LIMIT 1
+    ), '') $$;
+CREATE FUNCTION billing_note_owners(codes bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    code record;
+    begun timestamptz;
+BEGIN
+    PERFORM pg_advisory_xact_lock(1886352245);
+    FOR code IN
+        SELECT appcode.id, billing_line_of(node.path) AS line, held.business_line AS held, held.valid_from
+        FROM portal_appcode appcode JOIN portal_orgnode node ON node.id = appcode.org_node_id
+        LEFT JOIN LATERAL (
+            SELECT business_line, valid_from FROM billing_ownership o
+            WHERE o.appcode_id = appcode.id ORDER BY valid_from DESC LIMIT 1
+        ) held ON true
+        WHERE appcode.id = ANY(codes)
+    LOOP
+        IF code.held IS NULL THEN
+            INSERT INTO billing_ownership (appcode_id, business_line, valid_from)
+                VALUES (code.id, code.line, '2000-01-01 00:00:00Z');
+        ELSIF code.held <> code.line THEN
+            begun := greatest(date_trunc('second', now()), code.valid_from);
+            INSERT INTO billing_ownership (appcode_id, business_line, valid_from) VALUES (code.id, code.line, begun)
+                ON CONFLICT (appcode_id, valid_from) DO UPDATE SET business_line = excluded.business_line;
+            PERFORM billing_repost(begun, code.id);
+        END IF;
+    END LOOP;
+END $$;
+CREATE FUNCTION billing_appcode_moved() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM billing_note_owners(ARRAY[NEW.id]);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER ownership AFTER INSERT OR UPDATE OF org_node_id ON portal_appcode
+    FOR EACH ROW EXECUTE FUNCTION billing_appcode_moved();
+CREATE FUNCTION billing_line_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    changed text;
+    paths text[];
+BEGIN
+    IF TG_OP = 'INSERT' THEN paths := ARRAY[NEW.path];
+    ELSIF TG_OP = 'DELETE' THEN paths := ARRAY[OLD.path];
+    ELSE paths := ARRAY[OLD.path, NEW.path];
+    END IF;
+    FOREACH changed IN ARRAY paths
+    LOOP
+        PERFORM billing_note_owners(array_agg(appcode.id ORDER BY appcode.id))
+            FROM portal_appcode appcode JOIN portal_orgnode node ON node.id = appcode.org_node_id
+            WHERE node.path = changed OR starts_with(node.path, changed || '.')
+            HAVING count(*) > 0;
+    END LOOP;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER ownership AFTER INSERT OR UPDATE OF path, namespace OR DELETE ON portal_orgnode
+    FOR EACH ROW EXECUTE FUNCTION billing_line_changed();
+CREATE FUNCTION billing_ownership_kept() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- Who moves twice within a second was never there in between.
+    IF TG_OP = 'UPDATE' THEN
+        IF (OLD.id, OLD.appcode_id, OLD.valid_from) = (NEW.id, NEW.appcode_id, NEW.valid_from)
+           AND OLD.valid_from >= date_trunc('second', now()) THEN
+            RETURN NEW;
+        END IF;
+    -- An appcode may go as long as it never used anything.
+    ELSIF NOT EXISTS (SELECT 1 FROM billing_usagesegment WHERE appcode_id = OLD.appcode_id) THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'who owned an appcode has been charged' USING ERRCODE = 'restrict_violation';
+END $$;
+CREATE TRIGGER ownership_kept BEFORE UPDATE OR DELETE ON billing_ownership
+    FOR EACH ROW EXECUTE FUNCTION billing_ownership_kept();
+INSERT INTO billing_ownership (appcode_id, business_line, valid_from)
+    SELECT appcode.id, billing_line_of(node.path), '2000-01-01 00:00:00Z'
+    FROM portal_appcode appcode JOIN portal_orgnode node ON node.id = appcode.org_node_id;
+"""
+NO_OWNERS = """
+DROP TRIGGER ownership_kept ON billing_ownership;
+DROP FUNCTION billing_ownership_kept();
+DROP TRIGGER ownership ON portal_orgnode;
+DROP FUNCTION billing_line_changed();
+DROP TRIGGER ownership ON portal_appcode;
+DROP FUNCTION billing_appcode_moved();
+DROP FUNCTION billing_note_owners(bigint[]);
+DROP FUNCTION billing_line_of(text);
+DELETE FROM billing_ownership;
+"""
+
+
+class Migration(migrations.Migration):
+    dependencies = [("billing", "0003_ledger"), ("portal", "0002_guards")]
+    operations = [
+        migrations.RunSQL(APPEND_ONLY, NO_APPEND_ONLY),
+        migrations.RunSQL(TIME, NO_TIME),
+        migrations.RunSQL(DUE, NO_DUE),
+        migrations.RunSQL(TERMS, NO_TERMS),
+        migrations.RunSQL(OWNERS, NO_OWNERS),
+    ]
