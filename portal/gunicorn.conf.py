@@ -2,18 +2,21 @@
 
 import os
 
-bind = f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
-workers = 2
+from portal import logs
+
+bind = os.environ.get("PORTAL_WEB_BIND") or f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
+workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 worker_class = "gthread"
 # A live log holds a thread as long as somebody reads it.
 threads = 16
 preload_app = True
 timeout = 60
-graceful_timeout = 3
+graceful_timeout = int(os.environ.get("PORTAL_WEB_GRACE", "3"))
 keepalive = 75
 worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat on a slow disk would look like a hang
 # Its place would be in the home folder, where a second portal of the same user wants it too.
 control_socket_disable = True
 forwarded_allow_ips = "127.0.0.1"
 accesslog = "-"
-access_log_format = "%(t)s %(s)s %(m)s %(U)s %(M)sms"
+access_log_format = "%(s)s %(m)s %(U)s %(M)sms"
+logconfig_dict = logs.config(os.environ.get("PORTAL_LOG_FORMAT", "line"), os.environ.get("PORTAL_LOG_LEVEL", "INFO"))

@@ -1,7 +1,8 @@
 """Settings: one file, everything that differs between machines comes from the environment.
 
-`manage.py up` sets these variables for a single machine; a deployment sets them itself. Secrets are only ever read from
-the environment. Defaults are safe ones: without PORTAL_DEBUG nothing is shown to the outside that helps an attacker.
+`manage.py up` sets these variables for a single machine; a deployment sets them itself (docs/deployment.md). Secrets are
+only ever read from the environment, or from the file that NAME_FILE names there. Defaults are safe ones: without PORTAL_DEBUG
+nothing is shown to the outside that helps an attacker.
 """
 
 from pathlib import Path
@@ -10,10 +11,22 @@ from urllib.parse import urlsplit
 import django_stubs_ext
 import environ
 
+from portal import logs
+
 django_stubs_ext.monkeypatch()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+class _OneLine(environ.fileaware_mapping.FileAwareMapping):  # type: ignore[misc]
+    """Files of secrets mostly end with a newline that is no part of them."""
+
+    def __getitem__(self, name: str) -> str:
+        return str(super().__getitem__(name)).rstrip("\n")
+
+
 env = environ.Env()
+env.ENVIRON = _OneLine()
 
 DATA_DIR = Path(env.str("PORTAL_DATA", default=str(BASE_DIR / "var"))).resolve()
 SECRET_KEY = env.str("PORTAL_SECRET_KEY")
@@ -81,6 +94,7 @@ INSTALLED_APPS = [
     "clusters",
 ]
 MIDDLEWARE = [
+    "portal.health.HealthMiddleware",
     "portal.frame.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -280,19 +294,11 @@ SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_H
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
 # registered by administrators.
-LOCAL_CLOUD_SOCKET = env.str("LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else "")
+LOCAL_CLOUD_SOCKET = env.str(
+    "LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else ""
+)
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["stderr"], "level": env.str("PORTAL_LOG_LEVEL", default="INFO")},
-    "loggers": {
-        "django.request": {"level": "ERROR"},
-        "kombu": {"level": "WARNING"},
-        # A sweep every few seconds is no news; what a task does is told by itself, and a failure is an error.
-        **{name: {"level": "WARNING"} for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace")},
-    },
-}
+# For people on one machine; "json" on stdout is for what collects the logs of containers.
+LOG_FORMAT = env.str("PORTAL_LOG_FORMAT", default="line")
+LOGGING = logs.config(LOG_FORMAT, env.str("PORTAL_LOG_LEVEL", default="INFO"))
