@@ -25,7 +25,10 @@ AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
 
 class CloudError(Exception):
-    """The cloud cannot do this now; repeat later. The text is shown to people."""
+    """The cloud cannot do this now; repeat later. The text is shown to people. `after` is how many seconds the cloud asked
+    to wait, None when it did not say."""
+
+    after: float | None = None
 
 
 class CloudRefused(CloudError):
@@ -230,7 +233,32 @@ class RunGone:
     message: str = ""
 
 
-Seen = TaskSeen | StorageSeen | RunGone
+@dataclass(frozen=True)
+class RunBlocked:
+    """What keeps the cloud from making (all) tasks of a run: a quota, admission, a queue. `reason` is a CamelCase word and
+    `message` a sentence for people; both are empty when nothing does any more."""
+
+    run_id: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class RunFound:
+    """The run is in the cloud, and nobody has asked the cloud to end it. Told once for each watch that begins."""
+
+    run_id: int
+
+
+@dataclass(frozen=True)
+class RunChanged:
+    """Somebody changed or removed what the run is made of, behind our back: to be as planned it must be applied again."""
+
+    run_id: int
+    message: str
+
+
+Seen = TaskSeen | StorageSeen | RunGone | RunBlocked | RunFound | RunChanged
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import copy
 import datetime as dt
 from typing import Any
 
-from clusters.clouds.base import RunGone, StorageSeen, TaskSeen
-from clusters.clouds.kubernetes.mirror import Mirror, quantity
+from clusters.clouds.base import RunFound, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.kubernetes.mirror import Mirror
+from clusters.clouds.kubernetes.settings import quantity
 from clusters.clouds.kubernetes.states import storage_seen, task_seen
 
 MORNING = dt.datetime(2026, 3, 1, 8, 0, 0, tzinfo=dt.UTC)
@@ -254,21 +255,22 @@ def test_quantities() -> None:
 
 
 def owner(*finalizers: str, **metadata: Any) -> Any:
-    facts = {"name": "demo-mnist-3-1042-run", "namespace": "ops", "labels": {"gpu-cloud/run-id": "1042"}}
+    labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3"}
+    facts = {"name": "demo-mnist-3-1042-run", "namespace": "ops", "uid": "uid-owner", "labels": labels}
     return {"metadata": {**facts, "finalizers": list(finalizers), **metadata}}
 
 
 def test_a_run_is_gone_when_its_owner_is_left_alone() -> None:
     mirror = Mirror()
     task = pod("Failed", state=terminated(143), metadata={"deletionTimestamp": at(9)})
-    assert mirror.note_owner("ADDED", owner("gpu-cloud/told")) == [StorageSeen(1042, "none")]
+    assert mirror.note_owner("ADDED", owner("gpu-cloud/told")) == [StorageSeen(1042, "none"), RunFound(1042)]
     mirror.note_pod("ADDED", task, time(9))
     deleted = {"deletionTimestamp": at(9)}
     assert mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", **deleted)) == []
     # The two watches are not in step: the owner may be left alone before the last pod is seen to go.
     assert mirror.note_owner("MODIFIED", owner("gpu-cloud/told", **deleted)) == []
     assert mirror.note_pod("DELETED", task, time(10)) == [RunGone(1042)]
-    assert mirror.take_left_behind() == []
+    assert not mirror.left_behind
 
 
 def test_output_that_was_not_stored_is_told_at_the_end() -> None:
@@ -283,7 +285,7 @@ def test_an_owner_deleted_by_hand_while_tasks_run_leaves_them_behind() -> None:
     mirror.note_owner("ADDED", owner("gpu-cloud/told"))
     mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
     mirror.note_owner("MODIFIED", owner("gpu-cloud/told", deletionTimestamp=at(9)))
-    assert mirror.take_left_behind() == [1042]
+    assert mirror.left_behind == {1042}
 
 
 def test_each_state_is_told_once() -> None:

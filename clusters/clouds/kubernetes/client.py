@@ -7,7 +7,8 @@ as slowly as the server asks, and is a CloudError then; what was refused is a Cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from urllib.parse import urlencode
 import kubernetes
 import orjson
 import urllib3
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
 from urllib3.exceptions import HTTPError
 
 from clusters.clouds.base import CloudError, CloudRefused, WatchExpired
@@ -28,12 +29,16 @@ TRY_SECONDS = 10.0
 PAGE = 500
 AT_ONCE = 8
 # The server ends a healthy watch after the first time; one that is silent for the second is dead.
-WATCH_SECONDS = 20
-WATCH_TIMEOUT = urllib3.Timeout(connect=3.0, read=25.0)
+WATCH_SECONDS = 10
+WATCH_TIMEOUT = urllib3.Timeout(connect=3.0, read=14.0)
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+JSON = "application/json"
+# What is asked for where only labels and owners matter: a third of the bytes.
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 # kind → (API, plural, whether it lies in a namespace)
 KINDS = {
@@ -41,6 +46,7 @@ KINDS = {
     "Node": ("/api/v1", "nodes", False),
     "PersistentVolume": ("/api/v1", "persistentvolumes", False),
     "ConfigMap": ("/api/v1", "configmaps", True),
+    "Event": ("/api/v1", "events", True),
     "LimitRange": ("/api/v1", "limitranges", True),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims", True),
     "Pod": ("/api/v1", "pods", True),
@@ -118,15 +124,18 @@ class Client:
     def get(self, path: str, **query: Any) -> Json:
         return cast("Json", self.request("GET", path, query=query))
 
-    def pages(self, path: str, **query: Any) -> Iterator[Json]:
-        """A list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole."""
-        following = ""
-        while True:
-            page = self.get(path, limit=PAGE, **query, **({"continue": following} if following else {}))
+    def pages(self, path: str, *, accept: str = JSON, **query: Any) -> Iterator[Json]:
+        """A list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole. The next
+        page is on its way while one is looked at."""
+        asked = {"limit": PAGE, **query}
+        page = self.request("GET", path, query=asked, accept=accept)
+        while following := page["metadata"].get("continue", ""):
+            coming = self._threads.submit(
+                self.request, "GET", path, query={**asked, "continue": following}, accept=accept
+            )
             yield page
-            following = page["metadata"].get("continue", "")
-            if not following:
-                return
+            page = coming.result()
+        yield page
 
     def apply(self, manifest: Mapping[str, Any], **query: Any) -> Json:
         """Server-side apply as ours, taking fields over from whoever had changed them by hand."""
@@ -157,34 +166,30 @@ class Client:
         path: str,
         *,
         body: Any = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
         query: Mapping[str, Any] | None = None,
     ) -> Any:
         """The answer as JSON. Tried again for TRY_SECONDS while the server cannot answer."""
-        for attempt in Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, Unavailable)),
-            wait=_pause,
-            stop=stop_after_delay(TRY_SECONDS),
-            reraise=True,
-        ):
-            with attempt:
-                answer = self._send(method, path, query or {}, TIMEOUT, body=body, content_type=content_type)
-                return orjson.loads(answer.data)
-        raise AssertionError("Retrying either returns or raises")
+        answer = _patiently(
+            self._send, method, path, query or {}, TIMEOUT, body=body, content_type=content_type, accept=accept
+        )
+        return parsed(answer.data)
 
     def open(self, path: str, timeout: urllib3.Timeout = TIMEOUT, **query: Any) -> urllib3.BaseHTTPResponse:
         """A body to be read piece by piece (with `pieces`) and closed. Not tried again."""
         return self._send("GET", path, query, timeout, stream=True)
 
-    def watch(self, path: str, version: str, **query: Any) -> urllib3.BaseHTTPResponse:
-        """Lines of events after `version`; it ends by itself after WATCH_SECONDS."""
+    def watch(self, path: str, version: str, *, accept: str = JSON, **query: Any) -> urllib3.BaseHTTPResponse:
+        """Lines of events after `version`; it ends by itself after WATCH_SECONDS. Tried again like any other call."""
         asked = {
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": WATCH_SECONDS,
+            **query,
         }
-        return self.open(path, WATCH_TIMEOUT, **asked, **query)
+        return _patiently(self._send, "GET", path, asked, WATCH_TIMEOUT, accept=accept, stream=True)
 
     def _send(
         self,
@@ -194,10 +199,11 @@ class Client:
         timeout: urllib3.Timeout,
         *,
         body: Any = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": MANAGER}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": MANAGER}
         if token := self._configuration.auth_settings().get("BearerToken"):
             headers["Authorization"] = token["value"]
         url = f"{self._configuration.host}{path}?{urlencode(query, doseq=True)}"
@@ -213,6 +219,32 @@ class Client:
         return answer
 
 
+def _patiently(
+    call: Callable[..., urllib3.BaseHTTPResponse], *arguments: Any, **named: Any
+) -> urllib3.BaseHTTPResponse:
+    for attempt in Retrying(
+        retry=retry_if_exception(lambda error: isinstance(error, Unavailable)),
+        wait=_pause,
+        stop=stop_before_delay(TRY_SECONDS),
+        reraise=True,
+    ):
+        with attempt:
+            return call(*arguments, **named)
+    raise AssertionError("Retrying either returns or raises")
+
+
+def parsed(data: bytes) -> Any:
+    """JSON makes no cycles, and looking for some among the thousands of objects of a long list takes longer than making
+    them. Nothing else runs meanwhile: the parser keeps the interpreter's lock."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return orjson.loads(data)
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     """The body as it comes. Raises CloudError when the connection is lost or silent for too long."""
     try:
@@ -221,10 +253,11 @@ def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         raise Unavailable(f"The API server was cut off: {_plain(error)}") from error
 
 
-def events(answer: urllib3.BaseHTTPResponse) -> Iterator[Json]:
-    """The events of a watch. Raises WatchExpired (410) and CloudError."""
+def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: None) -> Iterator[Json]:
+    """The events of a watch; `hear` is called with whatever comes. Raises WatchExpired (410) and CloudError."""
     rest = b""
     for piece in pieces(answer):
+        hear()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             event = orjson.loads(line)

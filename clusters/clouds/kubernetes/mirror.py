@@ -1,40 +1,57 @@
-"""What the watching process remembers of its pods, nodes and owners, and what of an event is news. No network in here.
+"""What the watching process remembers of runs, pods and nodes, and what of an event is news. No network in here.
 
-It is rebuilt by every listing, so it may be lost at any time. It serves three things: telling each state once, knowing
-the pod behind a uid when its end has been written down, and capacity without asking.
+It is rebuilt by every listing, so it may be lost at any time. It serves four things: telling each state once, knowing the
+pod behind a uid when its end has been written down, capacity without asking, and what `upkeep` has to put right.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusters.clouds.base import Capacity, Node, RunGone, Seen, StorageSeen, StorageState, TaskSeen, Waiting
-from clusters.clouds.kubernetes import names, reasons, states
-from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL
+from clusters.clouds.base import (
+    Capacity,
+    RunBlocked,
+    RunChanged,
+    RunFound,
+    RunGone,
+    RunRef,
+    Seen,
+    StorageSeen,
+    StorageState,
+    TaskSeen,
+)
+from clusters.clouds.kubernetes import capacity, names, reasons, states, workloads
+from clusters.clouds.kubernetes.settings import GPU_MODEL
+from clusters.clouds.kubernetes.workloads import Why, Workload
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
+# On an owner that was only made so that its end can be told (`KubernetesCloud.delete` of an unknown run).
+ENDING = f"{names.PREFIX}/ending"
+# An older Event says nothing of today: controllers repeat them at least this often.
+EVENT_AGE = dt.timedelta(minutes=10)
 _STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_CLAIM = re.compile(r"-(\d+)-volume\d+")
+
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """`over` when nothing of it runs any more; `held` when it still has our finalizer."""
+    """`over` when nothing of it runs any more; `held` when it still has our finalizer; `leaving` when it was deleted."""
 
     namespace: str
     name: str
     seen: TaskSeen
     storage: StorageSeen | None
-    created: str
-    gpus: int
-    gpu_model: str
     over: bool
     held: bool
+    leaving: bool
 
     @property
     def run_id(self) -> int:
@@ -58,25 +75,57 @@ class Owner:
         return self.deleted and not self.ending
 
 
+@dataclass(frozen=True)
+class Damage:
+    """What somebody took from an object that lives on: put back by a patch of these `metadata`."""
+
+    kind: str
+    namespace: str
+    name: str
+    metadata: Mapping[str, Any]
+
+
 class Mirror:
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.runs: defaultdict[int, set[str]] = defaultdict(set)
         self.owners: dict[int, Owner] = {}
-        self.nodes: dict[str, Node] = {}
+        # By kind, namespace and name.
+        self.workloads: dict[Key, Workload] = {}
+        self.shares = capacity.Shares()
+        # Volumes that belong to runs, by their names.
+        self.volumes: dict[str, RunRef] = {}
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
         # Pods of services on which their number is to be written, before the pods that were counted can go.
         self.unnumbered: dict[str, TaskSeen] = {}
+        self.damaged: dict[str, Damage] = {}
+        # Workloads whose pods were refused by a quota that has changed since.
+        self.retry: dict[Key, None] = {}
+        self._refs: dict[int, RunRef] = {}
+        # What stands on the objects of a run, by role ("" is the owner).
+        self._labels: defaultdict[int, dict[str, dict[str, str]]] = defaultdict(dict)
+        self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
         self._storage: dict[int, StorageSeen] = {}
         self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
+        # Runs that lost their owner while pods were left.
+        self._unowned: set[int] = set()
+        self._refused: dict[Key, Why] = {}
+        self._blocked: dict[int, Why] = {}
+        self._told_changes: dict[str, int] = {}
+        self._troubles: dict[str, Why] = {}
+        self._claim_troubles: dict[int, str] = {}
+        self._quotas: dict[tuple[str, str], str] = {}
+
+    def capacity(self) -> Capacity:
+        return self.shares.capacity()
 
     def note_node(self, kind: str, node: Object) -> None:
         name = node["metadata"]["name"]
         if kind == "DELETED":
-            self.nodes.pop(name, None)
+            self.shares.nodes.pop(name, None)
         else:
-            self.nodes[name] = node_of(node)
+            self.shares.nodes[name] = capacity.node_of(node)
 
     def note_namespace(self, namespace: Object) -> None:
         """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
@@ -85,38 +134,101 @@ class Mirror:
             name = namespace["metadata"]["name"]
             self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == name}
 
+    # -- pods ------------------------------------------------------------------------------------------------------
+
     def note_pod(self, kind: str, pod: Object, now: dt.datetime) -> list[Seen]:
         """The news in an event about a pod; nothing when it only repeats what was told."""
-        uid = pod["metadata"]["uid"]
-        gone = kind == "DELETED"
-        before = self.pods.get(uid)
-        node = self.nodes.get(pod["spec"].get("nodeName") or "")
+        metadata = pod["metadata"]
+        uid, finalizers = metadata["uid"], metadata.get("finalizers") or []
+        gone, over = kind == "DELETED", states.is_over(pod)
+        if gone and names.METERING in finalizers and "deletionTimestamp" not in metadata:
+            # Nothing goes while it has a finalizer, so its labels were taken off: it lives on.
+            self._note_damage("Pod", pod, names.METERING)
+            return []
+        node = self.shares.nodes.get(pod["spec"].get("nodeName") or "")
         wanted = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
-        vanished_at = now if gone and not states.is_over(pod) else None
+        vanished_at = now if gone and not over else None
         seen = states.task_seen(pod, gpu_model=node.gpu_model if node else wanted, vanished_at=vanished_at)
         if seen is None:
+            if uid in self.pods and not gone:
+                self._note_damage("Pod", pod, names.METERING)
             return []
         if not states.is_of_job(pod):
             seen = replace(seen, attempt=self._number(seen))
             self._note_number(pod, seen, gone=gone)
+        before = self.pods.get(uid)
+        seen = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
         if gone:
-            self.pods.pop(uid, None)
-            self.runs[seen.run_id].discard(uid)
+            self._forget_pod(uid, seen.run_id)
         else:
-            self.runs[seen.run_id].add(uid)
-            self.pods[uid] = Pod(
-                namespace=pod["metadata"]["namespace"],
-                name=pod["metadata"]["name"],
-                seen=seen,
-                storage=states.storage_seen(pod),
-                created=pod["metadata"]["creationTimestamp"],
-                gpus=reasons.gpus_of(pod),
-                gpu_model=wanted,
-                over=states.is_over(pod),
-                held=names.METERING in (pod["metadata"].get("finalizers") or []),
-            )
+            self._keep_pod(pod, seen, over=over, wanted=wanted)
         news: list[Seen] = [] if before and before.seen == seen else [seen]
+        if seen.phase == "Pending" and reasons.misses_secret(seen.message):
+            news += self._changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
+
+    def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
+        metadata, uid = pod["metadata"], seen.uid
+        held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
+        if seen.role not in (labels := self._labels[seen.run_id]):
+            labels[seen.role] = _ours(metadata["labels"])
+        if seen.run_id not in self._refs and (ref := _ref(metadata)):
+            self._refs[seen.run_id] = ref
+        self.runs[seen.run_id].add(uid)
+        self.pods[uid] = Pod(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            seen=seen,
+            storage=states.storage_seen(pod),
+            over=over,
+            held=held,
+            leaving=leaving,
+        )
+        if not (held or over or leaving):
+            self._note_damage("Pod", pod, names.METERING)
+        elif self.damaged:
+            self.damaged.pop(uid, None)
+        gpus = reasons.gpus_of(pod)
+        holds = capacity.Held(seen.run_id, seen.node, gpus, wanted, metadata["creationTimestamp"])
+        self.shares.note(uid, holds if gpus and not over else None)
+
+    def _forget_pod(self, uid: str, run_id: int) -> None:
+        self.pods.pop(uid, None)
+        self.runs[run_id].discard(uid)
+        for kept in (self.damaged, self._troubles, self._told_changes):
+            kept.pop(uid, None)
+        self.shares.note(uid, None)
+        self._forget_rest(run_id)
+
+    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen:
+        """With what the pod itself does not know: Events about it, its node, its role."""
+        if seen.phase == "Pending":
+            if seen.reason == "Starting" and (why := self._troubles.get(seen.uid)):
+                return replace(seen, reason=why[0], message=why[1])
+            if seen.reason == "Unschedulable" and (trouble := self._claim_troubles.get(seen.run_id)):
+                return replace(seen, message=reasons.waits_for_volume(seen.message, trouble))
+            return seen
+        self._troubles.pop(seen.uid, None)
+        if seen.phase == "Running" and lost:
+            return replace(seen, reason="NodeLost", message=reasons.node_lost(seen.node))
+        if seen.phase == "Failed" and seen.reason == "Stopped" and seen.scheduled_at:
+            if before and before.over:
+                told = before.seen
+                return replace(seen, reason=told.reason, message=told.message, disrupted=told.disrupted)
+            owner = self.owners.get(seen.run_id)
+            if owner and not owner.deleted:
+                return self._ended_by_hand(pod, seen)
+        return seen
+
+    def _ended_by_hand(self, pod: Object, seen: TaskSeen) -> TaskSeen:
+        """Where somebody deleted the whole Job, it is made anew and the program is not to blame. A single pod counts as
+        Kubernetes counts it."""
+        for each in pod["metadata"].get("ownerReferences") or []:
+            if each["kind"] == "Job":
+                workload = self.workloads.get(("Job", pod["metadata"]["namespace"], each["name"]))
+                if workload is None or workload.leaving or workload.uid != each["uid"]:
+                    return replace(seen, reason="Disrupted", message=reasons.JOB_DELETED, disrupted=True)
+        return replace(seen, message=reasons.POD_DELETED)
 
     def _number(self, seen: TaskSeen) -> int:
         """Which pod of a service's (role, index) this is: what stands on it, or one more than the last that is known."""
@@ -132,43 +244,9 @@ class Mirror:
         else:
             self.unnumbered[seen.uid] = seen
 
-    def note_owner(self, kind: str, owner: Object) -> list[Seen]:
-        metadata = owner["metadata"]
-        run_id = names.run_id_of(metadata.get("labels") or {})
-        if run_id is None:
-            return []
-        finalizers = metadata.get("finalizers") or []
-        if kind == "DELETED":
-            self.owners.pop(run_id, None)
-            self._storage.pop(run_id, None)
-            self._numbers.pop(run_id, None)
-            # With our finalizer taken off it has been told before.
-            return [] if self.runs[run_id] else [RunGone(run_id, *_stored(metadata))]
-        before = self.owners.get(run_id)
-        owner_now = self.owners[run_id] = Owner(
-            run_id=run_id,
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            deleted="deletionTimestamp" in metadata,
-            ending=FOREGROUND in finalizers,
-            not_stored=_stored(metadata)[1],
-            held=names.TOLD in finalizers,
-        )
-        # So that a listing names every run, also one that has no pods yet.
-        if owner_now.ended and self.runs[run_id] and not (before and before.ending):
-            self.left_behind.add(run_id)
-        news: list[Seen] = [] if before else [self._storage.get(run_id, StorageSeen(run_id, "none"))]
-        return [*news, *self._gone(run_id)]
-
-    def _gone(self, run_id: int) -> list[Seen]:
-        owner = self.owners.get(run_id)
-        if owner is None or not owner.ended or self.runs[run_id]:
-            return []
-        return [RunGone(run_id, not owner.not_stored, owner.not_stored)]
-
     def _note_storage(self, run_id: int) -> list[Seen]:
         """How far the data of a run is: as far as its last task, but for a failure."""
-        found = [each for uid in self.runs[run_id] if (each := self.pods[uid].storage)]
+        found = [each for uid in self.runs.get(run_id, ()) if (each := self.pods[uid].storage)]
         if not found:
             return []
         state = min(found, key=lambda each: _STEPS.index(each.state))
@@ -177,56 +255,267 @@ class Mirror:
         self._storage[run_id] = state
         return [state]
 
-    def take_left_behind(self) -> list[int]:
-        found = [run_id for run_id in self.left_behind if run_id in self.owners]
-        self.left_behind.clear()
-        return found
+    # -- owners ----------------------------------------------------------------------------------------------------
 
-    def capacity(self) -> Capacity:
-        """GPUs that are neither on a node's list of ours nor held by others are free; others' pods are not seen."""
-        taken: defaultdict[str, int] = defaultdict(int)
-        waiting: dict[int, Waiting] = {}
-        for pod in sorted(self.pods.values(), key=lambda pod: (pod.created, pod.seen.run_id)):
-            if pod.over or not pod.gpus:
-                continue
-            if pod.seen.node:
-                taken[pod.seen.node] += pod.gpus
-            else:
-                before = waiting.get(pod.seen.run_id, Waiting(pod.seen.run_id, 0, pod.gpu_model))
-                waiting[pod.seen.run_id] = Waiting(before.run_id, before.gpus + pod.gpus, before.gpu_model)
-        nodes = (
-            Node(**{**vars(node), "gpus_free": max(0, node.gpus_free - taken[name])})
-            for name, node in sorted(self.nodes.items())
+    def note_owner(self, kind: str, owner: Object) -> list[Seen]:
+        metadata = owner["metadata"]
+        finalizers, deleted = metadata.get("finalizers") or [], "deletionTimestamp" in metadata
+        ref = _ref(metadata)
+        if ref is None or (kind == "DELETED" and names.TOLD in finalizers and not deleted):
+            # As with pods.
+            self._note_damage("ConfigMap", owner, names.TOLD)
+            return []
+        run_id = ref.id
+        before = self.owners.get(run_id)
+        if kind == "DELETED":
+            self._forget_run(run_id)
+            # With our finalizer taken off it has been told before.
+            if not self.runs.get(run_id):
+                return [RunGone(run_id, *_stored(metadata))]
+            self._unowned.add(run_id)
+            return []
+        self._refs[run_id] = ref
+        self._unowned.discard(run_id)
+        self._labels[run_id][""] = _ours(metadata["labels"])
+        owner_now = self.owners[run_id] = Owner(
+            run_id=run_id,
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            deleted=deleted,
+            ending=FOREGROUND in finalizers,
+            not_stored=_stored(metadata)[1],
+            held=names.TOLD in finalizers,
         )
-        return Capacity(tuple(nodes), tuple(waiting.values()))
+        self._look_after(owner_now, owner, before)
+        news: list[Seen] = []
+        if before is None:
+            # So that a listing names every run, also one that has no pods yet.
+            news = [self._storage.get(run_id, StorageSeen(run_id, "none"))]
+            if not deleted and not _is_ending(metadata):
+                news.append(RunFound(run_id))
+        return [*news, *self._gone(run_id)]
+
+    def _look_after(self, owner: Owner, found: Object, before: Owner | None) -> None:
+        if owner.ended and self.runs[owner.run_id] and not (before and before.ending):
+            self.left_behind.add(owner.run_id)
+        if not owner.deleted and _is_ending(found["metadata"]):
+            self.left_behind.add(owner.run_id)
+        if not (owner.held or owner.deleted):
+            self._note_damage("ConfigMap", found, names.TOLD)
+        else:
+            self.damaged.pop(found["metadata"]["uid"], None)
+
+    def _forget_run(self, run_id: int) -> None:
+        for kept in (self.owners, self._storage, self._numbers, self._blocked, self._claim_troubles):
+            kept.pop(run_id, None)
+        self._forget_rest(run_id)
+
+    def _forget_rest(self, run_id: int) -> None:
+        if run_id not in self.owners and not self.runs[run_id]:
+            for kept in (self.runs, self._refs, self._labels):
+                kept.pop(run_id, None)
+
+    def _gone(self, run_id: int) -> list[Seen]:
+        if self.runs.get(run_id):
+            return []
+        if run_id in self._unowned:
+            self._unowned.discard(run_id)
+            return [RunGone(run_id)]
+        owner = self.owners.get(run_id)
+        if owner is None or not owner.ended:
+            return []
+        return [RunGone(run_id, not owner.not_stored, owner.not_stored)]
+
+    def strays(self) -> Iterator[tuple[str, RunRef]]:
+        """Pods and volumes of runs that have no owner (any more), hence nobody who would remove them."""
+        for run_id, uids in self.runs.items():
+            owner = self.owners.get(run_id)
+            alone = owner is None or owner.ended
+            if alone and run_id in self._refs and any(not self.pods[uid].leaving for uid in uids):
+                yield "Pod", self._refs[run_id]
+        for ref in self.volumes.values():
+            if ref.id not in self.owners:
+                yield "PersistentVolume", ref
+
+    # -- what a run is made of ---------------------------------------------------------------------------------------
+
+    def note_workload(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Job, Deployment or StatefulSet."""
+        workload = workloads.workload_of(what, thing)
+        if workload is None:
+            return []
+        key = (what, workload.namespace, workload.name)
+        metadata, run_id = thing["metadata"], workload.run_id
+        if kind == "DELETED":
+            self.workloads.pop(key, None)
+            self._refused.pop(key, None)
+            self._told_changes.pop(metadata["uid"], None)
+            self._workloads_of[run_id].discard(key)
+            if not self._workloads_of[run_id]:
+                del self._workloads_of[run_id]
+            return [*self._missed(what, metadata, run_id), *self._note_blocked(run_id)]
+        self.workloads[key] = workload
+        self._workloads_of[run_id].add(key)
+        if workload.complete:
+            self._refused.pop(key, None)
+        news = self._note_blocked(run_id)
+        if not workload.whole and not workload.leaving:
+            why = f"{what} {workload.name} was changed by hand."
+            news += self._changed(metadata["uid"], int(metadata.get("generation", 0)), run_id, why)
+        return news
+
+    def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Service or NetworkPolicy, of which only the metadata are known."""
+        metadata = thing["metadata"]
+        ref = _ref(metadata)
+        if ref is None:
+            return []
+        if kind == "DELETED":
+            self._told_changes.pop(metadata["uid"], None)
+            return self._missed(what, metadata, ref.id)
+        if not metadata.get("ownerReferences"):
+            return self._changed(metadata["uid"], 0, ref.id, f"{what} {metadata['name']} was taken from its run.")
+        return []
+
+    def note_volume(self, kind: str, volume: Object) -> None:
+        metadata = volume["metadata"]
+        ref = _ref(metadata, ((volume.get("spec") or {}).get("claimRef") or {}).get("namespace", ""))
+        if kind == "DELETED" or ref is None:
+            self.volumes.pop(metadata["name"], None)
+        else:
+            self.volumes[metadata["name"]] = ref
+
+    def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
+        """It was deleted, or lost its labels: news while its run goes on."""
+        owner = self.owners.get(run_id)
+        if owner is None or owner.deleted:
+            return []
+        return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
+
+    def _changed(self, uid: str, generation: int, run_id: int, why: str) -> list[Seen]:
+        """Told once for each change: not everything that somebody added can be taken away by applying again."""
+        if self._told_changes.get(uid) == generation:
+            return []
+        self._told_changes[uid] = generation
+        return [RunChanged(run_id, why)]
+
+    # -- what keeps pods from being made ---------------------------------------------------------------------------
+
+    def note_event(self, event: Object, now: dt.datetime) -> list[Seen]:
+        """An Event object: for display only."""
+        at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+        if at is None or now - dt.datetime.fromisoformat(at) > EVENT_AGE:
+            return []
+        about, text = event["involvedObject"], event.get("message") or ""
+        if event["reason"] == "FailedCreate":
+            key = (about["kind"], about.get("namespace", ""), about["name"])
+            workload = self.workloads.get(key)
+            if workload is None or workload.complete:
+                return []
+            self._refused[key] = workloads.refusal(text, workload.namespace)
+            return self._note_blocked(workload.run_id)
+        if about["kind"] == "Pod":
+            return self._note_trouble(about.get("uid", ""), reasons.pod_trouble(event["reason"], text))
+        if about["kind"] == "PersistentVolumeClaim" and event["reason"] == "ProvisioningFailed":
+            return self._note_claim_trouble(about, text)
+        return []
+
+    def _note_trouble(self, uid: str, why: Why | None) -> list[Seen]:
+        pod = self.pods.get(uid)
+        if why is None or pod is None or pod.seen.phase != "Pending" or not pod.seen.node:
+            return []
+        before, self._troubles[uid] = self._troubles.get(uid), why
+        if pod.seen.reason != "Starting" and (pod.seen.reason, pod.seen.message) != before:
+            return []
+        seen = replace(pod.seen, reason=why[0], message=why[1])
+        if seen == pod.seen:
+            return []
+        self.pods[uid] = replace(pod, seen=seen)
+        return [seen]
+
+    def _note_claim_trouble(self, about: Object, text: str) -> list[Seen]:
+        found = _CLAIM.search(about["name"])
+        run_id = int(found[1]) if found else 0
+        if run_id not in self.runs or self._claim_troubles.get(run_id) == text:
+            return []
+        self._claim_troubles[run_id] = text
+        news: list[Seen] = []
+        for uid in self.runs.get(run_id, ()):
+            pod = self.pods[uid]
+            if pod.namespace == about.get("namespace") and pod.seen.reason == "Unschedulable":
+                seen = replace(pod.seen, message=reasons.waits_for_volume(pod.seen.message, text))
+                self.pods[uid] = replace(pod, seen=seen)
+                news.append(seen)
+        return news
+
+    def note_quota(self, kind: str, quota: Object) -> None:
+        """When there is room again, controllers whose pods were refused would look only after minutes."""
+        metadata = quota["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        before = self._quotas.pop(key, None)
+        if kind != "DELETED":
+            self._quotas[key] = metadata["resourceVersion"]
+        if before is not None and before != metadata["resourceVersion"]:
+            # In the order in which they were made.
+            blocked = sorted(run_id for run_id, why in self._blocked.items() if why[0] == workloads.QUOTA)
+            keys = (each for run_id in blocked for each in sorted(self._workloads_of.get(run_id, ())))
+            self.retry |= dict.fromkeys(each for each in keys if each[1] == key[0])
+
+    def _note_blocked(self, run_id: int) -> list[Seen]:
+        why: Why | None = None
+        for key in sorted(self._workloads_of.get(run_id, ())):
+            workload = self.workloads[key]
+            if not (workload.complete or workload.leaving):
+                why = why or workload.why or self._refused.get(key)
+        if why == self._blocked.get(run_id):
+            return []
+        if why is None:
+            del self._blocked[run_id]
+            return [RunBlocked(run_id, "", "")]
+        self._blocked[run_id] = why
+        return [RunBlocked(run_id, *why)]
+
+    # -- damage ----------------------------------------------------------------------------------------------------
+
+    def _note_damage(self, kind: str, thing: Object, finalizer: str) -> None:
+        """Its labels or our finalizer were taken off by hand. Without them its end would be missed, so they are put back."""
+        metadata = thing["metadata"]
+        uid, labels = metadata["uid"], metadata.get("labels") or {}
+        run_id, role = names.run_id_of(labels), labels.get(names.ROLE, "")
+        if kind == "Pod" and uid in self.pods:
+            run_id, role = self.pods[uid].run_id, self.pods[uid].seen.role
+        elif kind == "ConfigMap" and run_id is None:
+            place = metadata["namespace"], metadata["name"]
+            run_id = next((each.run_id for each in self.owners.values() if (each.namespace, each.name) == place), None)
+        known = self._labels.get(run_id or 0, {}).get(role) or _ours(labels)
+        if run_id is not None:
+            wanted = {"uid": uid, "labels": known, "finalizers": [finalizer]}
+            self.damaged[uid] = Damage(kind, metadata["namespace"], metadata["name"], wanted)
+
+
+def _ours(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if name.startswith(f"{names.PREFIX}/")}
+
+
+def _ref(metadata: Object, namespace: str = "") -> RunRef | None:
+    """The run that an object belongs to, from its labels; None when they are not ours or were changed by hand."""
+    labels = metadata.get("labels") or {}
+    run_id, number = names.run_id_of(labels), labels.get(names.RUN, "")
+    if run_id is None or not (number.isascii() and number.isdigit()):
+        return None
+    return RunRef(
+        id=run_id,
+        namespace=metadata.get("namespace") or namespace,
+        appcode=labels.get(names.APPCODE, ""),
+        cluster=labels.get(names.CLUSTER, ""),
+        number=int(number),
+    )
+
+
+def _is_ending(metadata: Object) -> bool:
+    return ENDING in (metadata.get("annotations") or {})
 
 
 def _stored(metadata: Object) -> tuple[bool, str]:
     message = (metadata.get("annotations") or {}).get(names.NOT_STORED, "")
     return not message, message
-
-
-def node_of(node: Object) -> Node:
-    """`gpus_free` counts no pods yet; a node that takes no new pods has none free."""
-    allocatable = node["status"].get("allocatable") or {}
-    gpus = int(allocatable.get(GPU, 0))
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions") or [])
-    closed = bool(node["spec"].get("unschedulable"))
-    note = "" if ready and not closed else "It takes no new tasks." if ready else "It does not answer."
-    return Node(
-        name=node["metadata"]["name"],
-        gpu_model=(node["metadata"].get("labels") or {}).get(GPU_MODEL, ""),
-        gpus=gpus,
-        gpus_free=gpus if not note else 0,
-        cpu_milli=round(quantity(allocatable.get("cpu", "0")) * 1000),
-        memory_mb=int(quantity(allocatable.get("memory", "0")) / 2**20),
-        note=note,
-    )
-
-
-def quantity(text: str) -> float:
-    """A Kubernetes quantity ("500m", "96", "768Gi") as a number."""
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)

@@ -125,4 +125,4 @@ def selector(**labels: str | int) -> str:
 def run_id_of(labels: Mapping[str, str]) -> int | None:
     """The run that an object belongs to; None when its labels are not ours or were changed by hand."""
     text = labels.get(RUN_ID, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

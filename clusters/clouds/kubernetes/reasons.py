@@ -15,6 +15,10 @@ Status = Mapping[str, Any]
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
+_MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_OF_KUEUE = "kueue.x-k8s.io/queue-name"
+POD_DELETED = "Somebody deleted its pod."
+JOB_DELETED = "Somebody deleted its Job; it is made again."
 _DISRUPTIONS = {
     "PreemptionByScheduler": "It made room for something more important.",
     "DeletionByTaintManager": "Its node does not answer any more.",
@@ -41,6 +45,9 @@ def gpus_of(pod: Pod) -> int:
 def waiting(pod: Pod, main: Status) -> tuple[str, str]:
     scheduled = condition(pod, "PodScheduled")
     if not pod["spec"].get("nodeName"):
+        if scheduled and scheduled.get("reason") == "SchedulingGated":
+            queue = (pod["metadata"].get("labels") or {}).get(_OF_KUEUE)
+            return "Unschedulable", f"Waits in Kueue's queue “{queue}”." if queue else "Waits to be let go."
         if scheduled and scheduled["status"] == "False":
             return "Unschedulable", unschedulable(pod, scheduled.get("message") or "")
         return "Starting", ""
@@ -50,6 +57,36 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
         if status["name"] == storage.FETCH and "running" in status.get("state", {}):
             return "FetchingInput", ""
     return _held_up(main) or ("Starting", f"Its container is being made on {pod['spec']['nodeName']}.")
+
+
+def misses_secret(message: str) -> bool:
+    """Whether the kubelet waits for a Secret (of credentials, which only we make)."""
+    return "CreateContainerConfigError" in message and 'secret "' in message
+
+
+def pod_trouble(reason: str, text: str) -> tuple[str, str] | None:
+    """What a warning of the kubelet or the volume controller means for a pod that does not start; None for nothing."""
+    if reason in _MOUNTS:
+        return "MountingVolume", f"Its volumes cannot be mounted yet: {_tidy(text)}"
+    if reason == "FailedCreatePodSandBox":
+        return "BackOff", f"Its node cannot make it yet: {_tidy(text)}"
+    return None
+
+
+def waits_for_volume(message: str, trouble: str) -> str:
+    """The sentence of a pod that waits for its volume, with what the volume's own maker says."""
+    if "volume" not in message.lower():
+        return message
+    return f"{message.partition(' Its volume is not made: ')[0]} Its volume is not made: {_tidy(trouble)}"
+
+
+def node_lost(node: str) -> str:
+    return f"Node {node} does not answer. The task may still run there; it is started again when the node is given up."
+
+
+def _tidy(text: str) -> str:
+    text = " ".join(text.split()) or "no details"
+    return text if text[-1] in ".!?" else f"{text}."
 
 
 def _held_up(status: Status) -> tuple[str, str] | None:
@@ -138,6 +175,8 @@ def unschedulable(pod: Pod, message: str) -> str:
     what = (
         f"Waits for {gpus} {model + ' ' if model else ''}GPU{'' if gpus == 1 else 's'}" if gpus else "Waits for a node"
     )
+    if "unbound immediate PersistentVolumeClaim" in message:
+        return "Waits for its volume, which is not made yet."
     found = _NODES.search(message)
     if not found:
         return f"{what}: {message.strip() or 'no details'}"
@@ -151,6 +190,10 @@ def unschedulable(pod: Pod, message: str) -> str:
 
 def _shortage(count: int, text: str, model: str) -> str:
     text = text.strip()
+    if "PersistentVolumeClaim" in text:
+        return f"{count} without its volume"
+    if "volume node affinity" in text or ("Volume" in text and "zone" in text.lower()):
+        return f"{count} that cannot reach its volume"
     if text == f"Insufficient {GPU}":
         return f"{count} without enough free GPUs"
     if text.startswith("Insufficient "):

@@ -56,20 +56,30 @@ def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None 
         started_at=_time((main.get("state", {}).get("running") or ended or {}).get("startedAt")),
         finished_at=finished_at,
         exit_code=ended["exitCode"] if ended and phase in ("Succeeded", "Failed") else None,
-        disrupted=phase == "Failed" and is_disrupted(pod),
+        disrupted=phase == "Failed" and (is_disrupted(pod) or not is_of_job(pod)),
         estimated=estimated,
         log_tail=_log_tail(pod, phase),
     )
 
 
 def index_of(pod: Pod) -> int:
-    labels = pod["metadata"].get("labels") or {}
-    return int(next((labels[name] for name in _INDEX_LABELS if name in labels), 0))
+    """Labels can be taken off by hand; what controllers keep elsewhere, too, is read there."""
+    metadata = pod["metadata"]
+    marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
+    index = next((marks[name] for name in _INDEX_LABELS if name in marks), None)
+    if index is None and any(each["kind"] == "StatefulSet" for each in metadata.get("ownerReferences") or []):
+        index = metadata["name"].rpartition("-")[2]
+    return _number(index)
 
 
 def attempt_of(pod: Pod) -> int:
     annotations = pod["metadata"].get("annotations") or {}
-    return sum(int(annotations.get(name, 0)) for name in (_FAILURES, _BREAKS, names.ATTEMPT))
+    return sum(_number(annotations.get(name)) for name in (_FAILURES, _BREAKS, names.ATTEMPT))
+
+
+def _number(text: str | None) -> int:
+    """People can write anything there."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def age(pod: Pod) -> tuple[str, bool]:
@@ -79,7 +89,8 @@ def age(pod: Pod) -> tuple[str, bool]:
 
 
 def is_of_job(pod: Pod) -> bool:
-    """Whether the Job controller counts its attempts."""
+    """Whether the Job controller counts its attempts. The pods of services end only because somebody or something ends
+    them, so that no end of theirs is their program's failure."""
     return _FAILURES in (pod["metadata"].get("annotations") or {})
 
 

@@ -1,6 +1,6 @@
-"""Following the API server: four watches (pods, owners of runs, nodes, namespaces) become one row of batches.
+"""Following the API server: a dozen watches become one row of batches.
 
-Each watch is short (WATCH_SECONDS) and begun again where it ended, which costs the server nothing and means that a dead
+Each watch is short (WATCH_SECONDS) and begun again where it ended, which costs the server little and means that a dead
 connection is noticed soon. Bookmarks move the positions while nothing happens. Nothing is listed while they are healthy.
 """
 
@@ -10,22 +10,64 @@ import datetime as dt
 import logging
 import queue
 import threading
-from collections.abc import Iterator
-from typing import Any, Literal, get_args
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from clusters.clouds.base import Batch, CloudError, Seen, WatchExpired
 from clusters.clouds.kubernetes import client, names, states
-from clusters.clouds.kubernetes.client import Client, path_of
+from clusters.clouds.kubernetes.client import Client, Unavailable, path_of
 from clusters.clouds.kubernetes.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
-Source = Literal["nodes", "pods", "owners", "namespaces"]
-SOURCES: tuple[Source, ...] = get_args(Source)
-Event = tuple[Source, dict[str, Any]]
-
-HEARTBEAT = 5.0
+Object = dict[str, Any]
+HEARTBEAT = 2.0
 LARGEST = 1000
+# Seconds. A watch of which nothing was heard for so long is not known to be alive; one that cannot be begun for so long is told.
+SILENT, PATIENCE = 16.0, 10.0
+# Warnings for which nobody waits here: they are the most frequent ones, and pods say the same themselves.
+_EVENTS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy,reason!=Failed"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of object that is listed and watched. `metadata` when nothing else of it is wanted."""
+
+    kind: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    metadata: bool = False
+
+    @property
+    def path(self) -> str:
+        return path_of(self.kind)
+
+    @property
+    def accept(self) -> str:
+        return client.METADATA if self.metadata else client.JSON
+
+    @property
+    def accept_list(self) -> str:
+        return client.METADATA_LIST if self.metadata else client.JSON
+
+
+def sources(portal: str) -> tuple[Source, ...]:
+    """In this order: a pod's GPU model is that of its node, and a run is gone when its pods are."""
+    ours = {"labelSelector": names.selector(portal=portal)}
+    return (
+        Source("Node"),
+        Source("Job", ours),
+        Source("Deployment", ours),
+        Source("StatefulSet", ours),
+        Source("Pod", ours),
+        Source("ConfigMap", {"labelSelector": f"{names.selector(portal=portal)},{names.OWNER}=run"}),
+        Source("Namespace", ours, metadata=True),
+        Source("Service", ours, metadata=True),
+        Source("NetworkPolicy", ours, metadata=True),
+        Source("PersistentVolume", ours),
+        Source("ResourceQuota", metadata=True),
+    )
 
 
 class Follower:
@@ -33,68 +75,119 @@ class Follower:
 
     def __init__(self, api: Client, portal: str) -> None:
         self._client = api
-        ours = names.selector(portal=portal)
-        self._queries: dict[Source, tuple[str, dict[str, str]]] = {
-            # In this order: a pod's GPU model is that of its node, and a run is gone when its pods are.
-            "nodes": (path_of("Node"), {}),
-            "pods": (path_of("Pod"), {"labelSelector": ours}),
-            "owners": (path_of("ConfigMap"), {"labelSelector": f"{ours},{names.OWNER}=run"}),
-            "namespaces": (path_of("Namespace"), {"labelSelector": ours}),
-        }
+        self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
+        self._warnings = Warnings(api)
 
     def list(self) -> Batch:
         mirror = Mirror()
-        versions: dict[Source, str] = {}
+        versions: dict[str, str] = {}
         items: list[Seen] = []
-        for source, (path, query) in self._queries.items():
-            services: list[dict[str, Any]] = []
-            for page in self._client.pages(path, **query):
-                versions[source] = page["metadata"]["resourceVersion"]
-                for item in page["items"]:
-                    if source == "pods" and not states.is_of_job(item):
+        for source in self._sources:
+            services: list[Object] = []
+            for page in self._client.pages(source.path, accept=source.accept_list, **source.query):
+                versions[source.kind] = page["metadata"]["resourceVersion"]
+                for item in page["items"] or ():  # an empty list of metadata is null
+                    if source.kind == "Pod" and not states.is_of_job(item):
                         services.append(item)
                     else:
-                        items += _note(mirror, source, "ADDED", item)
+                        items += note(mirror, source.kind, "ADDED", item)
             for item in sorted(services, key=states.age):
-                items += _note(mirror, source, "ADDED", item)
+                items += note(mirror, source.kind, "ADDED", item)
         self.mirror, self._delivering = mirror, False
-        return Batch(_position(versions), tuple(items))
+        self._warnings.version = ""
+        return Batch(self._position(versions), tuple(items))
 
     def watch(self, since: str) -> Iterator[Batch]:
         """Raises WatchExpired in a process that has not listed yet, and when the last batch was not taken to its end."""
         if self.mirror is None or self._delivering:
             # The last batch may not have been written down, and the mirror would not tell it again.
             raise WatchExpired("It is not certain what has been told.")
-        versions = _versions(since)
+        versions = self._versions(since)
         mirror = self.mirror
-        with Streams(self._client, self._queries, versions) as streams:
+        with Streams(self._client, self._sources, versions, self._warnings) as streams:
             while True:
                 items: list[Seen] = []
-                for source, event in streams.take():
-                    versions[source] = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        items += _note(mirror, source, event["type"], event["object"])
+                taken = streams.take()
                 self._delivering = True
-                yield Batch(_position(versions), tuple(items))
+                for kind, event in taken:
+                    if kind in versions:
+                        versions[kind] = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        items += note(mirror, kind, event["type"], event["object"])
+                if items or streams.are_alive():
+                    yield Batch(self._position(versions), tuple(items))
                 self._delivering = False
+
+    def _position(self, versions: Mapping[str, str]) -> str:
+        return ",".join(versions[source.kind] for source in self._sources)
+
+    def _versions(self, position: str) -> dict[str, str]:
+        found = position.split(",")
+        if len(found) != len(self._sources) or not all(found):
+            raise WatchExpired("The position is not one of ours.")
+        return {source.kind: version for source, version in zip(self._sources, found, strict=True)}
+
+
+class Warnings:
+    """Events about objects, for display only: whatever happens to this watch ends nothing, and no position is kept.
+
+    The API server holds no cache of them, so they are listed once for each listing of the rest; where that position is too old
+    later, the watch goes on from now.
+    """
+
+    def __init__(self, api: Client) -> None:
+        self._client = api
+        self.version = ""
+
+    def events(self, stopped: threading.Event) -> Iterator[Object]:
+        while not stopped.is_set():
+            try:
+                if not self.version:
+                    yield from self._list()
+                answer = self._client.watch(path_of("Event"), self.version, fieldSelector=_EVENTS)
+                try:
+                    for event in client.events(answer):
+                        self.version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] in ("ADDED", "MODIFIED"):
+                            yield event
+                finally:
+                    answer.close()
+            except WatchExpired:
+                self._skip()
+            except CloudError as error:
+                log.info("warnings cannot be watched now: %s", error)
+                stopped.wait(max(2.0, error.after or 0.0))
+
+    def _list(self) -> Iterator[Object]:
+        for page in self._client.pages(path_of("Event"), fieldSelector=_EVENTS):
+            self.version = page["metadata"]["resourceVersion"]
+            yield from ({"type": "ADDED", "object": item} for item in page["items"])
+
+    def _skip(self) -> None:
+        try:
+            self.version = self._client.get(path_of("Event"), limit=1)["metadata"]["resourceVersion"]
+        except CloudError as error:
+            log.info("warnings cannot be watched now: %s", error)
 
 
 class Streams:
-    """One thread for each watch, one queue for all that they read. An error of any of them ends `take`."""
+    """One thread for each watch, one queue for all that they read. What a watch ends with for good ends `take`."""
 
     def __init__(
-        self, api: Client, queries: dict[Source, tuple[str, dict[str, str]]], versions: dict[Source, str]
+        self, api: Client, wanted: tuple[Source, ...], versions: Mapping[str, str], warnings: Warnings
     ) -> None:
         self._client = api
-        self._queue: queue.Queue[Event | CloudError] = queue.Queue(maxsize=10 * LARGEST)
+        self._queue: queue.Queue[tuple[str, Object] | CloudError] = queue.Queue(maxsize=10 * LARGEST)
         self._ended: CloudError | None = None
         self._stopped = threading.Event()
+        began = time.monotonic()
+        self._heard = {source.kind: began for source in wanted}
         self._threads = [
-            threading.Thread(target=self._read, args=(source, path, query, versions[source]), daemon=True)
-            for source, (path, query) in queries.items()
+            threading.Thread(target=self._read, args=(source, versions[source.kind]), daemon=True) for source in wanted
         ]
+        self._threads.append(threading.Thread(target=self._read_warnings, args=(warnings,), daemon=True))
 
     def __enter__(self) -> Streams:
         for thread in self._threads:
@@ -105,10 +198,14 @@ class Streams:
         # A thread notices at its next event or at the end of its watch; it holds nothing but its connection.
         self._stopped.set()
 
-    def take(self) -> list[Event]:
+    def are_alive(self) -> bool:
+        """Whether something was heard of every watch lately, if only that it had nothing to tell."""
+        return min(self._heard.values()) > time.monotonic() - SILENT
+
+    def take(self) -> list[tuple[str, Object]]:
         """What has come, at most LARGEST events; nothing when there was none for HEARTBEAT seconds. Raises what a watch
         ended with, once everything before it has been taken."""
-        taken: list[Event] = []
+        taken: list[tuple[str, Object]] = []
         try:
             item = self._ended or self._queue.get(timeout=HEARTBEAT)
             while True:
@@ -125,24 +222,45 @@ class Streams:
             raise self._ended
         return taken
 
-    def _read(self, source: Source, path: str, query: dict[str, str], version: str) -> None:
+    def _read(self, source: Source, version: str) -> None:
+        """Broken connections are nothing to tell of while new ones can be had."""
         try:
+            since = time.monotonic()
             while not self._stopped.is_set():
-                answer = self._client.watch(path, version, **query)
                 try:
-                    for event in client.events(answer):
-                        version = event["object"]["metadata"]["resourceVersion"]
-                        if not self._put((source, event)):
-                            return
-                finally:
-                    answer.close()
+                    answer = self._client.watch(source.path, version, accept=source.accept, **source.query)
+                    since = self._heard[source.kind] = time.monotonic()
+                    try:
+                        for event in client.events(answer, lambda: self._hear(source.kind)):
+                            version = event["object"]["metadata"]["resourceVersion"]
+                            if not self._put((source.kind, event)):
+                                return
+                            since = time.monotonic()
+                    finally:
+                        answer.close()
+                    self._hear(source.kind)
+                except Unavailable as error:
+                    if time.monotonic() - since > PATIENCE:
+                        raise
+                    self._stopped.wait(error.after or 0.1)
         except CloudError as error:
             self._put(error)
         except Exception as error:
-            log.exception("the watch of %s failed", source)
-            self._put(CloudError(f"The watch of {source} failed: {error!r}"))
+            log.exception("the watch of %s failed", source.kind)
+            self._put(CloudError(f"The watch of {source.kind} failed: {error!r}"))
 
-    def _put(self, item: Event | CloudError) -> bool:
+    def _hear(self, kind: str) -> None:
+        self._heard[kind] = time.monotonic()
+
+    def _read_warnings(self, warnings: Warnings) -> None:
+        try:
+            for event in warnings.events(self._stopped):
+                if not self._put(("Event", event)):
+                    return
+        except Exception:
+            log.exception("the watch of warnings failed; reasons may be missing on the screen")
+
+    def _put(self, item: tuple[str, Object] | CloudError) -> bool:
         """Waits while the reader is busy. False when nobody reads any more."""
         while not self._stopped.is_set():
             try:
@@ -153,25 +271,24 @@ class Streams:
         return False
 
 
-def _note(mirror: Mirror, source: Source, kind: str, item: dict[str, Any]) -> list[Seen]:
-    if source == "nodes":
-        mirror.note_node(kind, item)
-        return []
-    if source == "namespaces":
-        mirror.note_namespace(item)
-        return []
-    if source == "owners":
-        return mirror.note_owner(kind, item)
-    return mirror.note_pod(kind, item, dt.datetime.now(dt.UTC))
-
-
-def _position(versions: dict[Source, str]) -> str:
-    return ",".join(f"{source}={version}" for source, version in versions.items())
-
-
-def _versions(position: str) -> dict[Source, str]:
-    found = dict(part.partition("=")[::2] for part in position.split(","))
-    try:
-        return {source: found[source] for source in SOURCES}
-    except KeyError as error:
-        raise WatchExpired("The position is not one of ours.") from error
+def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
+    """Tells the mirror; the news in it."""
+    now = dt.datetime.now(dt.UTC)
+    if kind == "Pod":
+        return mirror.note_pod(event, item, now)
+    if kind == "ConfigMap":
+        return mirror.note_owner(event, item)
+    if kind == "Event":
+        return mirror.note_event(item, now)
+    if kind in ("Job", "Deployment", "StatefulSet"):
+        return mirror.note_workload(event, kind, item)
+    if kind in ("Service", "NetworkPolicy"):
+        return mirror.note_part(event, kind, item)
+    silently: dict[str, Callable[[], None]] = {
+        "Node": lambda: mirror.note_node(event, item),
+        "Namespace": lambda: mirror.note_namespace(item),
+        "PersistentVolume": lambda: mirror.note_volume(event, item),
+        "ResourceQuota": lambda: mirror.note_quota(event, item),
+    }
+    silently[kind]()
+    return []
