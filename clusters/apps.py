@@ -6,10 +6,11 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from clusters import contributions
-        from datastores import uses
+        from clusters import contributions, volumes
+        from datastores import placing, uses
         from portal import frame
 
         uses.add(contributions.clusters_using)
+        placing.add(volumes.judge)
         frame.count_gpus_with(contributions.gpus_held)
         frame.add_search("Clusters", contributions.find_clusters)

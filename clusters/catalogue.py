@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from clusters import volumes
 from clusters.admission import Quota, judge_quota
-from clusters.models import LOCAL, Flavor, Image
+from clusters.clouds.registry import mounts
+from clusters.models import Flavor, Image
 from clusters.places import Place, place_of, title_of
 from clusters.plans import Resources
 from clusters.specs import ClusterSpec
@@ -79,10 +81,10 @@ def why_not(appcode: Appcode) -> str:
     }[Appcode.State(appcode.state)]
 
 
-def needs(spec: ClusterSpec, appcode: Appcode, cloud: str) -> Needs:
+def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
     """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
     errors: list[FieldError] = []
-    image, stores = _image(spec, cloud, errors), _datastores(spec, appcode, cloud, errors)
+    image, stores = _image(spec, cloud, errors), _datastores(spec, appcode, cloud, namespace, errors)
     if errors or image is None:
         raise Invalid(errors)
     return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
@@ -106,7 +108,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         else:
             resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
-    stores = _datastores(spec, appcode, place.cloud, errors)
+    stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
     if errors or image is None:
         raise Invalid(errors)
     resolved = Resolved(spec, place, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
@@ -128,18 +130,26 @@ def _image(spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | N
     return image
 
 
-def _datastores(spec: ClusterSpec, appcode: Appcode, cloud: str, errors: list[FieldError]) -> dict[str, Datastore]:
+def _datastores(
+    spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, errors: list[FieldError]
+) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
     names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
     stores = {
         store.name: store
-        for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related("appcode")
+        for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related(
+            "appcode", "volume"
+        )
     }
+    tasks = sum(role.count for role in spec.active_roles.values())
     for path, name in names.items():
         if name not in stores:
             sentence = f"{appcode.code} has no datastore “{name}”."
         else:
-            sentence = _why_not_mounted(stores[name], cloud, writing=path == "output")
+            store = stores[name]
+            sentence = _why_not_mounted(store, cloud, writing=path == "output")
+            if store.kind == Datastore.Kind.VOLUME:
+                sentence = sentence or volumes.why_not(store, cloud, namespace, tasks)
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
@@ -147,15 +157,16 @@ def _datastores(spec: ClusterSpec, appcode: Appcode, cloud: str, errors: list[Fi
 
 def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
     """Why tasks on `cloud` cannot mount `store`, or ""."""
+    if store.kind not in mounts(cloud):
+        kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in mounts(cloud))
+        return (
+            f"“{store.name}” is of kind {store.get_kind_display()}, which {title_of(cloud)} cannot reach; choose a datastore of "
+            f"kind {kinds}."
+        )
     try:
         source = source_for(store)
     except SourceError as error:
         return str(error)
-    if source.kind == "local" and cloud != LOCAL:
-        return (
-            f"“{store.name}” is a folder of the portal's own machine, which {title_of(cloud)} cannot reach; choose a datastore "
-            "of kind S3 or NFS."
-        )
     if writing and source.read_only:
         return f"The folder of “{store.name}” may only be read; choose another datastore for output."
     return ""

@@ -16,7 +16,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from billing.metering import price_book
-from clusters import wakeups
+from clusters import volumes, wakeups
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
 from clusters.catalogue import needs, why_not
@@ -245,14 +245,14 @@ def run_ref(run: Run) -> RunRef:
 def plan_of(run: Run) -> Plan:
     """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
     spec = ClusterSpec.model_validate(run.spec)
-    found = needs(spec, run.cluster.appcode, run.cloud)
+    found = needs(spec, run.cluster.appcode, run.cloud, run.namespace)
     ref = run_ref(run)
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
     mounts = []
     if found.input:
-        mounts.append(Mount(INPUT_PATH, True, mount_source(found.input, "")))
+        mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input, "")))
     if found.output:
-        mounts.append(Mount(OUTPUT_PATH, False, mount_source(found.output, folder)))
+        mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     image = found.image
     return build_plan(
         ref,
@@ -264,8 +264,11 @@ def plan_of(run: Run) -> Plan:
     )
 
 
-def mount_source(store: Datastore, folder: str) -> Source:
-    """What the cloud needs to mount `folder` of a datastore. Raises SourceError when it cannot be mounted any more."""
+def mount_source(run: Run, store: Datastore, folder: str) -> Source:
+    """What the cloud needs to mount `folder` of a datastore. Raises SourceError when it cannot be mounted any more, and
+    CloudError while another run has it."""
+    if store.kind == Datastore.Kind.VOLUME:
+        return volumes.source_for_run(run, store, folder)
     source = source_for(store, folder)
     if source.kind == "s3":
         return S3Source(**source.fields, secret_key=source.secret)
@@ -310,6 +313,8 @@ def sweep() -> None:
     dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
     for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
         wakeups.wake_purge(cluster_id)
+    for volume_id in volumes.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_volume(volume_id)
 
 
 @transaction.atomic

@@ -34,6 +34,11 @@ def wake_purge(cluster_id: int) -> None:
     _send("clusters.tasks.purge_cluster", cluster_id)
 
 
+def wake_volume(volume_id: int) -> None:
+    """Asks for a cloud to be told what is wanted of a volume."""
+    _send("clusters.tasks.settle_volume", volume_id)
+
+
 def _send(task: str, key: int) -> None:
     """Never waits twice for a broker that does not answer: after a failure the sweep alone is trusted for a while."""
     global _quiet_until

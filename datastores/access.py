@@ -11,8 +11,8 @@ from portal.models import Appcode, User
 
 
 def datastores_for(user: User, capability: Capability = VIEW) -> QuerySet[Datastore]:
-    """Datastores of the appcodes in which `user` has `capability`, with appcode and creator joined."""
-    stores = Datastore.objects.select_related("appcode", "created_by")
+    """Datastores of the appcodes in which `user` has `capability`, with appcode, creator and volume joined."""
+    stores = Datastore.objects.select_related("appcode", "created_by", "volume")
     if user.is_administrator:
         return stores
     return stores.filter(appcode__in=appcodes_for(user, capability).values("pk"))

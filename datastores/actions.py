@@ -2,7 +2,8 @@
 first, outside of any transaction, and writes down afterwards what came of it.
 
 The secret key goes in and never comes out: a change without one keeps the one that is stored, as long as it is for the same
-server and access key. Nothing here touches the data itself: deleting a datastore leaves every file where it is.
+server and access key. Deleting a datastore leaves every file where it is, but for a volume: that was made for the datastore
+and goes with it, so its name has to be said again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from django.utils import timezone
 from datastores.access import allowed_folder
 from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError
-from datastores.models import Datastore
-from datastores.specs import DatastoreManifest, Kind
+from datastores.models import Datastore, Volume
+from datastores.placing import wrongs
+from datastores.specs import DatastoreManifest, Kind, size_bytes
 from datastores.uses import uses_of
 from portal.access import OPERATE, appcodes_for, require
 from portal.errors import Conflict, Invalid
@@ -65,13 +67,14 @@ def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datas
         raise Invalid.at(
             "metadata", "name", message=f"{appcode.code} already has a datastore “{name}”; choose another name."
         ) from error
-    _record("datastore.created", store, acting_user, f"Created: {store.where}.")
+    _record("datastore.created", store, acting_user, f"Created: {_described(store)}.")
     return store
 
 
 @transaction.atomic
 def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
-    """Replaces what the datastore points to; runs that have begun keep what they mounted."""
+    """Replaces what the datastore points to; runs that have begun keep what they mounted. A volume that has been made only
+    grows."""
     store = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").get(pk=store.pk)
     require(acting_user, store.appcode, OPERATE)
     if manifest.metadata.appcode != store.appcode.code:
@@ -80,19 +83,24 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
         raise Invalid.at("metadata", "name", message="A datastore keeps its name: clusters mount it by that.")
     secret = manifest.spec.secret or _kept_secret(store, manifest)
     _check(manifest, store.appcode, secret)
+    if store.made:
+        _check_made(store.made, manifest)
     fields = {"kind": manifest.spec.kind, "spec": manifest.spec.public, "secret": secret or None}
     if any(getattr(store, name) != value for name, value in fields.items()):
         for name, value in fields.items():
             setattr(store, name, value)
         store.tested_at, store.test_ok, store.test_message = None, None, ""
         store.save()
-        _record("datastore.changed", store, acting_user, f"Changed: {store.where}.")
+        # Its cloud is told by whoever runs tasks there.
+        Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)
+        _record("datastore.changed", store, acting_user, f"Changed: {_described(store)}.")
     return store
 
 
 @transaction.atomic
-def delete_datastore(store: Datastore, *, acting_user: User) -> None:
-    """Forgets the datastore; its files stay where they are. Raises Conflict naming what uses it."""
+def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") -> None:
+    """Forgets the datastore; its files stay where they are, but for a volume. Raises Conflict naming what uses it, and Invalid
+    at ("name",) when data would go and `named` is not its name."""
     found = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
     if found is None:
         return
@@ -101,13 +109,21 @@ def delete_datastore(store: Datastore, *, acting_user: User) -> None:
         names = ", ".join(use.name for use in uses[:SHOWN_USES])
         more = f" and {len(uses) - SHOWN_USES} more" if len(uses) > SHOWN_USES else ""
         raise Conflict(f"{found.name} is used by {names}{more}; delete or change them first.")
-    _record("datastore.deleted", found, acting_user, f"Deleted; its files stay at {found.where}.")
+    if found.made and named != found.name:
+        raise Invalid.at("name", message=f"All data in {found.name} is lost with it; say its name to delete it.")
+    what = f"its files stay at {found.where}"
+    if found.kind == Datastore.Kind.VOLUME:
+        what = "its volume is deleted with all data" if found.made else "its volume had not been made"
+    Volume.objects.filter(datastore=found).update(tried_at=None)
+    _record("datastore.deleted", found, acting_user, f"Deleted; {what}.")
     found.delete()
 
 
 def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:
-    """Tries the connection and remembers how it went. Takes at most TEST_SECONDS."""
+    """Tries the connection and remembers how it went. Takes at most TEST_SECONDS. Raises Conflict where nothing can be tried."""
     require(acting_user, store.appcode, OPERATE)
+    if store.kind == Datastore.Kind.VOLUME:
+        raise Conflict("There is nothing to try from here: Kubernetes makes the volume when a run first mounts it.")
     outcome = _try(store)
     # Only if it still is what was tried.
     Datastore.objects.filter(pk=store.pk, changed_at=store.changed_at).update(
@@ -166,6 +182,27 @@ def _kept_secret(store: Datastore, manifest: DatastoreManifest) -> str:
     return str(store.secret)
 
 
+def _check_made(volume: Volume, manifest: DatastoreManifest) -> None:
+    """What a volume that has been made cannot become. Raises Invalid."""
+    spec = manifest.spec.volume
+    if spec is None:
+        sentence = "Its volume has been made; make another datastore, and delete this one when its data is not needed."
+        raise Invalid.at("spec", manifest.spec.kind, message=sentence)
+    for field in ("storage_class", "access_mode"):
+        if getattr(spec, field) != getattr(volume, field):
+            stays = getattr(volume, field) or "the default class"
+            sentence = f"Its volume has been made with {stays} and stays like that; make another datastore."
+            raise Invalid.at("spec", "volume", field, message=sentence)
+    # What was refused was never given, so it may be taken back.
+    least = volume.told_size if volume.refused_size else volume.size
+    if size_bytes(spec.size) < size_bytes(least):
+        raise Invalid.at("spec", "volume", "size", message=f"A volume only grows; it has {least} by now.")
+
+
+def _described(store: Datastore) -> str:
+    return f"{store.where}, {store.size}" if store.size else store.where
+
+
 def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
     """What cannot be judged from the manifest alone. Raises Invalid."""
     spec = manifest.spec
@@ -174,6 +211,8 @@ def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
     if spec.local and allowed_folder(appcode, spec.local.path) is None:
         sentence = "This folder is not one that an administrator allowed; ask them for another or to allow it."
         raise Invalid.at("spec", "local", "path", message=sentence)
+    if errors := wrongs(appcode, spec):
+        raise Invalid(errors)
     server = spec.s3 or spec.nfs
     if server:
         host = urlsplit(server.server).hostname or "" if spec.s3 else server.server

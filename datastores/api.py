@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drf_spectacular.utils import OpenApiExample, extend_schema
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -52,6 +52,15 @@ EXAMPLES = [
         },
     ),
     OpenApiExample(
+        "Volume",
+        request_only=True,
+        value={
+            "kind": "datastore",
+            "metadata": _METADATA,
+            "spec": {"volume": {"storage_class": "ceph-rbd", "size": "20Gi"}},
+        },
+    ),
+    OpenApiExample(
         "Folder of this machine",
         request_only=True,
         value={"kind": "datastore", "metadata": _METADATA, "spec": {"local": {"path": "/data/output"}}},
@@ -98,7 +107,7 @@ class OneDatastore(APIView):
         operation_id="datastores_change",
         summary="Point a datastore to another place",
         description="Without `secret_key` the one that is stored is kept, as long as server and access key stay the same. "
-        "Runs that have begun keep what they mounted.",
+        "Runs that have begun keep what they mounted. A volume that has been made only grows.",
         request=DatastoreManifest,
         responses=DatastoreDocument,
         examples=EXAMPLES,
@@ -111,11 +120,14 @@ class OneDatastore(APIView):
     @extend_schema(
         operation_id="datastores_delete",
         summary="Forget a datastore",
-        description="Its files stay where they are. Refused while clusters use it.",
+        description="Its files stay where they are, but for a volume, which goes with all data: then the name has to be said "
+        "once more, as ?name=… Refused while clusters use it.",
+        parameters=[OpenApiParameter("name", str, description="Its name, where data is lost with it.")],
         responses={204: None},
     )
     def delete(self, request: Request, code: str, name: str) -> Response:
-        actions.delete_datastore(datastore_for(person(request), code, name, OPERATE), acting_user=person(request))
+        store = datastore_for(person(request), code, name, OPERATE)
+        actions.delete_datastore(store, acting_user=person(request), named=request.query_params.get("name", ""))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
@@ -123,7 +135,8 @@ class TestDatastore(APIView):
     @extend_schema(
         operation_id="datastores_test",
         summary="Try the connection",
-        description=f"Answers within {actions.TEST_SECONDS} seconds what is wrong, and at which field of the manifest.",
+        description="Not for volumes, which a run makes when it first mounts them. "
+        f"Answers within {actions.TEST_SECONDS} seconds what is wrong, and at which field of the manifest.",
         request=None,
         responses=TestAnswer,
     )

@@ -118,6 +118,39 @@ class NfsForm(DatastoreForm):
     )
 
 
+class VolumeForm(DatastoreForm):
+    kind = "volume"
+
+    storage_class = Words(
+        label="Storage class",
+        required=False,
+        help_text="How Kubernetes makes it, like ceph-rbd; an administrator knows which there are. Empty for the default.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    size = Words(
+        label="Size",
+        help_text="Like 20Gi, 500Mi or 2Ti. It can grow later and never shrinks.",
+        widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "20Gi"}),
+    )
+    access_mode = Words(
+        label="Mounted by",
+        help_text="Many tasks only if the storage class can do that, as CephFS can and RBD cannot.",
+        widget=forms.Select(
+            choices=[
+                ("ReadWriteOnce", "one task at a time (ReadWriteOnce)"),
+                ("ReadWriteMany", "many tasks (ReadWriteMany)"),
+            ]
+        ),
+    )
+
+    def __init__(self, data: Any = None, *, store: Datastore | None = None, **more: Any) -> None:
+        super().__init__(data, store=store, **more)
+        if store and store.made:
+            for name in ("storage_class", "access_mode"):
+                self.fields[name].disabled = True
+                self.fields[name].help_text = "It stays: the volume has been made."
+
+
 class LocalForm(DatastoreForm):
     kind = "local"
 
@@ -153,4 +186,4 @@ class FolderForm(forms.Form):
     )
 
 
-FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "local": LocalForm}
+FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "volume": VolumeForm, "local": LocalForm}

@@ -43,6 +43,7 @@ class Datastore(models.Model):
     class Kind(models.TextChoices):
         S3 = "s3", "S3"
         NFS = "nfs", "NFS"
+        VOLUME = "volume", "Volume"
         LOCAL = "local", "Folder of this machine"
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="datastores")
@@ -61,7 +62,7 @@ class Datastore(models.Model):
         ordering: ClassVar = ["name"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["appcode", "name"], name="datastore_name_once"),
-            models.CheckConstraint(condition=Q(kind__in=["s3", "nfs", "local"]), name="datastore_kind"),
+            models.CheckConstraint(condition=Q(kind__in=["s3", "nfs", "volume", "local"]), name="datastore_kind"),
         ]
 
     def __str__(self) -> str:
@@ -76,5 +77,57 @@ class Datastore(models.Model):
                 return "/".join(part for part in (server, self.spec["bucket"], self.spec["prefix"]) if part)
             case self.Kind.NFS:
                 return f"{self.spec['server']}:{self.spec['path']}"
+            case self.Kind.VOLUME:
+                return f"{self.spec['storage_class'] or 'default storage class'}, {self.spec['access_mode']}"
             case _:
                 return str(self.spec["path"])
+
+    @property
+    def size(self) -> str:
+        """How large it is made, e.g. "20Gi"; "" where only its server knows."""
+        return str(self.spec.get("size", ""))
+
+    @property
+    def made(self) -> Volume | None:
+        """Its volume, once a run has needed it. No query where `volume` is joined."""
+        try:
+            return self.volume
+        except Volume.DoesNotExist:
+            return None
+
+
+class Volume(models.Model):
+    """The volume of a datastore, from the moment a run first needs it until its cloud has been told to delete it.
+
+    `cloud` and `namespace` are where it lies, by names that whoever runs tasks gave; it never moves. `appcode`, `name` and the
+    primary key are what it is called there, whatever becomes of the datastore: with `datastore` None the volume is to go.
+    `size` is wanted, `told_size` what the cloud has taken; `refused_size` it would not take, for the reason in `trouble`.
+    `holder` is the run that a ReadWriteOnce volume was last given to.
+    """
+
+    datastore = models.OneToOneField(Datastore, on_delete=models.SET_NULL, null=True, related_name="volume")
+    cloud = models.CharField(max_length=40)
+    namespace = models.CharField(max_length=63)
+    appcode = models.CharField(max_length=63)
+    name = models.CharField(max_length=63)
+    storage_class = models.CharField(max_length=253, blank=True)
+    access_mode = models.CharField(max_length=20)
+    size = models.CharField(max_length=20)
+    told_size = models.CharField(max_length=20)
+    refused_size = models.CharField(max_length=20, blank=True)
+    trouble = models.TextField(blank=True)
+    holder = models.BigIntegerField(null=True)
+    made_at = models.DateTimeField(auto_now_add=True)
+    tried_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(
+                fields=["tried_at"],
+                condition=Q(datastore=None) | ~Q(size=models.F("told_size")),
+                name="volume_unsettled",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode}/{self.name} on {self.cloud}"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from datastores.actions import Outcome
 from datastores.models import Datastore
-from datastores.specs import DatastoreManifest, LocalSpec, Metadata, NfsSpec
+from datastores.specs import DatastoreManifest, LocalSpec, Metadata, NfsSpec, VolumeSpec
 from datastores.uses import uses_of
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
@@ -31,20 +31,32 @@ class S3Shown(BaseModel):
 
 
 class SpecShown(BaseModel):
-    """One of the three; the others are absent."""
+    """One of the four; the others are absent."""
 
     s3: S3Shown | None = None
     nfs: NfsSpec | None = None
+    volume: VolumeSpec | None = None
     local: LocalSpec | None = None
 
 
+class VolumeStatus(Answer):
+    """Where a volume was made, and how large it is by now; `message` says why it does not become as large as wanted."""
+
+    cloud: str
+    namespace: str
+    size: str
+    made: dt.datetime
+    message: str
+
+
 class DatastoreStatus(Answer):
-    """How the last test went (null before there was one), and the clusters that use it."""
+    """How the last test went (null before there was one), the clusters that use it, and its volume once it was made."""
 
     tested: dt.datetime | None
     ok: bool | None
     message: str
     used_by: list[str]
+    volume: VolumeStatus | None
 
 
 class DatastoreDocument(Answer):
@@ -96,7 +108,7 @@ def to_manifest(store: Datastore) -> dict[str, Any]:
 
 
 def to_manifests(stores: Sequence[Datastore]) -> list[dict[str, Any]]:
-    """All of them with the one query that asks who uses them. Appcodes have to be joined."""
+    """All of them with the one query that asks who uses them. Appcodes and volumes have to be joined."""
     uses = uses_of(stores)
     return [_document(store, [use.name for use in uses[store.pk]]) for store in stores]
 
@@ -106,7 +118,13 @@ def test_answer(outcome: Outcome) -> dict[str, Any]:
 
 
 def _document(store: Datastore, used_by: list[str]) -> dict[str, Any]:
-    status = DatastoreStatus(tested=store.tested_at, ok=store.test_ok, message=store.test_message, used_by=used_by)
+    made = store.made
+    volume = made and VolumeStatus(
+        cloud=made.cloud, namespace=made.namespace, size=made.told_size, made=made.made_at, message=made.trouble
+    )
+    status = DatastoreStatus(
+        tested=store.tested_at, ok=store.test_ok, message=store.test_message, used_by=used_by, volume=volume
+    )
     return {
         "kind": "datastore",
         "metadata": {"name": store.name, "appcode": store.appcode.code},

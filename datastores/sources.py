@@ -18,8 +18,8 @@ class SourceError(Exception):
 class StoreSource:
     """One folder of a datastore. `fields` by kind, paths with the folder joined:
 
-    s3: endpoint, bucket, prefix, access_key, region (`secret` is the secret key) · nfs: server, path ·
-    local: root (the allowed folder), path (inside it).
+    s3: endpoint, bucket, prefix, access_key, region (`secret` is the secret key) · nfs: server, path, root (what is exported;
+    the path lies in it) · volume: storage_class, size, access_mode, folder · local: root (the allowed folder), path (inside it).
     """
 
     kind: Kind
@@ -43,9 +43,11 @@ def source_for(store: Datastore, folder: str = "") -> StoreSource:
             "region": spec["region"],
         }
         return StoreSource("s3", fields, secret=store.secret or "")
+    if store.kind == Datastore.Kind.VOLUME:
+        return StoreSource("volume", {**spec, "folder": folder})
     path = f"{spec['path'].rstrip('/')}/{folder}" if folder else spec["path"]
     if store.kind == Datastore.Kind.NFS:
-        return StoreSource("nfs", {"server": spec["server"], "path": path})
+        return StoreSource("nfs", {"server": spec["server"], "path": path, "root": spec["path"]})
     allowed = allowed_folder(store.appcode, spec["path"])
     if allowed is None:
         raise SourceError(

@@ -29,12 +29,19 @@ from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict
 
 MAX_PATH = 1000
 
-Kind = Literal["s3", "nfs", "local"]
-KINDS: tuple[Kind, ...] = ("s3", "nfs", "local")
+Kind = Literal["s3", "nfs", "volume", "local"]
+KINDS: tuple[Kind, ...] = ("s3", "nfs", "volume", "local")
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
+
+# What a Kubernetes cluster allows may be less; this is where a size is surely a slip of the finger.
+MAX_SIZE = 100 * 2**40
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]+\]?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
+_SIZE = re.compile(r"([1-9][0-9]{0,8})(Mi|Gi|Ti)")
+_UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def _server(value: str) -> str:
@@ -99,6 +106,26 @@ def absolute_path(value: str) -> str:
     return "/" + relative_path(value)
 
 
+def size_bytes(size: str) -> int:
+    """Bytes of a size like 20Gi. Raises ValueError."""
+    found = _SIZE.fullmatch(size)
+    if not found:
+        raise ValueError("Write a size like 20Gi, 500Mi or 2Ti.")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _size(value: str) -> str:
+    if size_bytes(value) > MAX_SIZE:
+        raise ValueError(f"A volume has at most {MAX_SIZE // 2**40}Ti.")
+    return value
+
+
+def _storage_class(value: str) -> str:
+    if value and not _CLASS.fullmatch(value):
+        raise ValueError("The name of a storage class has lower-case letters, digits, '-' and '.', like ceph-rbd.")
+    return value
+
+
 def _none_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
@@ -131,6 +158,15 @@ class NfsSpec(Spec):
     path: Annotated[str, AfterValidator(absolute_path)]
 
 
+class VolumeSpec(Spec):
+    """A volume with a size that Kubernetes makes, by any StorageClass ("" for the default one): Ceph RBD, CephFS, another CSI
+    driver. ReadWriteOnce, which is all that most block storage can do, is mounted by one task at a time."""
+
+    storage_class: Annotated[str, AfterValidator(_storage_class)] = ""
+    size: Annotated[str, AfterValidator(_size)]
+    access_mode: AccessMode = "ReadWriteOnce"
+
+
 class LocalSpec(Spec):
     """A folder of the portal's own machine; it has to lie in one that an administrator allowed."""
 
@@ -138,10 +174,11 @@ class LocalSpec(Spec):
 
 
 class DatastoreSpec(Spec):
-    """Exactly one of the three."""
+    """Exactly one of the four."""
 
     s3: S3Spec | None = None
     nfs: NfsSpec | None = None
+    volume: VolumeSpec | None = None
     local: LocalSpec | None = None
 
     @model_validator(mode="after")

@@ -19,12 +19,12 @@ from datastores.models import Datastore
 from datastores.uses import uses_of
 from portal import frame
 from portal.access import OPERATE, appcodes_for, may
-from portal.errors import FieldError, Invalid
+from portal.errors import Conflict, FieldError, Invalid
 from portal.forms import show_errors
 from portal.models import Appcode, User
-from portal.views import attempt, get_or_post, person, safe_next
+from portal.views import get_or_post, person, safe_next
 
-KINDS = (("s3", "S3"), ("nfs", "NFS"), ("local", "Folder of this machine"))
+KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder of this machine"))
 
 
 @require_GET
@@ -87,19 +87,41 @@ def change_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespo
 @require_POST
 def test_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     store = datastore_for(person(request), appcode, name, OPERATE)
-    outcome = actions.try_datastore(store, acting_user=person(request))
-    (messages.success if outcome.ok else messages.error)(request, f"{store.name}: {outcome.message}")
+    try:
+        outcome = actions.try_datastore(store, acting_user=person(request))
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+    else:
+        (messages.success if outcome.ok else messages.error)(request, f"{store.name}: {outcome.message}")
     return redirect(safe_next(request, address(store)))
 
 
-@require_POST
+@get_or_post
 def delete_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """At once where no data goes; otherwise a page that asks for the name."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
-    done = f"{store.name} is deleted. Its files are still at {store.where}."
-    if attempt(request, lambda: actions.delete_datastore(store, acting_user=user), done):
-        return redirect("datastores")
-    return redirect(address(store))
+    named = request.POST.get("name", "").strip()
+    if request.method == "GET" or (store.made and "name" not in request.POST):
+        return _ask_name(request, store)
+    done = f"{store.name} is deleted" + (
+        " with its data." if store.made else f". Its files are still at {store.where}."
+    )
+    if store.kind == Datastore.Kind.VOLUME and not store.made:
+        done = f"{store.name} is deleted. Its volume had not been made."
+    try:
+        actions.delete_datastore(store, acting_user=user, named=named)
+    except Invalid as error:
+        return _ask_name(request, store, wrong=" ".join(item.message for item in error.errors))
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+        return redirect(address(store))
+    messages.success(request, done)
+    return redirect("datastores")
+
+
+def _ask_name(request: HttpRequest, store: Datastore, wrong: str = "") -> HttpResponse:
+    return render(request, "datastores/delete.html", {"store": store, "wrong": wrong})
 
 
 def address(store: Datastore, folder: str = "") -> str:

@@ -24,6 +24,10 @@ def driver_for(
             from datastores.drivers.nfs import Nfs
 
             return Nfs(**fields)
+        case "volume":
+            from datastores.drivers.volume import Volume
+
+            return Volume()
         case "local":
             from datastores.drivers.local import Local
 

@@ -72,6 +72,33 @@ class Stream(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
+class Unseen:
+    """The files of a kind that only tasks see; `why` says so. A kind says for itself what can be tried."""
+
+    why = ""
+
+    def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
+        raise NotPossible(self.why)
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        raise NotPossible(self.why)
+
+    def open(self, path: str) -> Content:
+        raise NotPossible(self.why)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        raise NotPossible(self.why)
+
+    def upload(self, path: str, stream: Stream, size: int) -> None:
+        raise NotPossible(self.why)
+
+    def delete(self, path: str) -> None:
+        raise NotPossible(self.why)
+
+    def delete_folder(self, folder: str) -> int:
+        raise NotPossible(self.why)
+
+
 class Driver(Protocol):
     def test(self) -> str:
         """A sentence about what was reached. Raises DriverError naming the field to mend. Changes nothing there."""

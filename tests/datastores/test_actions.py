@@ -251,8 +251,12 @@ def test_sources_join_the_folder_of_a_run(people: Any, s3: Any, bucket: str, s3_
     assert source.secret == s3.secret_key
     assert source.fields["prefix"] == "team/show1/2"
     nfs = create_datastore(manifest("nfs", {"nfs": {"server": "10.0.0.7", "path": "/data"}}), acting_user=people.alice)
-    assert dict(source_for(nfs, "show1/2").fields) == {"server": "10.0.0.7", "path": "/data/show1/2"}
-    assert dict(source_for(nfs).fields) == {"server": "10.0.0.7", "path": "/data"}
+    assert dict(source_for(nfs, "show1/2").fields) == {
+        "server": "10.0.0.7",
+        "path": "/data/show1/2",
+        "root": "/data",
+    }
+    assert dict(source_for(nfs).fields) == {"server": "10.0.0.7", "path": "/data", "root": "/data"}
 
 
 def test_open_store_reads_what_clients_wrote(people: Any, store: Datastore, s3: Any, bucket: str) -> None:

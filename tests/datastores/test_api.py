@@ -27,7 +27,7 @@ def test_a_datastore_from_its_making_to_its_end(api: dict[str, Api], s3: Any, s3
         "kind": "datastore",
         "metadata": {"name": "data", "appcode": "ops-demo"},
         "spec": {"s3": shown},
-        "status": {"tested": None, "ok": None, "message": "", "usedBy": []},
+        "status": {"tested": None, "ok": None, "message": "", "usedBy": [], "volume": None},
     }
     assert bob.get(f"{PATH}/data") == (200, made)
     status, tested = bob.post(f"{PATH}/data/test")

@@ -90,7 +90,7 @@ def test_the_form_creates_a_datastore(as_: Any, s3: Any, bucket: str) -> None:
     assert (store.spec["region"], store.spec["prefix"], store.secret) == ("us-east-1", "", s3.secret_key)
 
 
-@pytest.mark.parametrize("kind", ["s3", "nfs", "local"])
+@pytest.mark.parametrize("kind", ["s3", "nfs", "volume", "local"])
 def test_an_empty_form_is_refused_field_by_field(as_: Any, kind: str) -> None:
     page = as_("bob").post(f"/datastores/new?kind={kind}", {}).content.decode()
     assert page.count("Fill this in.") >= 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from datastores.specs import DatastoreManifest, relative_path
+from datastores.specs import DatastoreManifest, relative_path, size_bytes
 
 S3 = {"server": "http://10.1.2.3:9000", "access_key": "AKIAEXAMPLE", "secret_key": "wJalrXUtnFEMI", "bucket": "tmp"}
 
@@ -40,6 +40,14 @@ def test_the_manifests_of_the_mission_are_taken_as_they_are() -> None:
         "prefix": "",
         "region": "us-east-1",
     }
+
+
+def test_a_volume_has_a_size_and_any_storage_class() -> None:
+    spec = manifest({"volume": {"storage_class": "ceph-rbd", "size": "20Gi"}}).spec
+    expected = {"storage_class": "ceph-rbd", "size": "20Gi", "access_mode": "ReadWriteOnce"}
+    assert (spec.kind, spec.public, spec.secret) == ("volume", expected, "")
+    assert manifest({"volume": {"size": "2Ti"}}).spec.public["storage_class"] == ""
+    assert [size_bytes(size) for size in ("512Mi", "1Gi", "2Ti")] == [2**29, 2**30, 2**41]
 
 
 def test_a_secret_never_shows() -> None:
@@ -94,6 +102,13 @@ def test_a_wrong_field_of_s3_is_named(field: str, value: Any) -> None:
         ({"nfs": {"server": "host"}}, "spec.nfs.path"),
         ({"local": {"path": "/a/../../etc"}}, "spec.local.path"),
         ({"local": {"path": "//etc"}}, "spec.local.path"),
+        ({"volume": {}}, "spec.volume.size"),
+        ({"volume": {"size": "20G"}}, "spec.volume.size"),
+        ({"volume": {"size": "0Gi"}}, "spec.volume.size"),
+        ({"volume": {"size": "101Ti"}}, "spec.volume.size"),
+        ({"volume": {"size": 20}}, "spec.volume.size"),
+        ({"volume": {"size": "20Gi", "storage_class": "Ceph RBD"}}, "spec.volume.storage_class"),
+        ({"volume": {"size": "20Gi", "access_mode": "ReadOnlyMany"}}, "spec.volume.access_mode"),
         ({}, "spec"),
         ({"s3": S3, "local": {"path": "/a"}}, "spec"),
         ({"ceph": {}}, "spec.ceph"),
