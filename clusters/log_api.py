@@ -15,10 +15,9 @@ from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.clouds.base import CloudError
-from clusters.clouds.registry import cloud_of
+from clusters.clouds.registry import cloud_of, run_ref
 from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream
 from clusters.models import Run
-from clusters.reconcile import run_ref
 from clusters.specs import ROLES
 from portal.api import person
 from portal.errors import Invalid

@@ -252,7 +252,15 @@ class Run(models.Model):
 
 
 class Task(models.Model):
-    """One pod of a run, as last seen. `attempt` counts the pods of one (role, index) from 0."""
+    """One pod of a run, as last seen. `attempt` counts the pods of one (role, index) from 0.
+
+    `log_*` belong to archiving.py: how far the copy of its log is, for clouds that lose logs with their pods.
+    """
+
+    class LogState(models.TextChoices):
+        DUE = "due"
+        KEPT = "kept"
+        LOST = "lost"
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tasks")
     role = models.CharField(max_length=12)
@@ -271,12 +279,19 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True)
     disrupted = models.BooleanField(default=False)
     log_tail = models.TextField(blank=True)
+    log_state = models.CharField(max_length=10, choices=LogState.choices, blank=True, default="")
+    log_size = models.BigIntegerField(null=True, help_text="Bytes of the copy.")
+    log_message = models.TextField(blank=True, default="", help_text="Why there is no copy, or none yet.")
+    log_claimed_until = models.DateTimeField(null=True)
     observed_at = models.DateTimeField(auto_now=True)
 
     class Meta:
         ordering: ClassVar = ["role", "index", "-attempt"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["run", "role", "index", "attempt"], name="task_attempt_once"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["log_claimed_until", "id"], condition=Q(log_state="due"), name="task_log_due"),
         ]
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from billing.metering import price_book
-from clusters import volumes, wakeups
+from clusters import archiving, volumes, wakeups
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
 from clusters.catalogue import needs, why_not
@@ -28,12 +28,11 @@ from clusters.clouds.base import (
     Mount,
     NfsSource,
     Plan,
-    RunRef,
     S3Source,
     Source,
 )
-from clusters.clouds.registry import cloud_names, cloud_of
-from clusters.models import Cluster, Run
+from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.models import Cluster, Run, Task
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
@@ -238,10 +237,6 @@ def _waits(at: dt.datetime) -> Q:
     )
 
 
-def run_ref(run: Run) -> RunRef:
-    return RunRef(run.pk, run.namespace, run.cluster.appcode.code, run.cluster.name, run.number)
-
-
 def plan_of(run: Run) -> Plan:
     """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
     spec = ClusterSpec.model_validate(run.spec)
@@ -284,6 +279,7 @@ def purge(cluster_id: int) -> None:
     if cluster is None or cluster.runs.filter(gone=False).exists():
         return
     try:
+        archiving.forget(list(cluster.runs.all()))
         for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
             cloud_of(run).purge(run_ref(run))
     except CloudError as error:
@@ -293,8 +289,8 @@ def purge(cluster_id: int) -> None:
 
 
 def sweep() -> None:
-    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, old prices, and
-    deleted clusters whose logs are left."""
+    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, old prices, logs to be
+    copied, and deleted clusters whose logs are left."""
     at = timezone.now()
     overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
     for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
@@ -309,6 +305,8 @@ def sweep() -> None:
     queues = Run.objects.filter(_waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
         wakeups.wake_waiting(appcode_id)
+    if Task.objects.filter(archiving.is_due(at)).exists():
+        wakeups.wake_logs()
     alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
     dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
     for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from clusters import reconcile, volumes
+from clusters import archiving, reconcile, volumes
 from clusters.wakeups import wake
 
 
@@ -22,6 +22,11 @@ def admit_waiting(appcode_id: int) -> None:
 @shared_task(name="clusters.tasks.purge_cluster")
 def purge_cluster(cluster_id: int) -> None:
     reconcile.purge(cluster_id)
+
+
+@shared_task(name="clusters.tasks.copy_logs")
+def copy_logs() -> None:
+    archiving.copy_due()
 
 
 @shared_task(name="clusters.tasks.settle_volume")

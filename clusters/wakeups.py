@@ -34,18 +34,23 @@ def wake_purge(cluster_id: int) -> None:
     _send("clusters.tasks.purge_cluster", cluster_id)
 
 
+def wake_logs() -> None:
+    """Asks for logs of tasks that have ended to be copied."""
+    _send("clusters.tasks.copy_logs")
+
+
 def wake_volume(volume_id: int) -> None:
     """Asks for a cloud to be told what is wanted of a volume."""
     _send("clusters.tasks.settle_volume", volume_id)
 
 
-def _send(task: str, key: int) -> None:
+def _send(task: str, *keys: int) -> None:
     """Never waits twice for a broker that does not answer: after a failure the sweep alone is trusted for a while."""
     global _quiet_until
     if time.monotonic() < _quiet_until:
         return
     try:
-        current_app.send_task(task, (key,), expires=60, retry=False)
+        current_app.send_task(task, keys, expires=60, retry=False)
     except (OperationalError, RedisError) as error:
         _quiet_until = time.monotonic() + QUIET
-        log.warning("the broker is out of reach, the sweep will find %s %s: %s", task, key, error)
+        log.warning("the broker is out of reach, the sweep will find %s %s: %s", task, keys, error)

@@ -297,6 +297,16 @@ SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_H
 LOCAL_CLOUD_SOCKET = env.str(
     "LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else ""
 )
+# Logs of clouds that lose them with their pods are copied there when a task ends; without a server they last as long as the pods.
+LOGS_S3 = {
+    "server": env.str("PORTAL_LOGS_S3_URL", default=""),
+    "bucket": env.str("PORTAL_LOGS_S3_BUCKET", default="gpu-cloud-logs"),
+    "prefix": env.str("PORTAL_LOGS_S3_PREFIX", default="").strip("/"),
+    "region": env.str("PORTAL_LOGS_S3_REGION", default="us-east-1"),
+    "access_key": env.str("PORTAL_LOGS_S3_ACCESS_KEY", default=""),
+    "secret": env.str("PORTAL_LOGS_S3_SECRET_KEY", default=""),
+}
+LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 
 # For people on one machine; "json" on stdout is for what collects the logs of containers.

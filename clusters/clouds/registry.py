@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from pydantic import ValidationError
 
-from clusters.clouds.base import Cloud, CloudError
+from clusters.clouds.base import Cloud, CloudError, RunRef, SourceKind
 from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.kubernetes.settings import Settings
@@ -36,6 +36,11 @@ def cloud(name: str) -> Cloud:
 def cloud_of(run: Run) -> Cloud:
     """Where the run was made: it stays there, whatever is placed elsewhere since."""
     return cloud(run.cloud)
+
+
+def run_ref(run: Run) -> RunRef:
+    """What the cloud calls the run; its cluster and appcode must be there."""
+    return RunRef(run.pk, run.namespace, run.cluster.appcode.code, run.cluster.name, run.number)
 
 
 def cloud_names() -> list[str]:
@@ -76,12 +81,27 @@ def _absent(name: str) -> CloudError:
 
 
 def connect(name: str, kubeconfig: str | None, stored: dict[str, object]) -> KubernetesCloud:
-    """A cloud from what a row says, or would say. Raises CloudError."""
+    """A cloud from what a row says. Raises CloudError."""
     try:
-        config = orjson.loads(kubeconfig) if kubeconfig else ""
         wanted = Settings.read(stored)
-    except orjson.JSONDecodeError as error:
-        raise CloudError(f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?") from error
     except ValidationError as error:
         raise CloudError(f"The settings of {name} are not understood; an administrator can save them again.") from error
-    return KubernetesCloud(Client.connect(config), wanted, name)
+    return KubernetesCloud(client(name, kubeconfig), wanted, name)
+
+
+def client(name: str, kubeconfig: str | None) -> Client:
+    """A client from what a row says, or would say. Raises CloudError."""
+    try:
+        return Client.connect(orjson.loads(kubeconfig) if kubeconfig else "")
+    except orjson.JSONDecodeError as error:
+        raise CloudError(f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?") from error
+
+
+def mounts(name: str) -> frozenset[SourceKind]:
+    """The kinds of data that tasks there can mount."""
+    return LocalCloud.mounts if name == LOCAL else KubernetesCloud.mounts
+
+
+def keeps_logs(name: str) -> bool:
+    """Whether logs there outlive their pods."""
+    return LocalCloud.keeps_logs if name == LOCAL else KubernetesCloud.keeps_logs

@@ -19,10 +19,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef
-from clusters.clouds.registry import cloud_of
+from clusters.clouds.registry import cloud_of, run_ref
 from clusters.logs import CHUNK, LogSource
 from clusters.models import Run, Task
-from clusters.reconcile import run_ref
 from clusters.views.cluster import Page, TaskRow, failed_first, page_of, task_rows
 
 # For one answer, divided among the tasks that are asked for; a longer log comes in several answers.

@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
 
+from clusters.archiving import Holding
 from clusters.clouds import registry
 from clusters.clouds.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.models import CloudState
@@ -123,19 +124,20 @@ class Follower(threading.Thread):
         position = state.position if state else ""
         known: Capacity | None = None
         told = 0.0
+        holding = Holding(source)
         while not self._stopped.is_set():
             if not position:
                 asked_at = timezone.now()
                 listing = source.list()
                 apply_listing(source.name, listing, asked_at)
-                source.acknowledge(listing.items)
+                source.acknowledge(holding.settle(listing.items))
                 position = listing.position
                 known = source.capacity()
                 save_capacity(source.name, known)
             try:
                 for batch in source.watch(position):
                     apply_batch(source.name, batch)
-                    source.acknowledge(batch.items)
+                    source.acknowledge(holding.settle(batch.items))
                     position = batch.position
                     if not batch.items or known is None or time.monotonic() - told > CAPACITY_SECONDS:
                         told = time.monotonic()
