@@ -41,7 +41,12 @@ class TaskState:
     @property
     def is_ready(self) -> bool:
         """A pod whose program ends again and again is Running for Kubernetes, and its GPUs are held; ready it is not."""
-        return self.phase in ("Running", "Succeeded") and self.reason != "BackOff"
+        return self.phase in ("Running", "Succeeded") and not self.is_in_trouble
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """It ends again and again, or its machine is not heard of."""
+        return self.reason in ("BackOff", "NodeLost")
 
     @property
     def counts_as_failure(self) -> bool:
@@ -51,7 +56,7 @@ class TaskState:
 @dataclass(frozen=True)
 class RunState:
     """A run: `counts` is the number of tasks by role; `wait_message` says why the portal itself cannot move it now (quota,
-    time, a cloud that does not answer)."""
+    time, a cloud that does not answer), `blocked_message` why the cloud does not make its tasks."""
 
     phase: Phase
     counts: Mapping[str, int]
@@ -72,6 +77,8 @@ class RunState:
     gone: bool = False
     stored: bool = True
     gone_message: str = ""
+    blocked_reason: str = ""
+    blocked_message: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,9 @@ def _ending(
         step = f"Storing the output fails and is tried again: {run.storage_message}"
     elif left:
         step = f"{left} of {sum(run.counts.values())} tasks are being ended."
+        silent = [task for task in newest.values() if task.phase == "Running" and task.reason == "NodeLost"]
+        if silent:
+            step += f" {silent[0].message}"
     elif run.storage_state == "storing":
         step = run.storage_message or "The output is being stored."
     else:
@@ -226,7 +236,8 @@ def _progress(
         return run.phase, run.wait_reason, run.wait_message
     wanted = sum(run.counts.values())
     pending = [task for task in newest.values() if task.phase == "Pending"]
-    troubled = [task for task in newest.values() if task.phase == "Failed" or task.reason == "BackOff"]
+    troubled = [task for task in newest.values() if task.phase == "Failed" or task.is_in_trouble]
+    made = sum(1 for task in newest.values() if task.phase != "Failed")
     if sum(ready.values()) == wanted:
         often = max(newest.values(), key=lambda t: (t.attempt, t.role, -t.index))
         times = "once" if often.attempt == 1 else f"{often.attempt} times"
@@ -235,18 +246,24 @@ def _progress(
     if run.phase == "Running":
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
         how = _again(task, tasks) if task else "A task is started again."
+        if made < wanted and run.blocked_message:
+            how = run.blocked_message
         return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running. {how}"
     if run.storage_state == "failed":
         return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
     if troubled:
         return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
     unschedulable = [task for task in pending if task.reason == "Unschedulable"]
+    if made < wanted and run.blocked_message:
+        waits = len(unschedulable) == len(newest)
+        return "Queued" if waits else "Starting", run.blocked_reason, run.blocked_message
     if unschedulable:
         message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
         phase: Phase = "Queued" if len(unschedulable) == wanted else "Starting"
         return phase, "WaitingForGPUs", message
     for reason, sentence in (
         ("PullingImage", "The image is being fetched."),
+        ("MountingVolume", "Its volumes are being mounted."),
         ("FetchingInput", run.storage_message or "The input data is being fetched."),
     ):
         waiting = [task for task in pending if task.reason == reason]

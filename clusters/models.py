@@ -207,6 +207,10 @@ class Run(models.Model):
     finished_at = models.DateTimeField(null=True)
     storage_state = models.CharField(max_length=10, blank=True)
     storage_message = models.TextField(blank=True)
+    blocked_reason = models.CharField(max_length=40, blank=True, default="")
+    blocked_message = models.TextField(
+        blank=True, default="", help_text="What keeps the cloud from making its tasks: a quota, admission, a queue."
+    )
     gone = models.BooleanField(default=False)
     stored = models.BooleanField(default=True)
     gone_message = models.TextField(blank=True)

@@ -118,5 +118,7 @@ def state_of(run: Run) -> RunState:
         storage_message=run.storage_message,
         gone=run.gone,
         stored=run.stored,
+        blocked_reason=run.blocked_reason,
+        blocked_message=run.blocked_message,
         gone_message=run.gone_message,
     )

@@ -13,25 +13,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from billing import metering
-from billing.usage import PodState
-from clusters import wakeups
-from clusters.clouds.base import Batch, Capacity, Node, RunGone, Seen, StorageSeen, TaskSeen
+from clusters import task_rows, wakeups
+from clusters.clouds.base import (
+    Batch,
+    Capacity,
+    Node,
+    RunBlocked,
+    RunChanged,
+    RunFound,
+    RunGone,
+    Seen,
+    StorageSeen,
+    TaskSeen,
+)
 from clusters.lifecycle import TERMINAL
 from clusters.models import CloudState, Run, Task
-from clusters.observe import consumer, readable, refresh
+from clusters.observe import readable, refresh
+from clusters.task_rows import ENDED
 from portal.events import entry, record_all
 from portal.models import Event
 
 log = logging.getLogger(__name__)
 
-ENDED = ("Succeeded", "Failed")
-RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
-TASK_FIELDS = [
-    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "started_at", "finished_at", "exit_code",
-    "disrupted", "log_tail", "observed_at",
+# What `_note` and `_vanished` may change in a run.
+NOTED = [
+    "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
+    "release_asked_at",
 ]  # fmt: skip
 
 
@@ -43,23 +53,43 @@ def apply_batch(cloud: str, batch: Batch) -> None:
 
 
 def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
-    """Takes a complete listing, asked for at `asked_at`: what it has is news, and a run that the cloud had been told of by
-    then but that is not listed was lost behind our back."""
+    """Takes a complete listing, asked for at `asked_at`: what it has is news, and what the cloud had been told of or had
+    told by then but does not list was lost behind our back: whole runs, or single pods of runs that go on."""
     listed = {item.run_id for item in batch.items}
     with transaction.atomic():
-        _write(cloud, _not_over(batch.items))
-        here = Run.objects.filter(cloud=cloud, gone=False, applied_at__lt=asked_at)
-        vanished = here.exclude(pk__in=listed).order_by("pk")
+        here = Run.objects.filter(cloud=cloud, gone=False)
+        last_seen = _last_seen(cloud, asked_at)
+        # Before their places are taken by others; what blocks a run is told anew by the watch.
+        missing = _missing(here.filter(pk__in=listed), batch.items, asked_at, last_seen)
+        blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
+        _write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
             "cluster__appcode", "created_by"
         ):
-            _vanished(cloud, run)
+            _vanished(cloud, run, last_seen)
         _save_position(cloud, batch.position)
+
+
+def _last_seen(cloud: str, asked_at: dt.datetime) -> dt.datetime:
+    """Until when everything that the rows say was known to be so."""
+    heard_at = CloudState.objects.filter(name=cloud).values_list("heard_at", flat=True).first()
+    return min(heard_at or asked_at, asked_at)
+
+
+def _missing(
+    runs: QuerySet[Run], items: Sequence[Seen], asked_at: dt.datetime, last_seen: dt.datetime
+) -> list[TaskSeen]:
+    """Pods that were alive when last heard of and are not listed any more."""
+    uids = {item.uid for item in items if isinstance(item, TaskSeen)}
+    alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
+    gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
+    return [task_rows.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
 
 
 def _not_over(items: Sequence[Seen]) -> list[Seen]:
     """The items without those of runs that are over, of which everything is known: nearly all of a long listing."""
-    ids = {item.run_id for item in items}
+    ids = {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunFound)}
     over = set(Run.objects.filter(pk__in=ids, gone=True, phase__in=TERMINAL).values_list("pk", flat=True))
     ended = set(Task.objects.filter(run__in=over, phase__in=ENDED).values_list("uid", flat=True))
     return [
@@ -109,15 +139,13 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     # Locked in one order everywhere, so that a person's action and the watch cannot wait for each other.
     rows = Run.objects.filter(pk__in=ids, cloud=cloud).order_by("pk").select_for_update(of=("self",), no_key=True)
     runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
-    for unknown in ids - runs.keys():
-        log.error("%s reports run %s, which was never made there; nothing is recorded for it", cloud, unknown)
+    _tell_unknown(cloud, [item for item in items if item.run_id not in runs])
     known = [_clean(item) for item in items if _expected(cloud, runs, item)]
-    failed = _write_tasks([item for item in known if isinstance(item, TaskSeen)], at)
-    metering.record([pod_state(cloud, runs[item.run_id], item) for item in known if isinstance(item, TaskSeen)])
+    failed = task_rows.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
     _tell_failures([(runs[item.run_id], item) for item in failed])
     for item in known:
         _note(runs[item.run_id], item)
-    Run.objects.bulk_update(runs.values(), ["storage_state", "storage_message", "gone", "stored", "gone_message"])
+    Run.objects.bulk_update(runs.values(), NOTED)
     refresh(list(runs.values()), at)
 
 
@@ -141,16 +169,58 @@ def _clean(item: Seen) -> Seen:
             gpu_model=readable(item.gpu_model, 60),
             log_tail=readable(item.log_tail),
         )
-    return replace(item, message=readable(item.message))
+    return item if isinstance(item, RunFound) else replace(item, message=readable(item.message))
 
 
 def _note(run: Run, item: Seen) -> None:
-    if isinstance(item, StorageSeen):
+    if isinstance(item, RunFound):
+        if run.gone:
+            _found_again(run)
+    elif isinstance(item, RunChanged):
+        if run.desired == Run.Desired.RUNNING and not run.verdict:
+            record_all([_cloud_event(run, "run.changed_by_hand", f"{item.message} The run is applied again.")])
+            run.applied_at = None
+            transaction.on_commit(lambda: wakeups.wake(run.pk))
+    elif isinstance(item, RunBlocked):
+        run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message
+    elif isinstance(item, StorageSeen):
         if item.state == "failed" and run.storage_state != "failed":
             record_all([_cloud_event(run, "run.storage_failed", item.message)])
         run.storage_state, run.storage_message = item.state, item.message
     elif isinstance(item, RunGone):
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
+
+
+def _found_again(run: Run) -> None:
+    """The cloud has a run that was gone: somebody's order to start it came late, after the one to end it. It is to be ended
+    again, and holds what it holds until then."""
+    record_all([_cloud_event(run, "run.found", "The cloud has this run again although it is over; it is ended.")])
+    run.gone, run.release_asked_at = False, None
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
+
+
+def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
+    """Runs that were never made there, as far as the database knows: it may have been restored from a backup, or another portal
+    may use the same name. So nothing is recorded for them and nothing is done to them but to tell administrators, once;
+    `manage.py unknown_runs` lists and ends them."""
+    for unknown in {item.run_id for item in items}:
+        log.error("%s reports run %s, which was never made there; nothing is recorded for it", cloud, unknown)
+    verb, about = "cloud.unknown_run", f"cloud {cloud}"
+    found = {item.run_id: item.run for item in items if isinstance(item, RunFound)}
+    if found:
+        told = Event.objects.filter(verb=verb, object=about, appcode="", data__run__in=list(found))
+        for known in told.values_list("data__run", flat=True):
+            found.pop(known, None)
+    record_all(
+        [
+            entry(
+                verb, actor=None, object=about, run=run_id,
+                message=f"Run {ref.number} of {ref.appcode}/{ref.cluster} is in namespace {ref.namespace}, and this portal has "
+                "never started it. If nobody else has, end it with: manage.py unknown_runs --end",
+            )
+            for run_id, ref in found.items()
+        ]
+    )  # fmt: skip
 
 
 def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
@@ -163,84 +233,12 @@ def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
     record_all(events)
 
 
-def _write_tasks(seen: Iterable[TaskSeen], at: dt.datetime) -> list[TaskSeen]:
-    """One upsert for all; the latest news of a pod wins unless it would take the pod backwards. A pod of a cloud that began
-    anew takes the place of the one that had its role, index and attempt before.
-
-    Returns those of which it is news that they failed.
-    """
-    seen = list(seen)
-    # A cloud that counts the pods of a service by itself may begin anew; a pod keeps the number that it was first told with.
-    attempts = dict(Task.objects.filter(uid__in={item.uid for item in seen}).values_list("uid", "attempt"))
-    newest: dict[tuple[int, str, int, int], TaskSeen] = {}
-    for told in seen:
-        item = replace(told, attempt=attempts.get(told.uid, told.attempt))
-        key = (item.run_id, item.role, item.index, item.attempt)
-        before = newest.get(key)
-        if before is None or before.uid != item.uid or RANK[item.phase] >= RANK[before.phase]:
-            newest[key] = item
-    uids = [item.uid for item in newest.values()]
-    stored = dict(Task.objects.filter(uid__in=uids).values_list("uid", "phase"))
-    fresh = [item for item in newest.values() if RANK[item.phase] >= RANK.get(stored.get(item.uid, "Pending"), 0)]
-    rows = [
-        Task(
-            run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
-            reason=item.reason, message=item.message, node=item.node, gpus=list(item.gpus), gpu_model=item.gpu_model,
-            scheduled_at=item.scheduled_at, started_at=item.started_at, finished_at=item.finished_at,
-            exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail, observed_at=at,
-        )
-        for item in fresh
-    ]  # fmt: skip
-    Task.objects.bulk_create(
-        rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
-    )
-    return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and stored.get(i.uid) != "Failed"]
-
-
-def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
-    """What billing may know of a pod: amounts, times and copied names."""
-    held = run.resources[item.role]
-    return PodState(
-        uid=item.uid,
-        cloud=cloud,
-        appcode_id=run.cluster.appcode_id,
-        consumer=consumer(run),
-        labels={
-            "cluster": run.cluster.name,
-            "run": str(run.number),
-            "role": item.role,
-            "index": str(item.index),
-            "attempt": str(item.attempt),
-            "flavor": held["flavor"],
-            "framework": run.spec["framework"],
-            "user": run.created_by.username if run.created_by else "",
-        },
-        phase=item.phase,
-        gpus=held["gpus"],
-        gpu_model=item.gpu_model,
-        cpu_milli=held["cpu_milli"],
-        memory_mb=held["memory_mb"],
-        scheduled_at=item.scheduled_at,
-        started_at=item.started_at,
-        finished_at=item.finished_at,
-        estimated=item.estimated,
-    )
-
-
-def _vanished(cloud: str, run: Run) -> None:
+def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
     """The cloud has forgotten a run: close its pods with an estimated end, then start it again or call it gone."""
     at = timezone.now()
-    lost = [
-        TaskSeen(
-            run_id=run.pk, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",
-            message="It disappeared without a trace of its end.", node=task.node, gpus=tuple(task.gpus), gpu_model=task.gpu_model,
-            scheduled_at=task.scheduled_at, started_at=task.started_at, finished_at=at, disrupted=True, estimated=True,
-        )
-        for task in run.tasks.filter(phase__in=["Pending", "Running"])
-    ]  # fmt: skip
-    metering.record([pod_state(cloud, run, item) for item in lost])
+    lost = [task_rows.lost(task, last_seen) for task in run.tasks.filter(phase__in=["Pending", "Running"])]
+    task_rows.write(cloud, {run.pk: run}, lost, at)
     if run.verdict or run.desired == Run.Desired.ENDED:
-        _write_tasks(lost, at)
         run.gone = True
         if run.spec.get("output") and run.storage_state != "stored":
             run.stored, run.gone_message = (
@@ -252,7 +250,8 @@ def _vanished(cloud: str, run: Run) -> None:
         run.tasks.all().delete()
         run.storage_state = run.storage_message = ""
     run.applied_at = None
-    run.save(update_fields=["gone", "stored", "gone_message", "applied_at", "storage_state", "storage_message"])
+    run.blocked_reason = run.blocked_message = ""
+    run.save(update_fields=NOTED)
     record_all([_cloud_event(run, "run.vanished", "The cloud no longer knew this run.")])
     refresh([run], at)
     transaction.on_commit(lambda: wakeups.wake(run.pk))

@@ -245,9 +245,10 @@ class RunBlocked:
 
 @dataclass(frozen=True)
 class RunFound:
-    """The run is in the cloud, and nobody has asked the cloud to end it. Told once for each watch that begins."""
+    """The run is in the cloud, and nobody has asked the cloud to end it. Told by every listing, and when it appears."""
 
     run_id: int
+    run: RunRef
 
 
 @dataclass(frozen=True)

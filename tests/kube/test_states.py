@@ -6,7 +6,7 @@ import copy
 import datetime as dt
 from typing import Any
 
-from clusters.clouds.base import RunFound, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.base import RunFound, RunGone, RunRef, StorageSeen, TaskSeen
 from clusters.clouds.kubernetes.mirror import Mirror
 from clusters.clouds.kubernetes.settings import quantity
 from clusters.clouds.kubernetes.states import storage_seen, task_seen
@@ -254,8 +254,11 @@ def test_quantities() -> None:
     assert found == [96, 0.5, 768 * 2**30, 2000, 1.5]
 
 
+RUN = RunRef(1042, "ops", "demo", "mnist", 3)
+
+
 def owner(*finalizers: str, **metadata: Any) -> Any:
-    labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3"}
+    labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3", "gpu-cloud/appcode": "demo", "gpu-cloud/cluster": "mnist"}
     facts = {"name": "demo-mnist-3-1042-run", "namespace": "ops", "uid": "uid-owner", "labels": labels}
     return {"metadata": {**facts, "finalizers": list(finalizers), **metadata}}
 
@@ -263,7 +266,7 @@ def owner(*finalizers: str, **metadata: Any) -> Any:
 def test_a_run_is_gone_when_its_owner_is_left_alone() -> None:
     mirror = Mirror()
     task = pod("Failed", state=terminated(143), metadata={"deletionTimestamp": at(9)})
-    assert mirror.note_owner("ADDED", owner("gpu-cloud/told")) == [StorageSeen(1042, "none"), RunFound(1042)]
+    assert mirror.note_owner("ADDED", owner("gpu-cloud/told")) == [StorageSeen(1042, "none"), RunFound(1042, RUN)]
     mirror.note_pod("ADDED", task, time(9))
     deleted = {"deletionTimestamp": at(9)}
     assert mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", **deleted)) == []

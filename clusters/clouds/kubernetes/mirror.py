@@ -292,7 +292,7 @@ class Mirror:
             # So that a listing names every run, also one that has no pods yet.
             news = [self._storage.get(run_id, StorageSeen(run_id, "none"))]
             if not deleted and not _is_ending(metadata):
-                news.append(RunFound(run_id))
+                news.append(RunFound(run_id, ref))
         return [*news, *self._gone(run_id)]
 
     def _look_after(self, owner: Owner, found: Object, before: Owner | None) -> None:

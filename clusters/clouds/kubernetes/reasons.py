@@ -81,7 +81,7 @@ def waits_for_volume(message: str, trouble: str) -> str:
 
 
 def node_lost(node: str) -> str:
-    return f"Node {node} does not answer. The task may still run there; it is started again when the node is given up."
+    return f"Node {node} does not answer; the task may still run there until the node is back or given up."
 
 
 def _tidy(text: str) -> str:

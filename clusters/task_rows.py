@@ -1,0 +1,110 @@
+"""Rows of tasks: what was seen of pods, written once and never backwards, and what billing may know of them.
+
+Called by `watch` inside its transaction. Which pod an item is about is told by its uid; (run, role, index, attempt) is its place.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from billing import metering
+from billing.usage import PodState
+from clusters import archiving
+from clusters.clouds.base import TaskSeen
+from clusters.models import Run, Task
+from clusters.observe import consumer
+
+ENDED = ("Succeeded", "Failed")
+RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
+TASK_FIELDS = [
+    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "started_at", "finished_at", "exit_code",
+    "disrupted", "log_tail", "observed_at",
+]  # fmt: skip
+# What a repeated sighting has in common with the row, besides its place.
+COMPARED = [name for name in TASK_FIELDS if name not in ("uid", "gpus", "observed_at")]
+
+
+def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.datetime) -> list[TaskSeen]:
+    """One upsert for all, and what billing has to know of them; the latest news of a pod wins unless it would take the pod
+    backwards. A pod of a cloud that began anew takes the place of the one that had its role, index and attempt before.
+
+    Returns those of which it is news that they failed.
+    """
+    told = list(told)
+    stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
+    # A long listing repeats what is known, and that was recorded when it was written.
+    seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
+    metering.record([pod_state(cloud, runs[item.run_id], item) for item in seen])
+    newest: dict[tuple[int, str, int, int], TaskSeen] = {}
+    for each in seen:
+        # A cloud that counts the pods of a service by itself may begin anew; a pod keeps the number that it had first.
+        row = stored.get(each.uid)
+        item = replace(each, attempt=row.attempt) if row else each
+        key = (item.run_id, item.role, item.index, item.attempt)
+        before = newest.get(key)
+        if before is None or before.uid != item.uid or RANK[item.phase] >= RANK[before.phase]:
+            newest[key] = item
+    phases = {uid: row.phase for uid, row in stored.items()}
+    fresh = [item for item in newest.values() if RANK[item.phase] >= RANK.get(phases.get(item.uid, "Pending"), 0)]
+    rows = [
+        Task(
+            run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
+            reason=item.reason, message=item.message, node=item.node, gpus=list(item.gpus), gpu_model=item.gpu_model,
+            scheduled_at=item.scheduled_at, started_at=item.started_at, finished_at=item.finished_at,
+            exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail, observed_at=at,
+        )
+        for item in fresh
+    ]  # fmt: skip
+    Task.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
+    )
+    archiving.note(cloud, fresh, stored.keys())
+    return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+
+
+def _is_known(row: Task | None, item: TaskSeen) -> bool:
+    return row is not None and (row.run_id, row.role, row.index, list(row.gpus)) == (
+        item.run_id, item.role, item.index, list(item.gpus)
+    ) and all(getattr(row, name) == getattr(item, name) for name in COMPARED)  # fmt: skip
+
+
+def lost(task: Task, last_seen: dt.datetime) -> TaskSeen:
+    """The end that nobody saw of a pod that was there at `last_seen`: what nobody saw is not billed."""
+    times = [each for each in (task.scheduled_at, task.started_at, last_seen) if each is not None]
+    return TaskSeen(
+        run_id=task.run_id, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",
+        message="It disappeared without a trace of its end.", node=task.node, gpus=tuple(task.gpus), gpu_model=task.gpu_model,
+        scheduled_at=task.scheduled_at, started_at=task.started_at, finished_at=max(times), disrupted=True, estimated=True,
+    )  # fmt: skip
+
+
+def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
+    """What billing may know of a pod: amounts, times and copied names."""
+    held = run.resources[item.role]
+    return PodState(
+        uid=item.uid,
+        cloud=cloud,
+        appcode_id=run.cluster.appcode_id,
+        consumer=consumer(run),
+        labels={
+            "cluster": run.cluster.name,
+            "run": str(run.number),
+            "role": item.role,
+            "index": str(item.index),
+            "attempt": str(item.attempt),
+            "flavor": held["flavor"],
+            "framework": run.spec["framework"],
+            "user": run.created_by.username if run.created_by else "",
+        },
+        phase=item.phase,
+        gpus=held["gpus"],
+        gpu_model=item.gpu_model,
+        cpu_milli=held["cpu_milli"],
+        memory_mb=held["memory_mb"],
+        scheduled_at=item.scheduled_at,
+        started_at=item.started_at,
+        finished_at=item.finished_at,
+        estimated=item.estimated,
+    )
