@@ -58,12 +58,14 @@ class Refused(Exception):
 class Plane:
     """One control plane. To be started from a main thread (see services.spawn). Logs are in `folder`/log."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
-        """`address`: where the API server listens; one that containers can reach, when there are any."""
+    def __init__(self, folder: Path, address: str = "127.0.0.1", audited: str = "") -> None:
+        """`address`: where the API server listens; one that containers can reach, when there are any. `audited`: a user whose
+        calls the API server writes down (see `calls_of_audited`)."""
         self.folder = services.private_folder(folder)
         self.logs = services.private_folder(folder / "log")
         self._keys = services.private_folder(folder / "keys")
         self._address = address
+        self._audited = audited
         self._port, self._etcd_port, self._peer_port, self._scheduler_port = (services.free_port() for _ in range(4))
         self.url = f"https://{address}:{self._port}"
         self._authority = Authority(self._keys, address)
@@ -131,6 +133,19 @@ class Plane:
             match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
             found[name] = int(match[1]) * 1024 if match else 0
         return found
+
+    def calls_of_audited(self) -> list[Object]:
+        """The API server's own audit log of the audited user, oldest first: `verb`, `objectRef`, `requestReceivedTimestamp` …
+
+        A call stands in it when its answer has begun (a watch) or ended (anything else).
+        """
+        return [
+            json.loads(line) for line in self._audit_log.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
+        ]
+
+    @property
+    def _audit_log(self) -> Path:
+        return self.logs / "audit.log"
 
     def pids(self) -> list[int]:
         return [process.pid for _, process in self._running.values()]
@@ -374,7 +389,17 @@ class Plane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self._service_accounts}",
             f"--service-account-signing-key-file={self._service_accounts}",
+            *self._audit_flags(),
         )
+
+    def _audit_flags(self) -> tuple[str, ...]:
+        if not self._audited:
+            return ()
+        rules = [{"level": "Metadata", "users": [self._audited]}, {"level": "None"}]
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+        file = self.folder / "audit.yaml"
+        file.write_text(json.dumps(policy))
+        return (f"--audit-policy-file={file}", f"--audit-log-path={self._audit_log}")
 
     def _controller_manager(self) -> Service:
         return self._service(
