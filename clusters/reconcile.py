@@ -1,17 +1,22 @@
 """The loop from what is wanted to what the cloud is told: claim → plan → tell the cloud → record. It can die at any line.
 
-A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, and writes back only
-while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after telling and before recording
-is followed by one that tells again. What is left undone is found by `sweep`, which is the only thing that may not be lost.
+A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, renews it while a step
+takes long, and writes back only while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after
+telling and before recording is followed by one that tells again. What is left undone is found by `sweep`, which is the only
+thing that may not be lost.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from django.db import transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
@@ -43,12 +48,14 @@ from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
-CLAIM = dt.timedelta(seconds=60)
+# How soon another takes over from a worker that died, and for how long a step that hangs is waited for.
+CLAIM, LONGEST_STEP = dt.timedelta(seconds=15), dt.timedelta(minutes=3)
 # A cloud that was asked to end a run and has not said so: ask again.
 ASK_AGAIN = dt.timedelta(seconds=30)
 # Pauses after which trouble is tried again: the cloud's, and our own, of which somebody should read in the log.
 CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
+LONGEST_PAUSE = dt.timedelta(minutes=1)
 SWEEP_LIMIT = 500
 # A price may hold from a moment before its row could be seen.
 PRICE_SEEN = dt.timedelta(seconds=10)
@@ -65,11 +72,13 @@ def reconcile(run_id: int) -> None:
     token = uuid.uuid4()
     while _claim(run_id, token):
         try:
-            _step(run_id, token)
+            with _kept(run_id, token):
+                _step(run_id, token)
         except CloudError as error:
             why = readable(str(error))
             log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
-            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {why}", CLOUD_PAUSE)
+            pause = min(max(CLOUD_PAUSE, dt.timedelta(seconds=error.after or 0)), LONGEST_PAUSE)
+            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {why}", pause)
             return
         except Exception as error:
             kind = type(error).__name__
@@ -97,6 +106,30 @@ def _claim(run_id: int, token: uuid.UUID) -> bool:
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
     rows = Run.objects.filter(unsettled(at), free, pk=run_id)
     return rows.update(claim_token=token, claimed_until=at + CLAIM) == 1
+
+
+@contextmanager
+def _kept(run_id: int, token: uuid.UUID) -> Iterator[None]:
+    """Renews the claim while the step takes. Nothing is asked of the database when it takes as long as usual."""
+    done, end = threading.Event(), time.monotonic() + LONGEST_STEP.total_seconds()
+
+    def renew() -> None:
+        try:
+            while not done.wait(CLAIM.total_seconds() / 3) and time.monotonic() < end:
+                until = timezone.now() + CLAIM
+                Run.objects.filter(pk=run_id, claim_token=token).update(claimed_until=until)
+        except DatabaseError as error:
+            log.warning("run %s: its claim is not renewed: %s", run_id, error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=renew, name=f"claim-{run_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _release(run_id: int, token: uuid.UUID) -> bool:

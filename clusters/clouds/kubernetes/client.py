@@ -25,7 +25,7 @@ from clusters.clouds.kubernetes.names import MANAGER
 Json = dict[str, Any]
 
 TIMEOUT = urllib3.Timeout(connect=3.0, read=15.0)
-TRY_SECONDS = 10.0
+TRY_SECONDS = 6.0
 PAGE = 500
 AT_ONCE = 8
 # The server ends a healthy watch after the first time; one that is silent for the second is dead.
