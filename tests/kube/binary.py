@@ -33,35 +33,47 @@ class BuildError(Exception):
 
 def binary() -> Path:
     """The path of the program, built now if need be. Raises BuildError."""
-    folder = _cache() / _key()
-    program = folder / "plane"
+    return _built("plane", ".")
+
+
+def pause_binary() -> Path:
+    """That of the one program in the image of pods' sandboxes. It uses nothing that would not be linked in."""
+    return _built("pause", "./pause")
+
+
+def cache(part: str) -> Path:
+    """A folder outside the tree for what is made once."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-cloud-portal" / part
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _built(name: str, package: str) -> Path:
+    folder = cache("plane") / _key()
+    program = folder / name
     if program.exists():
         return program
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            _build(program)
+            _build(program, package)
     return program
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-cloud-portal" / "plane"
 
 
 def _key() -> str:
     digest = hashlib.sha256("\0".join(FLAGS).encode())
-    for name in ("go.mod", "go.sum", "main.go"):
-        digest.update(hashlib.sha256((SOURCE / name).read_bytes()).digest())
+    for path in (SOURCE / "go.mod", SOURCE / "go.sum", *sorted(SOURCE.rglob("*.go"))):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _build(program: Path) -> None:
+def _build(program: Path, package: str) -> None:
     go = _go()
-    print(f"Building the Kubernetes control plane with {go} (once; minutes) …", file=sys.stderr, flush=True)
-    partly = program.with_name("plane.new")
+    print(f"Building tests/plane: {program.name}, with {go} (once; minutes) …", file=sys.stderr, flush=True)
+    partly = program.with_name(f"{program.name}.new")
     # -mod=readonly: what is built is what go.sum says, or nothing.
-    argv = [str(go), "build", "-mod=readonly", "-buildvcs=false", *FLAGS, "-o", str(partly), "."]
+    argv = [str(go), "build", "-mod=readonly", "-buildvcs=false", *FLAGS, "-o", str(partly), package]
     done = subprocess.run(argv, cwd=SOURCE, capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"tests/plane does not build:\n{done.stderr[-4000:]}")

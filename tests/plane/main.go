@@ -2,7 +2,8 @@
 // of the program of that name. Components that are linked together share most of their code, so one binary builds in
 // half of the time of several, and go.sum says what is in all of them.
 //
-// kwok plays the nodes and their kubelets, by rules (stages) that tests/kube/plane.py writes.
+// kwok plays the nodes and their kubelets, by rules (stages) that tests/kube/plane.py writes. The real node of
+// tests/kube/node.py takes its kubelet, kube-proxy and CoreDNS from here, too.
 package main
 
 import (
@@ -11,6 +12,11 @@ import (
 	"os"
 	_ "time/tzdata" // CronJobs name time zones
 
+	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -50,6 +56,10 @@ func main() {
 	switch {
 	case name == "etcd":
 		etcdmain.Main(os.Args)
+	case name == "coredns":
+		coremain.Run()
+	case name == "containers":
+		exitOn(runContainers(os.Args[1:]))
 	case name == "kwok":
 		os.Exit(runKwok())
 	case components[name] != nil:
@@ -60,8 +70,15 @@ func main() {
 			kubectlutil.CheckErr(err)
 		}
 	default:
-		fmt.Fprintln(os.Stderr, "usage: plane etcd|kwok|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
+		fmt.Fprintln(os.Stderr, "usage: plane etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kwok|kubelet|kube-proxy|coredns|containers|kubectl [flags]")
 		os.Exit(2)
+	}
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
