@@ -8,7 +8,8 @@ because a plain FOR UPDATE would wait for the foreign keys of rows that the watc
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 
 from django.db import IntegrityError, transaction
 from django.db.models import Max
@@ -114,6 +115,28 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
         cluster.save(update_fields=["deleted_at", "changed_at"])
         _record("cluster.deleted", cluster, acting_user, "Deleted.")
         transaction.on_commit(lambda: wakeups.wake_purge(cluster.pk))
+
+
+@transaction.atomic
+def note_command(
+    run: Run, role: str, index: int, argv: Sequence[str], *, acting_user: User | None, who: str = ""
+) -> None:
+    """Writes down that a command is about to be run inside a task: the program, not its arguments, which may hold secrets.
+
+    `acting_user` None is an operator at the portal's own machine, called `who`.
+    """
+    count = len(argv) - 1
+    arguments = f" with {count} argument{'' if count == 1 else 's'}" if count else ""
+    program = PurePosixPath(argv[0]).name[:60]
+    by = f", by {who} at the portal's machine" if who else ""
+    record(
+        "task.exec",
+        actor=acting_user,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=f"“{program}”{arguments} was run in {role}-{index}{by}.",
+        run=run.number,
+    )
 
 
 @transaction.atomic

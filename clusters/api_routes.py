@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters import api, log_api
+from clusters import api, exec_api, log_api
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 
@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>", api.OneRun.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks", api.Tasks.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", log_api.TaskLog.as_view()),
+    path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/exec", exec_api.TaskExec.as_view()),
     path(f"{ONE}/usage", api.ClusterUsage.as_view()),
     path("flavors", api.Flavors.as_view()),
     path("images", api.Images.as_view()),

@@ -8,15 +8,14 @@ from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.clouds.base import CloudError
-from clusters.clouds.registry import cloud_of, run_ref
-from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream
+from clusters.logs import CHUNK, FOLLOW_SECONDS, LogSource, LogStream, RunLogs
 from clusters.models import Run
 from clusters.specs import ROLES
 from portal.api import person
@@ -36,11 +35,8 @@ class PlainText(BaseRenderer):
         return str(data).encode()
 
 
-class AnyAccept(BaseContentNegotiation):
-    """A log is text whatever was asked for."""
-
-    def select_parser(self, request: Request, parsers: object) -> None:
-        return None
+class AnyAccept(DefaultContentNegotiation):
+    """A stream is what it is, whatever was asked for."""
 
     def select_renderer(
         self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
@@ -57,7 +53,8 @@ class TaskLog(APIView):
         operation_id="tasks_log",
         summary="The log of a task",
         description="Output and errors of one attempt, as the program wrote them. The header `Log-Offset` says at which byte the "
-        f"answer starts. A stream ends with its task, or after {FOLLOW_SECONDS // 60} minutes; go on with `offset`.",
+        f"answer starts. A stream ends with its task, or after {FOLLOW_SECONDS // 60} minutes; go on with `offset`. 404 "
+        "also when a log was lost with its pod; the sentence says why.",
         parameters=[
             OpenApiParameter("follow", bool, description="Go on sending what comes until the task has ended."),
             OpenApiParameter("tail", int, description="Only the last so many lines (within the last MiB)."),
@@ -75,11 +72,12 @@ class TaskLog(APIView):
         offset = number(request, "offset", default=0, low=0, high=2**53)
         if tail >= 0 and offset:
             raise Invalid.at("tail", message="Give either “tail” or “offset”.")
-        attempt = _attempt(request, row, role, index)
+        source = LogSource(RunLogs(row), role, index, _attempt(request, row, role, index))
         slots: list[Slot] = []
         try:
-            source = LogSource(cloud_of(row), run_ref(row), role, index, attempt)
             first = source.last_lines(tail) if tail >= 0 else source.read(offset)
+            if first.absent and first.complete and (why := source.note(first)):
+                raise Http404(why)
             if not follow and (tail >= 0 or len(first.data) < CHUNK):
                 return _text(HttpResponse(first.data), first.offset - len(first.data))
             slots = take_stream_slots(person(request).pk, FOLLOW_SECONDS + 60)

@@ -1,4 +1,4 @@
-"""What one person may ask of the API: how large a body, how many requests, how many log streams at one time.
+"""What one person may ask of the API: how large a body, how many requests, how many streams (logs, commands) at one time.
 
 The counters live in the cache. Without the cache requests are let through, because a limit is a courtesy to the others,
 but streams are not, because each of them holds a thread of the web server for minutes.
@@ -122,12 +122,12 @@ def take_stream_slots(person: int, seconds: int) -> list[Slot]:
             (
                 f"streams:{person}",
                 STREAMS_PER_PERSON,
-                f"You follow {STREAMS_PER_PERSON} logs already; end one of them.",
+                f"You follow {STREAMS_PER_PERSON} logs or commands already; end one of them.",
             ),
             (
                 "streams",
                 settings.MAX_LOG_STREAMS,
-                "Too many logs are being followed at this moment; try again in a few seconds.",
+                "Too many logs and commands are being followed at this moment; try again in a few seconds.",
             ),
         ):
             slot = next(
@@ -137,7 +137,7 @@ def take_stream_slots(person: int, seconds: int) -> list[Slot]:
                 raise Unavailable(sentence)
             taken.append(slot)
     except RedisError as error:
-        raise Unavailable("Logs cannot be followed at this moment; try again in a few seconds.") from error
+        raise Unavailable("Nothing can be followed at this moment; try again in a few seconds.") from error
     except Unavailable:
         for slot in taken:
             slot.release()

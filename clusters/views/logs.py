@@ -7,9 +7,8 @@ the whole log of a task as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -18,9 +17,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef
-from clusters.clouds.registry import cloud_of, run_ref
-from clusters.logs import CHUNK, LogSource
+from clusters.clouds.base import CloudError, LogChunk
+from clusters.logs import CHUNK, LogSource, RunLogs
 from clusters.models import Run, Task
 from clusters.views.cluster import Page, TaskRow, failed_first, page_of, task_rows
 
@@ -30,15 +28,19 @@ LEAST_BYTES = 8 * 1024
 # What is shown first of each log: its end.
 TAIL_BYTES = 256 * 1024
 MAX_TASKS = 200
+# Logs that one answer reads at the same time.
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Position:
-    """A byte of the log of one attempt, and whether what lies before it is wanted rather than what follows."""
+    """A byte of the log of one attempt (and the cloud's own word for it), and whether what lies before it is wanted rather
+    than what follows."""
 
     attempt: int
     offset: int
     before: bool
+    cursor: str = ""
 
 
 @require_safe
@@ -82,14 +84,7 @@ def read(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         return JsonResponse({"pieces": [], "error": ""})
     rows = {row.name: row for row in task_rows(shown.run)}
     reader = _Reader(shown.run, limit=max(LEAST_BYTES, min(CHUNK, ANSWER_BYTES // len(wanted))))
-    pieces: list[dict[str, Any]] = []
-    error = ""
-    try:
-        for task, position in wanted.items():
-            if task in rows and (piece := reader.piece(rows[task], position)):
-                pieces.append(piece)
-    except CloudError as trouble:
-        error = str(trouble)
+    pieces, error = reader.pieces([(rows[task], position) for task, position in wanted.items() if task in rows])
     return JsonResponse({"pieces": pieces, "error": error})
 
 
@@ -102,14 +97,16 @@ def download(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     if shown.run is None or row is None:
         raise Http404("There is no such task.")
     attempt = _attempt(request, _attempts(shown.run, row))
+    source = LogSource(RunLogs(shown.run), row.role, row.index, attempt)
     try:
-        source = LogSource(cloud_of(shown.run), run_ref(shown.run), row.role, row.index, attempt)
         first = source.read(0)
     except CloudError as error:
         return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
+    if first.absent and first.complete and (why := source.note(first)):
+        return render(request, "clusters/unreachable.html", {"page": shown, "error": why}, status=404)
     file = f"{name}-{shown.run.number}-{row.name}" + (f"-attempt-{attempt + 1}" if attempt else "") + ".log"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
-    return StreamingHttpResponse(_everything(source, first), content_type="text/plain; charset=utf-8", headers=headers)
+    return StreamingHttpResponse(source.everything(first), content_type="text/plain; charset=utf-8", headers=headers)
 
 
 class _Reader:
@@ -117,29 +114,54 @@ class _Reader:
 
     def __init__(self, run: Run, limit: int) -> None:
         self.run, self.limit = run, limit
-        self.ref: RunRef = run_ref(run)
+        self.logs = RunLogs(run)
 
-    @cached_property
-    def _cloud(self) -> Cloud:
-        return cloud_of(self.run)
+    def pieces(self, wanted: list[tuple[TaskRow, Position | None]]) -> tuple[list[dict[str, Any]], str]:
+        """Side by side, and the first trouble in words; what can be read comes all the same."""
+        found: list[dict[str, Any]] = []
+        error = ""
+        try:
+            self.logs.load()
+        except CloudError as trouble:
+            return [], str(trouble)
+        with ThreadPoolExecutor(min(AT_ONCE, len(wanted) or 1)) as threads:
+            for reading in [threads.submit(self.piece, row, position) for row, position in wanted]:
+                try:
+                    if piece := reading.result():
+                        found.append(piece)
+                except CloudError as trouble:
+                    error = error or str(trouble)
+        return found, error
 
     def piece(self, row: TaskRow, position: Position | None) -> dict[str, Any] | None:
         """None when there is no news. Behind the end of an attempt's log comes the start of the next attempt's."""
         newest = row.task.attempt if row.task else 0
         if position is None:
             chunk = from_line(self._read(row, newest, tail=min(TAIL_BYTES, self.limit)))
-            return _piece(row, newest, whole_characters(chunk), ended=self._ended(row, newest, chunk))
+            return self._piece(row, newest, whole_characters(chunk), at_end=True)
         attempt, offset = position.attempt, position.offset
         if position.before:
             start = max(0, offset - self.limit)
-            return _piece(
-                row, attempt, from_line(self._read(row, attempt, offset=start, limit=offset - start)), ended=False
-            )
-        chunk = whole_characters(self._read(row, attempt, offset=offset))
+            chunk = from_line(self._read(row, attempt, offset=start, limit=offset - start))
+            return self._piece(row, attempt, chunk, at_end=False)
+        chunk = whole_characters(self._read(row, attempt, offset=offset, cursor=position.cursor))
         if not chunk.data and chunk.complete and attempt < newest:
-            return _piece(row, attempt + 1, LogChunk(b"", 0, False), ended=False)
-        ended = self._ended(row, attempt, chunk)
-        return _piece(row, attempt, chunk, ended=ended) if chunk.data or ended else None
+            return self._piece(row, attempt + 1, LogChunk(b"", 0, False), at_end=False)
+        piece = self._piece(row, attempt, chunk, at_end=True)
+        return piece if chunk.data or piece["ended"] else None
+
+    def _piece(self, row: TaskRow, attempt: int, chunk: LogChunk, *, at_end: bool) -> dict[str, Any]:
+        ended = at_end and self._ended(row, attempt, chunk)
+        return {
+            "task": row.name,
+            "attempt": attempt,
+            "start": chunk.offset - len(chunk.data),
+            "offset": chunk.offset,
+            "cursor": chunk.cursor,
+            "text": chunk.data.decode("utf-8", "replace"),
+            "ended": ended,
+            "note": self.logs.note(row.role, row.index, attempt, chunk) if ended else "",
+        }
 
     def _ended(self, row: TaskRow, attempt: int, chunk: LogChunk) -> bool:
         """Whether nothing more can come: the log is at its end, and so is the task."""
@@ -149,17 +171,27 @@ class _Reader:
         return chunk.complete and task_over
 
     def _read(
-        self, row: TaskRow, attempt: int, *, offset: int = 0, limit: int = 0, tail: int | None = None
+        self,
+        row: TaskRow,
+        attempt: int,
+        *,
+        offset: int = 0,
+        limit: int = 0,
+        tail: int | None = None,
+        cursor: str = "",
     ) -> LogChunk:
+        if row.phase == "Pending" and not self.logs.keeps and attempt == (row.task.attempt if row.task else 0):
+            # Its program has not been started, so nobody has to be asked.
+            return LogChunk(b"", offset, True, absent=True)
         limit = limit or self.limit
-        return self._cloud.log(self.ref, row.role, row.index, attempt=attempt, offset=offset, limit=limit, tail=tail)
+        return self.logs.read(row.role, row.index, attempt, offset=offset, limit=limit, tail=tail, cursor=cursor)
 
 
 def from_line(chunk: LogChunk) -> LogChunk:
     """The chunk without the line that is cut off at its start; a chunk that is one long line stays as it is."""
     starts_inside = chunk.offset > len(chunk.data)
     cut = chunk.data.find(b"\n", 0, -1) + 1 if starts_inside else 0
-    return LogChunk(chunk.data[cut:], chunk.offset, chunk.complete)
+    return replace(chunk, data=chunk.data[cut:])
 
 
 def whole_characters(chunk: LogChunk) -> LogChunk:
@@ -172,20 +204,9 @@ def whole_characters(chunk: LogChunk) -> LogChunk:
         size = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
         # A lone half that will never be finished must not stop everything behind it.
         if size > back and not chunk.complete and len(data) > back:
-            return LogChunk(data[:-back], chunk.offset - back, chunk.complete)
+            return replace(chunk, data=data[:-back], offset=chunk.offset - back)
         break
     return chunk
-
-
-def _piece(row: TaskRow, attempt: int, chunk: LogChunk, *, ended: bool) -> dict[str, Any]:
-    return {
-        "task": row.name,
-        "attempt": attempt,
-        "start": chunk.offset - len(chunk.data),
-        "offset": chunk.offset,
-        "text": chunk.data.decode("utf-8", "replace"),
-        "ended": ended,
-    }
 
 
 def _positions(body: bytes) -> dict[str, Position | None]:
@@ -210,7 +231,8 @@ def _position(item: Any) -> Position | None:
         or not (0 <= attempt < 2**31 and 0 <= offset < 2**53)
     ):
         return None
-    return Position(attempt, offset, before)
+    cursor = item.get("cursor")
+    return Position(attempt, offset, before, cursor if isinstance(cursor, str) and len(cursor) <= 100 else "")
 
 
 def _attempts(run: Run, row: TaskRow) -> list[int]:
@@ -233,15 +255,6 @@ def _plain(shown: Page, rows: list[TaskRow]) -> list[tuple[str, str]]:
     """The ends of the logs for a browser without JavaScript."""
     assert shown.run is not None
     reader = _Reader(shown.run, limit=max(LEAST_BYTES, TAIL_BYTES // max(1, len(rows))))
-    try:
-        pieces = [reader.piece(row, None) for row in rows[:MAX_TASKS]]
-    except CloudError as error:
-        return [("", str(error))]
-    return [(piece["task"], piece["text"]) for piece in pieces if piece]
-
-
-def _everything(source: LogSource, first: LogChunk) -> Iterator[bytes]:
-    chunk = first
-    while chunk.data:
-        yield chunk.data
-        chunk = source.read(chunk.offset)
+    pieces, error = reader.pieces([(row, None) for row in rows[:MAX_TASKS]])
+    found = [(piece["task"], piece["text"] or piece["note"]) for piece in pieces]
+    return [*found, ("", error)] if error else found

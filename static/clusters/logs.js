@@ -56,7 +56,7 @@
       const into = document.createDocumentFragment(), known = positions[piece.task];
       if (known && known.attempt !== piece.attempt) { delete open[piece.task]; note(piece.task, "— attempt " + (piece.attempt + 1) + " —", into); }
       if (!known) first[piece.task] = piece.start;
-      positions[piece.task] = { attempt: piece.attempt, offset: piece.offset };
+      positions[piece.task] = { attempt: piece.attempt, offset: piece.offset, cursor: piece.cursor };
       attempts[piece.task] = piece.attempt;
       const parts = piece.text.split("\n"), last = parts.pop();
       for (const part of parts) {
@@ -67,6 +67,7 @@
         if (open[piece.task]) fill(open[piece.task], piece.task, open[piece.task].raw + last);
         else open[piece.task] = line(piece.task, last, into);
       }
+      if (piece.note) { delete open[piece.task]; note(piece.task, "— " + piece.note + " —", into); }
       if (piece.ended) delete positions[piece.task];
       log.append(into);
       while (lines > MAX_LINES) drop(log.firstElementChild);

@@ -187,8 +187,8 @@ class TestLogs:
     @pytest.fixture
     def log(self, node_agent, make_cluster, people, as_person, tasks_of, monkeypatch):
         """log(b"…") → a function that asks the page for what comes after a position of worker-0's log."""
+        from clusters.clouds import registry
         from clusters.clouds.base import LogChunk
-        from clusters.views import logs
 
         cluster = make_cluster("demo", phase="Running", workers=1)
         tasks_of(cluster, ("worker", 0, 0, "Running", {}))
@@ -201,7 +201,7 @@ class TestLogs:
                 piece = data[start : start + limit]
                 return LogChunk(piece, start + len(piece), True)
 
-        monkeypatch.setattr(logs, "cloud_of", lambda run: Written())
+        monkeypatch.setattr(registry, "cloud_of", lambda run: Written())
 
         def ask(position, data=None, attempt=0):
             if data is not None:

@@ -1,0 +1,71 @@
+"""A shell, or any other command, inside a running task of a cluster: for operators at the portal's own machine.
+
+manage.py shell-into ops-demo/show1 worker 0
+manage.py shell-into ops-demo/show1 worker 0 -- nvidia-smi -L
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+
+from clusters import shell
+from clusters.actions import note_command
+from clusters.clouds.base import CloudError
+from clusters.clouds.registry import cloud_of, run_ref
+from clusters.models import Cluster, Run
+
+# As ssh says it: the connection failed, not the command.
+CUT_OFF = 255
+
+
+class Command(BaseCommand):
+    help = "Runs a shell, or the command after --, inside a running task. Its exit code is passed on."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("cluster", help="appcode/name")
+        parser.add_argument("role", help="master, ps, worker, …")
+        parser.add_argument("index", type=int)
+        parser.add_argument("command", nargs="*", help="after --; a shell when absent")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        run = _run(options["cluster"])
+        role, index, terminal = options["role"], options["index"], shell.is_terminal()
+        argv = options["command"] or list(shell.SHELL)
+        if index not in range(run.spec["roles"].get(role, {}).get("count", 0)):
+            raise CommandError(f"Run {run.number} of {run.cluster} has no task {role}-{index}.")
+        try:
+            cloud, ref = cloud_of(run), run_ref(run)
+            session = cloud.exec(ref, role, index, argv, stdin=True, tty=terminal)
+        except CloudError as error:
+            raise CommandError(str(error)) from error
+        try:
+            note_command(run, role, index, argv, acting_user=None, who=getpass.getuser())
+            # A session lasts as long as somebody likes.
+            connections.close_all()
+            code = shell.talk(session, terminal=terminal)
+        except CloudError as error:
+            raise CommandError(str(error), returncode=CUT_OFF) from error
+        except KeyboardInterrupt:
+            code = 130
+        finally:
+            session.close()
+        sys.exit(code)
+
+
+def _run(name: str) -> Run:
+    appcode, _, cluster = name.partition("/")
+    rows = Cluster.objects.select_related("appcode", "current_run")
+    found = rows.filter(appcode__code=appcode, name=cluster, deleted_at=None).first()
+    if found is None:
+        raise CommandError(f"There is no cluster “{name}”; name it as appcode/name.")
+    if found.current_run is None:
+        raise CommandError(f"{name} has never been deployed.")
+    run = found.current_run
+    run.cluster = found
+    return run
