@@ -46,6 +46,11 @@ def place_of(appcode: Appcode) -> Place:
             f"No node above {appcode.code} ({appcode.org_node}) has a namespace of its own to run in on {cluster.title}; ask an "
             "administrator to name one."
         )
+    if is_kubernetes_own(line.namespace):
+        raise _nowhere(
+            f"{line} has the namespace “{line.namespace}”, which belongs to {cluster.title} itself; ask an administrator to name "
+            "another one."
+        )
     if not cluster.enabled:
         raise _nowhere(
             f"{line} runs on {cluster.title}, which takes no new runs; ask an administrator to place it elsewhere."
@@ -57,6 +62,11 @@ def line_of(appcode: Appcode) -> OrgNode | None:
     """The business line of an appcode: the nearest node on its path that has a namespace."""
     nodes = OrgNode.objects.filter(path__in=appcode.org_node.ancestors_and_self, namespace__isnull=False)
     return max(nodes, key=lambda node: len(node.path), default=None)
+
+
+def is_kubernetes_own(namespace: str) -> bool:
+    """Whether every Kubernetes cluster has it: the portal would close it to all traffic but its own."""
+    return namespace == "default" or namespace.startswith("kube-")
 
 
 def title_of(cloud: str) -> str:

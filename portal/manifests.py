@@ -64,6 +64,7 @@ def sentence(kind: str, message: str) -> str:
     plain = {
         "missing": "Fill this in.",
         "extra_forbidden": "There is no such field.",
+        "unexpected_keyword_argument": "There is no such field.",
         "string_too_short": "Fill this in.",
         "too_short": "Fill this in.",
         "int_parsing": "Give a whole number.",

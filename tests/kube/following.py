@@ -34,7 +34,7 @@ class CountingClient(Client):
 
 def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
     """With the rights that the portal asks for in docker/kubernetes, and no others."""
-    return KubernetesCloud(CountingClient.connect(str(_portal_of(plane))), Settings(portal=portal))
+    return KubernetesCloud(CountingClient.connect(str(portal_kubeconfig(plane))), Settings(portal=portal))
 
 
 def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
@@ -42,14 +42,14 @@ def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
     from clusters.clouds.kubernetes import kubeconfig
     from clusters.models import KubernetesCluster
 
-    config = kubeconfig.read(_portal_of(plane).read_text())
+    config = kubeconfig.read(portal_kubeconfig(plane).read_text())
     return KubernetesCluster.objects.create(
         name=name, title=name.title(), kubeconfig=json.dumps(config), settings={"portal": portal}, **more
     )
 
 
 @functools.lru_cache
-def _portal_of(plane: Plane) -> Path:
+def portal_kubeconfig(plane: Plane) -> Path:
     """A kubeconfig; returns when the rights are in force."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     role = yaml.safe_load(ROLE.read_text())

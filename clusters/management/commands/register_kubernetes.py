@@ -1,0 +1,127 @@
+"""Registers a Kubernetes cluster, or makes the one of that name as it is said here. Saying the same again changes nothing.
+
+manage.py register_kubernetes main --in-cluster --default
+manage.py register_kubernetes training --kubeconfig training.yaml --context admin --business-line example.ops
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from clusters import registration
+from clusters.clouds.kubernetes.settings import Settings
+from clusters.kubernetes_specs import KubernetesManifest, read_manifest
+from clusters.models import KubernetesCluster
+from portal.errors import Conflict, Invalid
+from portal.models import OrgNode
+
+# Files that a kubeconfig may name: whoever starts this command may read them, so their content is taken along.
+FILES = {
+    "certificate-authority": "certificate-authority-data",
+    "client-certificate": "client-certificate-data",
+    "client-key": "client-key-data",
+    "tokenFile": "token",
+}
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="what manifests and runs call it, e.g. training")
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--kubeconfig", metavar="FILE", help="how it is reached; - reads standard input")
+        how.add_argument("--in-cluster", action="store_true", help="by the service account of this pod")
+        parser.add_argument("--context", default="", help="of the kubeconfig; its current one when absent")
+        parser.add_argument("--insecure", action="store_true", help="the server's certificate need not be checked")
+        parser.add_argument("--title", help="as people call it")
+        parser.add_argument("--default", action="store_true", help="business lines run here that are placed nowhere")
+        parser.add_argument("--business-line", metavar="PATH", action="append", default=[], help="place this one here")
+        parser.add_argument(
+            "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting, its value in YAML"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        row = KubernetesCluster.objects.filter(name=options["name"]).first()
+        try:
+            manifest = self._manifest(row, options)
+            # All lines or none; the cluster itself is kept, so that the next start can go on from there.
+            row = (
+                registration.change(row, manifest, acting_user=None)
+                if row
+                else registration.register(manifest, acting_user=None)
+            )
+            with transaction.atomic():
+                for line in _lines(options["business_line"]):
+                    registration.place(line, row.name, acting_user=None)
+        except (Invalid, Conflict) as error:
+            raise CommandError(str(error)) from error
+        report = registration.try_connection(row)
+        (self.stdout if report.ok else self.stderr).write(f"{row.name}: {report.message}")
+
+    def _manifest(self, row: KubernetesCluster | None, options: dict[str, Any]) -> KubernetesManifest:
+        """What is not said stays as it is."""
+        spec: dict[str, Any] = {"settings": Settings.read(row.settings).json_value() if row else {}}
+        if row:
+            spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
+        spec["settings"] |= dict(_setting(each) for each in options["set"])
+        spec |= {key: options[key] for key in ("title", "default") if options[key]}
+        if options["kubeconfig"]:
+            spec |= {
+                "kubeconfig": _kubeconfig(options["kubeconfig"]),
+                "context": options["context"],
+                "insecure": options["insecure"],
+            }
+        return read_manifest({"spec": {**spec, "inCluster": options["in_cluster"]}}, name=options["name"])
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CommandError(f"--set {text}: write NAME=VALUE.")
+    try:
+        return name, yaml.safe_load(value) if value else ""
+    except yaml.YAMLError as error:
+        raise CommandError(f"--set {text}: the value is not YAML.") from error
+
+
+def _kubeconfig(file: str) -> str:
+    """The text of the file, with the content of the files that it names."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        found = yaml.safe_load(text)
+        for inner in _parts(found):
+            for key in FILES.keys() & inner.keys():
+                path = Path(file).parent / str(inner[key])
+                if path.is_file():
+                    data = path.read_bytes()
+                    inner[FILES[key]] = data.decode().strip() if key == "tokenFile" else base64.b64encode(data).decode()
+                    del inner[key]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CommandError(f"The kubeconfig cannot be read: {error}") from error
+    return yaml.safe_dump(found)
+
+
+def _parts(found: Any) -> Iterator[dict[str, Any]]:
+    """The clusters and users of a kubeconfig, whatever else it is."""
+    for plural, singular in (("clusters", "cluster"), ("users", "user")):
+        items = found.get(plural) if isinstance(found, dict) else None
+        for item in items if isinstance(items, list) else []:
+            if isinstance(item, dict) and isinstance(item.get(singular), dict):
+                yield item[singular]
+
+
+def _lines(paths: list[str]) -> list[OrgNode]:
+    nodes = {node.path: node for node in OrgNode.objects.filter(path__in=paths)}
+    if missing := [path for path in paths if path not in nodes]:
+        raise CommandError(f"There is no business line {', '.join(missing)}.")
+    return [nodes[path] for path in paths]

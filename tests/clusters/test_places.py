@@ -1,0 +1,158 @@
+"""Which cloud a run is made on, what may be used there, and that it stays there."""
+
+import pytest
+
+from clusters import actions, registration
+from clusters.catalogue import resolve
+from clusters.clouds import registry
+from clusters.clouds.base import CloudError
+from clusters.models import KubernetesCluster, Placement, Run
+from clusters.places import place_of
+from clusters.preview import preview
+from datastores.models import AllowedFolder, Datastore
+from portal.errors import Invalid
+from portal.models import Event, OrgNode
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def training(catalogue, people):
+    return KubernetesCluster.objects.create(name="training", title="Training", server="https://k.example.com")
+
+
+@pytest.fixture
+def ops_line(people):
+    return OrgNode.objects.get(path="qunarcorp.ops")
+
+
+def refused(call):
+    with pytest.raises(Invalid) as caught:
+        call()
+    return {".".join(error.path): error.message for error in caught.value.errors}
+
+
+def test_without_any_registered_cluster_everything_runs_here(people):
+    assert (place_of(people.ops).cloud, place_of(people.ops).namespace) == ("local", "ops")
+
+
+def test_a_line_is_placed_and_the_others_go_to_the_default(training, people, ops_line):
+    registration.place(ops_line, "training", acting_user=people.root)
+    assert (place_of(people.ops).cloud, place_of(people.ops).title) == ("training", "Training")
+    assert place_of(people.flight).cloud == "local"
+    KubernetesCluster.objects.update(is_default=True)
+    assert place_of(people.flight).cloud == "training"
+    registration.place(ops_line, "local", acting_user=people.root)
+    assert place_of(people.ops).cloud == "local"
+    registration.place(ops_line, None, acting_user=people.root)
+    assert place_of(people.ops).cloud == "training"
+    assert not Placement.objects.exists()
+    assert list(Event.objects.filter(verb="org.placed").order_by("pk").values_list("data", flat=True)) == [
+        {"was": None, "cloud": "training"},
+        {"was": "training", "cloud": "local"},
+        {"was": "local", "cloud": None},
+    ]
+
+
+def test_the_nearest_line_decides(training, people, ops_line):
+    registration.place(ops_line, "training", acting_user=people.root)
+    below = OrgNode.objects.create(path="qunarcorp.ops.dev", title="Dev")
+    people.ops.org_node = below
+    assert (place_of(people.ops).cloud, place_of(people.ops).namespace) == ("training", "ops")
+    below.namespace = "ops-dev"
+    below.save()
+    assert (place_of(people.ops).cloud, place_of(people.ops).namespace) == ("local", "ops-dev")
+
+
+@pytest.mark.parametrize("namespace", [None, "default", "kube-system"])
+def test_a_line_without_a_namespace_of_its_own_runs_on_no_kubernetes_cluster(training, people, ops_line, namespace):
+    KubernetesCluster.objects.update(is_default=True)
+    OrgNode.objects.filter(pk=ops_line.pk).update(namespace=namespace)
+    assert "administrator" in refused(lambda: place_of(people.ops))["metadata.appcode"]
+
+
+def test_nowhere_to_run_is_said_at_the_appcode(catalogue, people, manifest, settings):
+    settings.LOCAL_CLOUD_SOCKET = ""
+    errors = refused(lambda: actions.create_cluster(manifest(), acting_user=people.bob))
+    assert "no cloud to run on" in errors["metadata.appcode"]
+    assert registry.cloud_names() == []
+    with pytest.raises(CloudError):
+        registry.cloud("local")
+
+
+def test_a_disabled_cluster_takes_no_new_runs_and_is_followed_as_long_as_runs_live_there(
+    training, people, ops_line, manifest
+):
+    registration.place(ops_line, "training", acting_user=people.root)
+    cluster = actions.create_cluster(manifest(image="container-only"), acting_user=people.bob)
+    KubernetesCluster.objects.update(enabled=False)
+    errors = refused(lambda: actions.create_cluster(manifest("other", image="container-only"), acting_user=people.bob))
+    assert "Training, which takes no new runs" in errors["metadata.appcode"]
+    assert "training" in registry.followed()
+    Run.objects.filter(current_of=cluster).update(gone=True)
+    assert "training" not in registry.followed()
+    assert "training" in registry.cloud_names(), "its logs can still be read"
+
+
+def test_what_can_be_used_depends_on_where_it_lands(training, people, ops_line, manifest, tmp_path):
+    AllowedFolder.objects.create(path=str(tmp_path))
+    Datastore.objects.create(appcode=people.ops, name="folder", kind="local", spec={"path": str(tmp_path)})
+    here, there = manifest(input="folder"), manifest(image="container-only", output="folder")
+    assert resolve(here.spec, people.ops).place.is_local
+    errors = refused(lambda: preview(there, acting_user=people.bob))
+    assert errors == {
+        "spec.image": "“Container only” has only a container reference and cannot run on this machine; choose another image."
+    }
+    registration.place(ops_line, "training", acting_user=people.root)
+    assert (
+        "local environment and cannot run on Training" in refused(lambda: resolve(here.spec, people.ops))["spec.image"]
+    )
+    errors = refused(lambda: preview(there, acting_user=people.bob))
+    assert errors.keys() == {"spec.output"}
+    assert errors["spec.output"].startswith(
+        "“folder” is of kind Folder of this machine, which Training cannot reach; choose"
+    )
+
+
+def test_a_run_stays_where_it_was_made(training, people, ops_line, manifest):
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    registration.place(ops_line, "training", acting_user=people.root)
+    actions.disable(cluster, acting_user=people.bob)
+    with pytest.raises(Invalid):
+        actions.deploy(cluster, acting_user=people.bob)
+    other = actions.create_cluster(manifest("other", image="container-only"), acting_user=people.bob)
+    OrgNode.objects.filter(pk=ops_line.pk).update(namespace="renamed")
+    registration.place(OrgNode.objects.get(pk=ops_line.pk), None, acting_user=people.root)
+    places = {run.cluster_id: (run.cloud, run.namespace) for run in Run.objects.all()}
+    assert places == {cluster.pk: ("local", "ops"), other.pk: ("training", "ops")}
+
+
+@pytest.mark.parametrize(
+    ("path", "cloud", "field"),
+    [
+        ("qunarcorp.ops", "nowhere", "cloud"),
+        ("qunarcorp", "training", "businessLine"),
+        ("qunarcorp.ops", "training", "cloud"),
+    ],
+)
+def test_lines_are_placed_where_they_can_run(training, people, path, cloud, field):
+    OrgNode.objects.get_or_create(path="qunarcorp")
+    KubernetesCluster.objects.update(enabled=path == "qunarcorp")
+    assert field in refused(lambda: registration.place(OrgNode.objects.get(path=path), cloud, acting_user=people.root))
+
+
+def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
+    """A cloud that reports a run of another one writes nothing, and its listing makes none of theirs vanish."""
+    from django.utils.timezone import now
+
+    from clusters.clouds.base import Batch, RunGone
+    from clusters.watch import apply_batch, apply_listing
+
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    run = cluster.current_run
+    Run.objects.update(applied_at=now(), admitted_at=now())
+    apply_batch("training", Batch("1", (RunGone(run.pk),)))
+    apply_listing("training", Batch("2", ()), now())
+    run.refresh_from_db()
+    assert not run.gone
+    assert run.applied_at

@@ -1,0 +1,223 @@
+"""Registering a real cluster: what a connection is good for, which rights are missing, and what would lose living runs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import CommandError, call_command
+
+from tests.kube.following import portal_kubeconfig
+from tests.kube.plane import Plane
+
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def manifest(plane: Plane) -> Callable[..., Any]:
+    from clusters.kubernetes_specs import read_manifest
+
+    def make(**spec: Any) -> Any:
+        text = portal_kubeconfig(plane).read_text()
+        return read_manifest({"metadata": {"name": "plane"}, "spec": {"kubeconfig": text, **spec}})
+
+    return make
+
+
+def refused(call: Callable[[], object]) -> dict[str, str]:
+    from portal.errors import Invalid
+
+    with pytest.raises(Invalid) as caught:
+        call()
+    return {".".join(error.path): error.message for error in caught.value.errors}
+
+
+def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, manifest: Callable[..., Any]) -> None:
+    from clusters import registration
+    from portal.models import Event
+
+    row = registration.register(manifest(title="Plane", settings={"store_seconds": 30}), acting_user=people.root)
+    report = registration.try_connection(row)
+    assert report.ok, report.message
+    assert report.message.startswith("Kubernetes v1.36.")
+    assert report.message.endswith("GPUs. The portal may do all that it needs.")
+    row.refresh_from_db()
+    assert row.uid
+    assert row.test["gpus"] >= 13 * 8
+    assert row.test["missing"] == []
+    assert "token" not in row.server
+    [event] = Event.objects.filter(object="kubernetes plane")
+    assert event.verb == "kubernetes.registered"
+    assert "PRIVATE" not in event.message + json.dumps(event.data)
+
+
+def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
+    from clusters import registration
+    from clusters.kubernetes_specs import read_manifest
+
+    user = f"half-{secrets.token_hex(3)}"
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    role = yaml.safe_load(registration.ROLE.read_text())
+    role["metadata"]["name"] = user
+    taken = []
+    for rule in role["rules"]:
+        if "jobs" in rule["resources"]:
+            rule["verbs"] = [verb for verb in rule["verbs"] if verb != "create"]
+            taken.append("create jobs.batch")
+        if rule["resources"] == ["nodes"]:
+            rule["verbs"] = ["watch"]
+            taken.append("list nodes")
+        if rule["resources"] == ["pods/exec"]:
+            rule["resources"] = ["pods/attach"]
+            taken += [f"{verb} pods/exec" for verb in rule["verbs"]]
+    plane.request("POST", f"{rbac}/clusterroles", role)
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    plane.request("POST", f"{rbac}/clusterrolebindings", binding)
+    body = {"metadata": {"name": "half"}, "spec": {"kubeconfig": plane.kubeconfig_for(user).read_text()}}
+    row = registration.register(read_manifest(body), acting_user=people.root)
+    plane.until(f"{rbac}/clusterrolebindings", lambda found: user in found)
+    report = registration.try_connection(row)
+    assert report.found is not None
+    assert {str(right) for right in report.found.missing} == set(taken)
+    assert not report.ok
+    assert "clusterrole.yaml" in report.message
+
+
+def test_who_is_not_known_or_does_not_answer_is_told(people: Any, plane: Plane) -> None:
+    from clusters import registration
+    from clusters.kubernetes_specs import read_manifest
+
+    config = yaml.safe_load(portal_kubeconfig(plane).read_text())
+    config["users"][0]["user"] = {"token": "nobody-knows-this"}
+    body = {"metadata": {"name": "stranger"}, "spec": {"kubeconfig": yaml.safe_dump(config)}}
+    row = registration.register(read_manifest(body), acting_user=people.root)
+    report = registration.try_connection(row)
+    assert (report.ok, report.message) == (False, "Unauthorized")
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    body["spec"]["kubeconfig"] = yaml.safe_dump(config)
+    row = registration.change(row, read_manifest(body, name="stranger"), acting_user=people.root)
+    report = registration.try_connection(row)
+    assert "does not answer" in report.message
+    assert "nobody-knows" not in report.message
+
+
+def test_living_runs_are_not_taken_out_of_sight(
+    people: Any, plane: Plane, manifest: Callable[..., Any], tmp_path: Path
+) -> None:
+    from clusters import registration
+    from clusters.actions import create_cluster
+    from clusters.models import Flavor, Image, KubernetesCluster, Run
+    from clusters.specs import ClusterManifest
+    from portal.errors import Conflict
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+    Image.objects.create(name="python", title="Python", container="example/python:3")
+    row = registration.register(manifest(default=True, settings={"portal": "one"}), acting_user=people.root)
+    registration.try_connection(row)
+    spec = {"image": "python", "command": "true", "roles": {"master": {"flavor": "small"}}}
+    create_cluster(
+        ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": "ops-demo"}, "spec": spec}),
+        acting_user=people.bob,
+    )
+    assert Run.objects.get().cloud == "plane"
+    config = yaml.safe_load(portal_kubeconfig(plane).read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    away = manifest(default=True, settings={"portal": "one"}, kubeconfig=yaml.safe_dump(config))
+    errors = refused(lambda: registration.change(row, away, acting_user=people.root))
+    assert errors["spec.kubeconfig"].startswith("1 run lives there, so the portal has to see")
+    errors = refused(lambda: registration.change(row, manifest(default=True), acting_user=people.root))
+    assert "under the old label" in errors["spec.settings.portal"]
+    KubernetesCluster.objects.update(uid="of-another-cluster")
+    row.refresh_from_db()
+    other = manifest(default=True, settings={"portal": "one"}, kubeconfig=plane.kubeconfig.read_text())
+    errors = refused(lambda: registration.change(row, other, acting_user=people.root))
+    assert errors["spec.kubeconfig"] == "This is another Kubernetes cluster than the one on which 1 run lives."
+    assert "another Kubernetes cluster" in registration.try_connection(row).message
+    with pytest.raises(Conflict, match="1 run lives"):
+        registration.remove(row, acting_user=people.root)
+    Run.objects.update(gone=True)
+    registration.change(row, other, acting_user=people.root)
+    row.refresh_from_db()
+    assert row.revision == 2
+    with pytest.raises(Conflict, match="is the default"):
+        registration.remove(row, acting_user=people.root)
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self) -> Callable[..., str]:
+        def call(*arguments: str) -> str:
+            out = io.StringIO()
+            call_command("register_kubernetes", "plane", *arguments, stdout=out, stderr=out)
+            return out.getvalue()
+
+        return call
+
+    def test_saying_it_again_changes_nothing(
+        self, run: Callable[..., str], plane: Plane, people: Any, tmp_path: Path
+    ) -> None:
+        from clusters.models import KubernetesCluster
+        from clusters.places import place_of
+        from portal.models import Event
+
+        config = yaml.safe_load(portal_kubeconfig(plane).read_text())
+        for inner, names in (
+            (config["clusters"][0]["cluster"], ["certificate-authority"]),
+            (config["users"][0]["user"], ["client-certificate", "client-key"]),
+        ):
+            for name in names:
+                (tmp_path / name).write_bytes(base64.b64decode(inner.pop(f"{name}-data")))
+                inner[name] = name
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        how = ["--kubeconfig", str(tmp_path / "config"), "--default", "--business-line", "qunarcorp.flight"]
+        for _ in range(2):
+            said = run(*how, "--title", "Plane", "--set", "quota={count/pods: '9'}")
+            assert said.endswith("The portal may do all that it needs.\n"), said
+        row = KubernetesCluster.objects.get()
+        assert (row.revision, row.title, row.is_default, row.settings) == (
+            1,
+            "Plane",
+            True,
+            {"quota": {"count/pods": "9"}},
+        )
+        assert place_of(people.flight).cloud == "plane"
+        run("--set", "store_seconds=5")
+        row.refresh_from_db()
+        assert (row.revision, row.title, row.is_default) == (2, "Plane", True)
+        assert row.settings == {"quota": {"count/pods": "9"}, "store_seconds": 5}
+        verbs = list(Event.objects.order_by("pk").values_list("verb", "actor_name"))
+        assert verbs == [
+            ("kubernetes.registered", "portal"),
+            ("org.placed", "portal"),
+            ("kubernetes.changed", "portal"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            ((), "Give a kubeconfig, or choose"),
+            (("--kubeconfig", "/nonexistent"), "cannot be read"),
+            (("--in-cluster", "--business-line", "no.where"), "no business line no.where"),
+            (("--in-cluster", "--set", "nonsense=1"), "spec.settings.nonsense: There is no such field."),
+            (("--in-cluster", "--set", "store_seconds"), "write NAME=VALUE"),
+            (("--in-cluster", "--set", "store_seconds=-1"), "greater than or equal to 0"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, run: Callable[..., str], people: Any, arguments: Any, sentence: str) -> None:
+        with pytest.raises(CommandError) as caught:
+            run(*arguments)
+        assert sentence in str(caught.value)
+
+    def test_outside_of_a_pod_there_is_no_service_account(self, run: Callable[..., str], people: Any) -> None:
+        assert "no usable credentials" in run("--in-cluster")
