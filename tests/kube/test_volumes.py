@@ -1,0 +1,363 @@
+"""Volumes on a real API server: bound, mounted by one run after the other, grown, and gone with their datastore.
+
+Nothing makes volumes here, so a test makes what a StorageClass would have made; that they are mounted is simulated.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusters.clouds.base import AccessMode, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
+from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from tests.kube.following import Following, cloud_of, registered
+from tests.kube.plane import Object, Plane
+from tests.kube.plans import plan, role, run_ref
+from tests.kube.test_loop import Loop
+
+pytestmark = pytest.mark.kube
+
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+VOLUMES = "/api/v1/persistentvolumes"
+
+
+@pytest.fixture
+def cloud(plane: Plane) -> KubernetesCloud:
+    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def following(cloud: KubernetesCloud) -> Iterator[Following]:
+    with Following(cloud) as following:
+        yield following
+
+
+@pytest.fixture
+def space(plane: Plane, cloud: KubernetesCloud) -> Iterator[str]:
+    name = f"line-{secrets.token_hex(4)}"
+    yield name
+    plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+class Storage:
+    """A StorageClass whose volumes are made by `make`."""
+
+    def __init__(self, plane: Plane, *, grows: bool) -> None:
+        self.plane = plane
+        self.name = f"ceph-{secrets.token_hex(4)}"
+        body = {
+            "metadata": {"name": self.name},
+            "provisioner": "kubernetes.io/no-provisioner",
+            "allowVolumeExpansion": grows,
+        }
+        plane.request("POST", CLASSES, body)
+
+    def make(self, size: str = "20Gi", mode: AccessMode = "ReadWriteOnce") -> str:
+        name = f"{self.name}-{secrets.token_hex(4)}"
+        spec = {
+            "capacity": {"storage": size},
+            "accessModes": [mode],
+            "storageClassName": self.name,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "csi": {"driver": "rbd.csi.ceph.com", "volumeHandle": name},
+        }
+        self.plane.request("POST", VOLUMES, {"metadata": {"name": name}, "spec": spec})
+        return name
+
+
+@pytest.fixture
+def storage(plane: Plane) -> Storage:
+    return Storage(plane, grows=True)
+
+
+def source(space: str, storage: Storage, mode: AccessMode = "ReadWriteOnce") -> VolumeSource:
+    return VolumeSource(VolumeRef(7, space, "demo", "scratch"), storage.name, "20Gi", mode, "mnist/3")
+
+
+def claims(space: str) -> str:
+    return f"/api/v1/namespaces/{space}/persistentvolumeclaims"
+
+
+def bound(plane: Plane, space: str) -> Object:
+    found = plane.until(
+        claims(space), lambda found: [claim["status"]["phase"] for claim in found.values()] == ["Bound"]
+    )
+    (claim,) = found.values()
+    return claim
+
+
+def test_a_volume_is_bound_and_goes_from_run_to_run(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, storage: Storage
+) -> None:
+    volume = storage.make()
+    mounts = (Mount("/elearn/output", False, source(space, storage)),)
+    uids = []
+    for run in (run_ref(space), run_ref(space)):
+        cloud.apply(plan(role("master"), run=run, mounts=mounts))
+        claim = bound(plane, space)
+        uids.append(claim["metadata"]["uid"])
+        assert claim["spec"]["volumeName"] == volume
+        assert "ownerReferences" not in claim["metadata"]
+        following.until(lambda run=run: len(following.of(run, "Running")) == 1)
+        cloud.delete(run)
+        following.until(lambda run=run: following.is_gone(run))
+    assert uids[0] == uids[1]
+    assert bound(plane, space)["metadata"]["name"] == "demo-scratch-7-data"
+
+
+def test_one_for_many_is_mounted_by_many(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, storage: Storage
+) -> None:
+    storage.make(mode="ReadWriteMany")
+    run = run_ref(space)
+    mounts = (Mount("/elearn/output", False, source(space, storage, "ReadWriteMany")),)
+    cloud.apply(plan(role("master"), role("worker", 3), run=run, mounts=mounts))
+    following.until(lambda: len(following.of(run, "Running")) == 4)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_it_grows_where_its_class_can(plane: Plane, cloud: KubernetesCloud, space: str, storage: Storage) -> None:
+    storage.make("100Gi")
+    wanted = source(space, storage)
+    cloud.apply_volume(wanted)
+    bound(plane, space)
+    cloud.apply_volume(replace(wanted, size="40Gi"))
+    cloud.apply_volume(replace(wanted, size="40Gi"))
+    assert bound(plane, space)["spec"]["resources"]["requests"] == {"storage": "40Gi"}
+
+
+def test_why_it_does_not_grow_is_the_cluster_s_own_sentence(plane: Plane, cloud: KubernetesCloud, space: str) -> None:
+    rigid = Storage(plane, grows=False)
+    rigid.make()
+    wanted = source(space, rigid)
+    cloud.apply_volume(wanted)
+    bound(plane, space)
+    with pytest.raises(CloudRefused, match="must support resize"):
+        cloud.apply_volume(replace(wanted, size="40Gi"))
+    with pytest.raises(CloudRefused, match="at most 1Ti here"):
+        cloud.apply_volume(replace(wanted, size="2Ti"))
+    cloud.apply_volume(wanted)
+
+
+def test_it_goes_when_nobody_mounts_it_any_more(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, storage: Storage
+) -> None:
+    storage.make()
+    run, wanted = run_ref(space), source(space, storage)
+    cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, wanted),)))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    cloud.delete_volume(wanted.volume)
+    claim = bound(plane, space)
+    assert "deletionTimestamp" in claim["metadata"]
+    assert len(following.of(run, "Running")) == 1
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    plane.until(claims(space), lambda found: not found)
+    cloud.delete_volume(wanted.volume)
+
+
+def test_a_run_that_waits_for_its_volume_says_so(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, storage: Storage
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, source(space, storage)),)))
+    following.until(lambda: any("its volume" in task.message for task in following.of(run, "Pending")))
+    storage.make()
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_nobody_else_is_bound_to_the_volume_of_a_run(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, namespace: str
+) -> None:
+    """By its name, from another namespace, and also once the run's own claim is gone."""
+    run = run_ref(space)
+    cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, NfsSource("nfs.example", "/d")),)))
+    bound(plane, space)
+    name = names.volume_name(run, 0)
+    thief = {
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "volumeName": name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    plane.request("POST", claims(namespace), thief)
+    plane.request("DELETE", f"{claims(space)}/{name}")
+    cloud.delete(run)
+    # The controller has looked at the thief's claim by the time at which it has looked at what became of ours.
+    following.until(lambda: following.is_gone(run))
+    (claim,) = plane.request("GET", claims(namespace))["items"]
+    assert claim["status"]["phase"] in ("Pending", "Lost")
+    plane.until(VOLUMES, lambda found: name not in found)
+
+
+# -- with the portal's own loop ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loop(plane: Plane, transactional_db: None, people: Any) -> Iterator[Loop]:
+    from clusters.models import Flavor, Image, Run
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+    Image.objects.create(
+        name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
+    )
+    portal = f"loop-{secrets.token_hex(4)}"
+    registered(plane, "kubernetes", portal=portal, is_default=True)
+    loop = Loop(plane, cloud_of(plane, portal))
+    yield loop
+    Run.objects.filter(gone=False).update(desired="ended", release_asked_at=None)
+    loop.until(lambda: not Run.objects.filter(gone=False).exists())
+
+
+def wish(kind: str, name: str, spec: dict[str, Any]) -> Any:
+    from clusters.specs import ClusterManifest
+    from datastores.specs import DatastoreManifest
+
+    model = ClusterManifest if kind == "cluster" else DatastoreManifest
+    return model.model_validate({"kind": kind, "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec})
+
+
+def cluster(name: str, workers: int = 0, **spec: Any) -> Any:
+    roles = {"master": {"flavor": "small"}, "worker": {"flavor": "small", "count": workers}}
+    return wish("cluster", name, {"image": "tensorflow", "command": "true", "roles": roles, **spec})
+
+
+def settle() -> None:
+    from django.utils.timezone import now
+
+    from clusters import volumes
+
+    for volume_id in list(volumes.unsettled(now()).values_list("pk", flat=True)):
+        volumes.settle(volume_id)
+
+
+def test_a_datastore_s_volume_from_its_making_to_its_end(plane: Plane, loop: Loop, people: Any) -> None:
+    from clusters import actions
+    from clusters.models import Run
+    from datastores.actions import change_datastore, create_datastore, delete_datastore
+    from datastores.models import Volume
+    from portal.errors import Conflict, Invalid
+
+    storage = Storage(plane, grows=True)
+    storage.make("100Gi")
+    spec = {"volume": {"storage_class": storage.name, "size": "20Gi"}}
+    store = create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
+    with pytest.raises(Invalid, match="mounted by one task at a time") as several:
+        actions.create_cluster(cluster("many", workers=2, output="scratch"), acting_user=people.bob)
+    assert [error.path for error in several.value.errors] == [("spec", "output")]
+
+    first = actions.create_cluster(cluster("first", output="scratch"), acting_user=people.bob)
+    loop.until_phase(first, "Running")
+    label = names.selector(portal=loop.cloud._settings.portal, volume_id=Volume.objects.get().pk)
+
+    def claim() -> Object:
+        found = plane.until(claims("ops"), lambda found: bool(found), labelSelector=label)
+        return next(iter(found.values()))
+
+    assert claim()["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+    second = actions.create_cluster(cluster("second", input="scratch"), acting_user=people.bob)
+    loop.work()
+    waiting = Run.objects.get(current_of=second)
+    assert "mounted by one task at a time, and first has it" in waiting.wait_message
+
+    spec["volume"]["size"] = "40Gi"
+    change_datastore(store, wish("datastore", "scratch", spec), acting_user=people.bob)
+    settle()
+    assert claim()["spec"]["resources"]["requests"] == {"storage": "40Gi"}
+    assert (Volume.objects.get().told_size, Volume.objects.get().trouble) == ("40Gi", "")
+
+    actions.disable(first, acting_user=people.bob)
+    loop.until_phase(first, "Stopped")
+    Run.objects.filter(pk=waiting.pk).update(claimed_until=None)
+    loop.until_phase(second, "Running")
+    with pytest.raises(Conflict, match="used by"):
+        delete_datastore(store, acting_user=people.bob, named="scratch")
+    for each in (first, second):
+        actions.delete_cluster(each, acting_user=people.bob)
+    loop.until(lambda: not Run.objects.filter(gone=False).exists())
+    delete_datastore(store, acting_user=people.bob, named="scratch")
+    settle()
+    plane.until(claims("ops"), lambda found: not found, labelSelector=label)
+    assert not Volume.objects.exists()
+
+
+def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loop: Loop, people: Any) -> None:
+    from clusters import actions
+    from datastores.actions import change_datastore, create_datastore
+    from datastores.models import Volume
+
+    rigid = Storage(plane, grows=False)
+    rigid.make()
+    spec = {"volume": {"storage_class": rigid.name, "size": "20Gi"}}
+    store = create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
+    made = actions.create_cluster(cluster("one", output="scratch"), acting_user=people.bob)
+    loop.until_phase(made, "Running")
+    spec["volume"]["size"] = "40Gi"
+    change_datastore(store, wish("datastore", "scratch", spec), acting_user=people.bob)
+    settle()
+    volume = Volume.objects.get()
+    assert (volume.told_size, volume.refused_size) == ("20Gi", "40Gi")
+    assert "must support resize" in volume.trouble
+    Volume.objects.update(tried_at=None)
+    settle()
+    assert Volume.objects.get().tried_at is None, "nothing was tried again"
+    # Runs go on with what there is.
+    actions.disable(made, acting_user=people.bob)
+    loop.until_phase(made, "Stopped")
+    actions.deploy(made, acting_user=people.bob)
+    loop.until_phase(made, "Running")
+
+
+def test_a_volume_stays_where_it_was_made(plane: Plane, loop: Loop, people: Any) -> None:
+    from clusters import actions
+    from datastores.actions import create_datastore
+    from portal.errors import Invalid
+    from portal.models import OrgNode
+
+    storage = Storage(plane, grows=True)
+    storage.make()
+    spec = {"volume": {"storage_class": storage.name, "size": "20Gi"}}
+    create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
+    made = actions.create_cluster(cluster("one", output="scratch"), acting_user=people.bob)
+    loop.until_phase(made, "Running")
+    OrgNode.objects.filter(namespace="ops").update(namespace="ops-elsewhere")
+    with pytest.raises(Invalid, match="lies on Kubernetes in namespace ops, where this does not run") as moved:
+        actions.create_cluster(cluster("two", output="scratch"), acting_user=people.bob)
+    assert [error.path for error in moved.value.errors] == [("spec", "output")]
+
+
+@pytest.mark.usefixtures("loop")
+def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people: Any) -> None:
+    from clusters.models import KubernetesCluster
+    from datastores.actions import create_datastore
+    from portal.errors import Invalid
+
+    KubernetesCluster.objects.update(settings={"storage_classes": ["ceph-rbd"], "largest_volume": "10Gi"})
+    spec = {"volume": {"storage_class": "other", "size": "20Gi"}}
+    with pytest.raises(Invalid) as caught:
+        create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
+    assert {error.path[-1]: error.message for error in caught.value.errors} == {
+        "storage_class": "Kubernetes offers these storage classes: ceph-rbd.",
+        "size": "A volume on Kubernetes has at most 10Gi.",
+    }
+
+
+def test_this_machine_has_no_volumes(transactional_db: None, people: Any) -> None:
+    from datastores.actions import create_datastore
+    from portal.errors import Invalid
+
+    with pytest.raises(Invalid, match="which has no volumes") as caught:
+        create_datastore(wish("datastore", "scratch", {"volume": {"size": "20Gi"}}), acting_user=people.bob)
+    assert [error.path for error in caught.value.errors] == [("metadata", "appcode")]
