@@ -5,6 +5,7 @@ only ever read from the environment, or from the file that NAME_FILE names there
 nothing is shown to the outside that helps an attacker.
 """
 
+import logging
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -311,4 +312,5 @@ CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 
 # For people on one machine; "json" on stdout is for what collects the logs of containers.
 LOG_FORMAT = env.str("PORTAL_LOG_FORMAT", default="line")
+logging.captureWarnings(LOG_FORMAT == "json")
 LOGGING = logs.config(LOG_FORMAT, env.str("PORTAL_LOG_LEVEL", default="INFO"))

@@ -22,6 +22,7 @@ from clusters.clouds import registry
 from clusters.clouds.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.models import CloudState
 from clusters.watch import apply_batch, apply_listing, save_capacity, save_trouble
+from portal.health import alive
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Command(BaseCommand):
             except (OperationalError, InterfaceError) as error:
                 log.warning("which clouds there are cannot be read now: %s", error)
                 connections.close_all()
+            alive()
             time.sleep(LOOK_SECONDS)
 
 

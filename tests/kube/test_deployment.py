@@ -1,0 +1,142 @@
+"""docker/kubernetes and docker/compose.yaml: what a person applies is accepted as it is, and then it works.
+
+On the test plane everything is applied for real, and its pods are admitted, scheduled and "run" by simulated nodes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kube.binary import binary
+from tests.kube.plane import Plane, condition
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docker" / "kubernetes"
+NAMESPACE = "gpu-cloud"
+HOST = "portal.example.org"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """One of its own: roles have no namespace, and those of the shared plane belong to other tests."""
+    plane = Plane(tmp_path_factory.mktemp("plane"))
+    plane.start()
+    try:
+        plane.add_nodes(2)
+        yield plane
+        plane.check()
+    finally:
+        plane.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """docker/kubernetes as somebody has filled it in."""
+    copy = tmp_path_factory.mktemp("docker") / "kubernetes"
+    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("secrets.env"))
+    shutil.copy(copy / "secrets.env.example", copy / "secrets.env")
+    settings = copy / "portal.env"
+    settings.write_text(settings.read_text().replace("portal.example.com", HOST))
+    return copy
+
+
+def kubectl(plane: Plane | None, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    config = [f"--kubeconfig={plane.kubeconfig}"] if plane else []
+    argv = [str(binary()), "kubectl", *config, *arguments]
+    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
+
+
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    done = kubectl(None, "kustomize", str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pod_specs(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in objects:
+        if each["kind"] in ("Deployment", "Job"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+@pytest.mark.kube
+def test_the_host_is_said_once_and_settings_reach_every_program(folder: Path) -> None:
+    objects = rendered(folder)
+    by_kind = {each["kind"]: each for each in objects}
+    ingress = by_kind["Ingress"]["spec"]
+    assert ingress["rules"][0]["host"] == HOST
+    assert ingress["tls"][0]["hosts"] == [HOST]
+    for kind in ("ConfigMap", "Secret"):
+        name = by_kind[kind]["metadata"]["name"]
+        assert name.startswith("portal-")
+        for role, spec in pod_specs(objects):
+            for container in (*spec.get("initContainers", []), *spec["containers"]):
+                named = [next(iter(each.values()))["name"] for each in container["envFrom"]]
+                assert name in named, role
+
+
+@pytest.mark.kube
+def test_every_program_is_confined_alike_and_only_some_may_talk_to_the_api_server(folder: Path) -> None:
+    specs = dict(pod_specs(rendered(folder)))
+    assert set(specs) == {"web", "worker", "beat", "controller", "migrate"}
+    for name, spec in specs.items():
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["automountServiceAccountToken"] is (name != "beat")
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.kube
+def test_everything_is_accepted_without_a_warning(plane: Plane, folder: Path) -> None:
+    done = kubectl(plane, "apply", "--server-side", "-f", str(folder / "namespace.yaml"))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = kubectl(plane, "apply", "--server-side", "--dry-run=server", "-k", str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(rendered(folder))
+    # That a warning would be seen here.
+    loose = (folder / "web.yaml").read_text().replace("runAsNonRoot: true, ", "")
+    done = kubectl(
+        plane, "apply", "--server-side", "--dry-run=server", f"--namespace={NAMESPACE}", "-f", "-", given=loose
+    )
+    assert "would violate PodSecurity" in done.stderr
+
+
+@pytest.mark.kube
+def test_its_pods_are_admitted_and_a_second_apply_changes_nothing(plane: Plane, folder: Path) -> None:
+    for _ in range(2):
+        done = kubectl(plane, "apply", "--server-side", "-k", str(folder))
+        assert (done.returncode, done.stderr) == (0, "")
+    deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+    plane.until(
+        deployments,
+        lambda found: len(found) == 4 and all(condition(each, "Available") == "True" for each in found.values()),
+    )
+    for each in plane.request("GET", deployments)["items"]:
+        assert each["metadata"]["generation"] == 1
+    pods = plane.until(f"/api/v1/namespaces/{NAMESPACE}/pods", lambda pods: len(pods) >= 8)
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods.values()} == {
+        "web", "worker", "beat", "controller", "migrate",
+    }  # fmt: skip
+    # The labels of the NetworkPolicy, the budget and the Service are those of the pods.
+    budget = plane.request("GET", f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/web")
+    assert budget["status"]["expectedPods"] == 2
+
+
+@pytest.mark.kube
+def test_the_account_has_the_rights_that_it_asks_for(plane: Plane, folder: Path) -> None:
+    """What a pod of it can do: list pods everywhere, and nothing like reading a Secret."""
+    assert kubectl(plane, "apply", "--server-side", "-k", str(folder)).returncode == 0
+    mine = f"--as=system:serviceaccount:{NAMESPACE}:portal"
+    assert kubectl(plane, "auth", "can-i", "list", "pods", "--all-namespaces", mine).stdout == "yes\n"
+    assert kubectl(plane, "auth", "can-i", "get", "secrets", f"--namespace={NAMESPACE}", mine).stdout == "no\n"

@@ -1,0 +1,255 @@
+"""docker/compose.yaml without Docker: it fits the specification, and its programs work as they are written there.
+
+What a container would give them is given to processes: the variables of the image, secrets as files, a /tmp of their own.
+PostgreSQL is the tests' own. What cannot be seen in this way is what only containers do (networks, users, file systems).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+import yaml
+
+from portal import servers, services
+from portal.services import Service, free_port
+from tests.kube.certificates import Authority
+from tests.running import eventually
+
+DOCKER = Path(__file__).resolve().parents[2] / "docker"
+FILES = ("compose.yaml", "compose.tls.yaml")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_fits_the_compose_specification(name: str) -> None:
+    argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(DOCKER / name)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_secrets_are_made_once_and_fit_together(tmp_path: Path) -> None:
+    shutil.copy(DOCKER / "secrets.sh", tmp_path)
+    before = None
+    for _ in range(2):
+        subprocess.run([str(tmp_path / "secrets.sh")], check=True)
+        found = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+        assert before in (None, found)
+        before = found
+    assert set(found) == set(compose("compose.yaml")["secrets"])
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert found["postgres-password"] in found["database-url"]
+    assert found["redis-conf"].split()[1] in found["redis-url"]
+    assert len({found[name] for name in ("portal-secret-key", "postgres-password")}) == 2
+
+
+def compose(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text())
+    return loaded
+
+
+class Host:
+    """A stand-in for a Docker host: `service(name)` is that of compose.yaml as a process."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        self.folder = folder
+        self.web, self.gateway, self.tls, self.redis = (free_port() for _ in range(4))
+        (folder / "tmp").mkdir()
+        self.valkey = Path(servers.valkey(folder / "valkey", self.redis, "").argv[0])
+        shutil.copy(DOCKER / "secrets.sh", folder)
+        subprocess.run([str(folder / "secrets.sh")], check=True)
+        (folder / "secrets/database-url").write_text(database + "\n")
+        self._replace("redis-url", "@redis:6379", f"@127.0.0.1:{self.redis}")
+        (folder / "secrets/redis-conf").open("a").write(f"port {self.redis}\nbind 127.0.0.1\n")
+        self.compose = compose("compose.yaml")
+
+    def _replace(self, name: str, old: str, new: str) -> None:
+        path = self.folder / "secrets" / name
+        path.write_text(path.read_text().replace(old, new))
+
+    def here(self, text: str) -> str:
+        """A word of compose.yaml with what is elsewhere in a container; variables have their defaults."""
+        text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text).replace("$$", "$")
+        elsewhere = {
+            "/run/secrets/": f"{self.folder}/secrets/",
+            "/etc/traefik/dynamic": f"{self.folder}/gateway",
+            "http://web:8000": f"http://127.0.0.1:{self.web}",
+            "127.0.0.1:8000": f"127.0.0.1:{self.web}",
+            "/tmp/": f"{self.folder}/tmp/",
+        }
+        return re.sub("|".join(map(re.escape, elsewhere)), lambda found: elsewhere[found[0]], text)
+
+    def env(self, name: str) -> dict[str, str]:
+        """The variables of the image and of the service."""
+        given = self.compose["services"][name].get("environment", {})
+        binaries = f"{Path(sys.executable).parent}:{self.valkey.parent}:/usr/bin:/bin"
+        env = {"PATH": binaries, "HOME": str(self.folder / "tmp"), "LANG": "C.UTF-8"}
+        if "build" in self.compose["services"][name]:
+            static = {"PORTAL_STATIC": str(self.folder / "served")}
+            env = image_env() | env | static | {"PORTAL_WEB_BIND": f"127.0.0.1:{self.web}"}
+        return env | {key: self.here(value) for key, value in given.items()}
+
+    def argv(self, name: str) -> list[str]:
+        """Without a command it is that of the image."""
+        said = self.compose["services"][name].get("command") or json.loads(dockerfile().rpartition("CMD ")[2])
+        return [self.here(word) for word in said]
+
+    def healthy(self, name: str) -> bool:
+        if name == "redis":  # its wheel has no valkey-cli
+            return b"NOAUTH" in services.ask(self.redis, b"PING\r\nQUIT\r\n")
+        kind, *test = self.compose["services"][name]["healthcheck"]["test"]
+        test = [self.here(word) for word in test]
+        argv = ["sh", "-c", *test] if kind == "CMD-SHELL" else test
+        return subprocess.run(argv, env=self.env(name), capture_output=True, check=False).returncode == 0
+
+    def service(self, name: str) -> Service:
+        return Service(
+            name,
+            ("env", "-i", *(f"{key}={value}" for key, value in self.env(name).items()), *self.argv(name)),
+            ready=lambda: self.healthy(name),
+            stop_seconds=30,
+        )
+
+
+def dockerfile() -> str:
+    """The last stage of the portal's."""
+    return (DOCKER / "portal" / "Dockerfile").read_text().rpartition("FROM ")[2]
+
+
+def image_env() -> dict[str, str]:
+    said = re.search(r"^ENV ((?:.*\\\n)*.*)$", dockerfile(), re.MULTILINE)
+    assert said
+    return dict(word.split("=", 1) for word in shlex.split(said[1].replace("\\\n", " ")))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """With a new and empty database."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    name = f"compose_{os.getpid()}"
+    server = psycopg2.connect(os.environ["DATABASE_URL"])
+    server.autocommit = True
+    with server.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        try:
+            yield Host(tmp_path, urlunsplit(parts._replace(path=f"/{name}")))
+        finally:
+            cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            server.close()
+
+
+def close_database(host: Host) -> None:
+    """As if it had gone away: open connections are cut and new ones refused."""
+    name = urlsplit((host.folder / "secrets/database-url").read_text()).path.strip("/\n")
+    server = psycopg2.connect(os.environ["DATABASE_URL"])
+    server.autocommit = True
+    with server.cursor() as cursor:
+        cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+    server.close()
+
+
+def through_the_gateway(host: Host, logs: Path) -> None:
+    """The sign-in page by plain HTTP with compose.yaml alone; by HTTPS with compose.tls.yaml on top."""
+    ours = {"TRAEFIK_ENTRYPOINTS_WEB_ADDRESS": f"127.0.0.1:{host.gateway}"}
+    ours["TRAEFIK_ENTRYPOINTS_TRAEFIK_ADDRESS"] = f"127.0.0.1:{free_port()}"  # where its ping answers
+    (host.folder / "gateway").mkdir()
+    routes = host.compose["configs"]["routes"]["content"]
+    (host.folder / "gateway/routes.yaml").write_text(host.here(routes))
+    page = f"http://127.0.0.1:{host.gateway}/accounts/login/"
+    with services.running([gateway(host, ours)], logs, {}):
+        assert eventually(lambda: get(page)[0] == 200)
+        assert "csrfmiddlewaretoken" in get(page)[1]
+
+    authority = Authority(host.folder, "127.0.0.1")
+    certificate, key = authority.issue("portal", file="portal")
+    shutil.copy(certificate, host.folder / "secrets/tls-certificate")
+    shutil.copy(key, host.folder / "secrets/tls-key")
+    more = compose("compose.tls.yaml")
+    (host.folder / "gateway/tls.yaml").write_text(host.here(more["configs"]["tls"]["content"]))
+    ours |= {
+        **more["services"]["gateway"]["environment"],
+        "TRAEFIK_ENTRYPOINTS_WEBSECURE_ADDRESS": f"127.0.0.1:{host.tls}",
+        "TRAEFIK_ENTRYPOINTS_WEB_HTTP_REDIRECTIONS_ENTRYPOINT_TO": f":{host.tls}",
+    }
+    with services.running([gateway(host, ours)], logs, {}):
+        believed = ssl.create_default_context(cafile=str(authority.path))
+        secure = f"https://localhost:{host.tls}/accounts/login/"
+        assert eventually(lambda: get(secure, believed)[0] == 200)
+        answer = services.ask(host.gateway, b"GET /accounts/login/ HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert f"Location: {secure}".encode() in answer
+
+
+def gateway(host: Host, more: dict[str, str]) -> Service:
+    env = host.env("gateway") | more
+    argv = ("env", "-i", *(f"{name}={value}" for name, value in env.items()), services.program("traefik"))
+    ask = [services.program("traefik"), *host.compose["services"]["gateway"]["healthcheck"]["test"][2:]]
+    return Service(
+        "gateway", argv, lambda: subprocess.run(ask, env=env, capture_output=True, check=False).returncode == 0
+    )
+
+
+def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Host": "localhost"})
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
+    logs = host.folder / "log"
+    logs.mkdir()
+    manage = [sys.executable, "manage.py"]
+    subprocess.run([*manage, "collectstatic", "--no-input", "-v0"], env=host.env("migrate"), check=True)
+    with services.running([host.service("redis")], logs, {}):
+        web = services.spawn(host.service("web"), logs / "web.log", {})
+        try:
+            # Alive, but nobody is sent there before the database is migrated; nor when it has gone.
+            services.wait_ready(
+                Service("web", (), lambda: services.ask(host.web, b"GET /healthz HTTP/1.0\r\n\r\n") != b""),
+                web,
+                logs / "web.log",
+            )
+            at = f"http://127.0.0.1:{host.web}"
+            assert get(f"{at}/healthz") == (200, "ok\n")
+            assert get(f"{at}/readyz") == (503, "the database has yet to be migrated\n")
+            assert not host.healthy("web")
+            subprocess.run(host.argv("migrate"), env=host.env("migrate"), check=True, capture_output=True)
+            assert host.healthy("web")
+            with services.running([host.service(name) for name in ("worker", "beat")], logs, {}):
+                controller = services.spawn(host.service("controller"), logs / "controller.log", {})
+                through_the_gateway(host, logs)
+                assert controller.poll() is None
+                services.stop(host.service("controller"), controller)
+            close_database(host)
+            assert get(f"{at}/healthz")[0] == 200
+            assert get(f"{at}/readyz") == (503, "the database is out of reach\n")
+        finally:
+            services.stop(host.service("web"), web)
+    lines = [json.loads(line) for line in (logs / "web.log").read_text().splitlines()]
+    assert any(line["logger"] == "gunicorn.access" and " /accounts/login/ " in line["message"] for line in lines)
+    assert not any(" 200 GET /healthz" in line["message"] for line in lines)
+    for name in ("worker", "beat", "controller"):
+        # Celery says goodbye in its own way.
+        said = set((logs / f"{name}.log").read_text().splitlines()) - {"", "worker: Warm shutdown (MainProcess)"}
+        assert all(json.loads(line)["level"] for line in said)
+    everything = "".join(path.read_text() for path in logs.iterdir())
+    for secret in (host.folder / "secrets").iterdir():
+        assert secret.read_text().strip() not in everything
