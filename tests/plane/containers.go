@@ -152,7 +152,7 @@ func (p *printer) follow(ctx context.Context, socket string) error {
 	}
 	defer connection.Close()
 	stream, err := eventsapi.NewEventsClient(connection).Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: []string{
-		"namespace==k8s.io,topic==/tasks/start", "namespace==k8s.io,topic==/tasks/exit",
+		`namespace==k8s.io,topic=="/tasks/start"`, `namespace==k8s.io,topic=="/tasks/exit"`,
 	}})
 	if err != nil {
 		return err
