@@ -56,7 +56,7 @@ class Api:
             method, f"/api/v1{path}", data, content_type=content_type, headers={**given, **headers}
         )
         kind = self.last.headers.get("Content-Type", "")
-        return self.last.status_code, self.last.json() if "json" in kind else self.last
+        return self.last.status_code, self.last.json() if "json" in kind and not self.last.streaming else self.last
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
         return self("GET", path, **headers)

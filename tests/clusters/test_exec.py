@@ -1,0 +1,263 @@
+"""Commands inside tasks: by REST, and from a real terminal by `manage.py shell-into`."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from clusters import actions
+from clusters.models import Run
+from portal.models import Event
+from tests.api.client import api_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def cluster(loop, people, manifest):
+    cluster = actions.create_cluster(manifest("demo", "echo up; exec sleep 600"), acting_user=people.bob)
+    loop.until_phase(cluster, "Running")
+    yield cluster
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+
+
+def path(role="master", index=0, run=1):
+    return f"/appcodes/ops-demo/clusters/demo/runs/{run}/tasks/{role}/{index}/exec"
+
+
+def frames(answer):
+    """(exit code or error, stdout, stderr)."""
+    lines = [json.loads(line) for line in b"".join(answer.streaming_content).splitlines()]
+    answer.close()
+    found = {"stdout": b"", "stderr": b""}
+    for line in lines[:-1]:
+        assert sorted(line) == ["data", "stream"]
+        found[line["stream"]] += base64.b64decode(line["data"])
+    return lines[-1], found["stdout"], found["stderr"]
+
+
+class TestApi:
+    def test_output_errors_and_exit_code(self, cluster, people):
+        bob = api_of(people.bob)
+        status, answer = bob.post(path(), {"argv": ["bash", "-c", "echo $PORTAL_ROLE; echo bad >&2; exit 3"]})
+        assert (status, answer.headers["Content-Type"]) == (200, "application/x-ndjson")
+        assert frames(answer) == ({"exit_code": 3}, b"master\n", b"bad\n")
+
+    def test_more_than_ten_mib_pass_as_a_stream(self, cluster, people):
+        status, answer = api_of(people.bob).post(path(), {"argv": ["head", "-c", str(12 << 20), "/dev/zero"]})
+        longest = size = 0
+        for line in answer.streaming_content:
+            longest = max(longest, len(line))
+            size += len(base64.b64decode(json.loads(line).get("data", "")))
+        answer.close()
+        assert (status, size) == (200, 12 << 20)
+        assert longest < 100_000
+
+    def test_input_terminal_and_what_cannot_be_started(self, cluster, people):
+        bob = api_of(people.bob)
+        assert frames(bob.post(path(), {"argv": ["rev"], "stdin": "ünï\n"})[1])[:2] == (
+            {"exit_code": 0},
+            "ïnü\n".encode(),
+        )
+        assert frames(bob.post(path(), {"argv": ["cat"]})[1])[:2] == ({"exit_code": 0}, b"")
+        assert frames(bob.post(path(), {"argv": ["tty"], "tty": True})[1])[1].startswith(b"/dev/pts/")
+        assert frames(bob.post(path(), {"argv": ["nonsense"]})[1])[0] == {"exit_code": 127}
+
+    def test_it_is_ended_at_its_limits(self, cluster, people, monkeypatch):
+        from clusters import exec_api
+
+        bob = api_of(people.bob)
+        monkeypatch.setattr(exec_api, "MAX_OUTPUT", 1 << 20)
+        last, output, _ = frames(bob.post(path(), {"argv": ["yes"]})[1])
+        assert last == {"error": "Ended after 1 MiB of output."}
+        assert len(output) == 1 << 20
+        monkeypatch.setattr(exec_api, "SECONDS", 1)
+        monkeypatch.setattr(exec_api, "HEARTBEAT_SECONDS", 0.3)
+        last, output, _ = frames(bob.post(path(), {"argv": ["sleep", "60"]})[1])
+        assert "Ended after" in last["error"]
+        assert output == b""
+
+    def test_who_may(self, cluster, people):
+        body = {"argv": ["true"]}
+        assert api_of(people.victor).post(path(), body)[0] == 403
+        assert api_of(people.mallory).post(path(), body)[0] == 404
+        status, answer = api_of(people.alice).post(path(), body)
+        assert (status, frames(answer)[0]) == (200, {"exit_code": 0})
+        assert Event.objects.filter(verb="task.exec").values_list("actor__username", flat=True).get() == "alice"
+
+    @pytest.mark.parametrize(
+        ("body", "where"),
+        [
+            ({}, "argv"),
+            ({"argv": []}, "argv"),
+            ({"argv": [""]}, "argv"),
+            ({"argv": "ls"}, "argv"),
+            ({"argv": ["ls"] * 300}, "argv"),
+            ({"argv": ["x" * 20_000]}, "argv"),
+            ({"argv": ["ls"], "env": {}}, "env"),
+            ({"argv": ["ls"], "stdin": 1}, "stdin"),
+        ],
+    )
+    def test_bad_input(self, cluster, people, body, where):
+        status, answer = api_of(people.bob).post(path(), body)
+        assert (status, answer["errors"][0]["path"].split(".")[0]) == (422, where)
+        assert not Event.objects.filter(verb="task.exec").exists()
+
+    def test_a_task_that_is_not_there_or_does_not_run(self, cluster, people, loop):
+        bob = api_of(people.bob)
+        assert [bob.post(path(*each), {"argv": ["true"]})[0] for each in [("worker", 0), ("master", 1), ("x", 0)]] == [
+            404
+        ] * 3
+        assert bob.post(path(run=2), {"argv": ["true"]})[0] == 404
+        actions.disable(cluster, acting_user=people.bob)
+        loop.until_phase(cluster, "Stopped")
+        status, answer = bob.post(path(), {"argv": ["true"]})
+        assert (status, answer["detail"]) == (409, "master-0 of run 1 does not run (Failed).")
+
+    def test_arguments_are_nowhere_to_be_found(self, cluster, people, caplog):
+        bob = api_of(people.bob)
+        secret = "sesame-4711"
+        frames(bob.post(path(), {"argv": ["/bin/cat", "-", secret], "stdin": secret})[1])
+        event = Event.objects.get(verb="task.exec")
+        assert event.message == "“cat” with 2 arguments was run in master-0."
+        assert secret not in str(vars(event))
+        assert secret not in caplog.text
+
+    def test_places_are_few(self, cluster, people, settings):
+        settings.MAX_LOG_STREAMS = 1
+        bob = api_of(people.bob)
+        _, first = bob.post(path(), {"argv": ["sleep", "60"]})
+        assert bob.post(path(), {"argv": ["true"]})[0] == 503
+        first.close()
+        assert frames(bob.post(path(), {"argv": ["true"]})[1])[0] == {"exit_code": 0}
+
+
+class Terminal:
+    """`manage.py shell-into …` at a terminal of 80 columns and 24 rows."""
+
+    def __init__(self, *argv, columns=80, rows=24):
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows)
+        self.before = termios.tcgetattr(slave)
+        self.slave = slave
+        # A session of its own with this as its terminal, as a terminal window starts it.
+        self.process = subprocess.Popen(
+            command(*argv),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment(),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.shown = b""
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text):
+        os.write(self.master, text)
+
+    def until(self, text, seconds=20.0):
+        end = time.monotonic() + seconds
+        os.set_blocking(self.master, False)
+        while text not in self.shown:
+            assert time.monotonic() < end, self.shown
+            try:
+                self.shown += os.read(self.master, 65536)
+            except BlockingIOError:
+                time.sleep(0.02)
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+
+def command(*argv):
+    return [sys.executable, "manage.py", "shell-into", *argv]
+
+
+def environment():
+    from django.db import connection
+
+    url = os.environ["DATABASE_URL"]
+    base, _, query = url.partition("?")
+    name = connection.settings_dict["NAME"]
+    url = f"{base.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
+    return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+
+
+def run(*argv, stdin=b""):
+    done = subprocess.run(command(*argv), input=stdin, capture_output=True, env=environment(), timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class TestShellInto:
+    def test_a_shell_at_a_terminal(self, cluster):
+        terminal = Terminal("ops-demo/demo", "master", "0", columns=91, rows=33)
+        terminal.until(b"$ ")
+        terminal.type(b"stty size; echo role=$PORTAL_ROLE\r")
+        assert b"33 91" in terminal.until(b"role=master\r\n")
+        terminal.resize(120, 40)
+        time.sleep(0.5)  # a window tells nobody when its new size has arrived
+        terminal.type(b"stty size; echo done\r")
+        assert b"40 120" in terminal.until(b"\ndone\r\n")
+        # Ctrl-C ends what runs inside, and nothing else.
+        terminal.type(b"sleep 1000; echo ended with $?\r")
+        time.sleep(0.5)
+        terminal.type(b"\x03")
+        terminal.type(b"\recho still-here\r")
+        terminal.until(b"\rstill-here\r\n")
+        assert terminal.process.poll() is None
+        terminal.type(b"exit 7\r")
+        assert terminal.process.wait(20) == 7
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        event = Event.objects.get(verb="task.exec")
+        assert event.message.startswith("“sh” with 2 arguments was run in master-0, by ")
+
+    def test_the_terminal_is_put_right_when_it_is_ended(self, cluster):
+        terminal = Terminal("ops-demo/demo", "master", "0")
+        terminal.until(b"$ ")
+        terminal.process.terminate()
+        assert terminal.process.wait(20) == 143
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+
+    def test_a_command_without_a_terminal(self, cluster):
+        assert run("ops-demo/demo", "master", "0", "--", "tr", "a-z", "A-Z", stdin=b"abc\n" * 1000)[:2] == (
+            0,
+            b"ABC\n" * 1000,
+        )
+        assert run("ops-demo/demo", "master", "0", "--", "sh", "-c", "echo out; echo err >&2; exit 9") == (
+            9,
+            b"out\n",
+            b"err\n",
+        )
+
+    @pytest.mark.parametrize(
+        ("argv", "words"),
+        [
+            (["ops-demo/nothing", "master", "0"], "There is no cluster “ops-demo/nothing”"),
+            (["demo", "master", "0"], "name it as appcode/name"),
+            (["ops-demo/demo", "worker", "0"], "Run 1 of ops-demo/demo has no task worker-0."),
+            (["ops-demo/demo", "master", "one"], "invalid int value"),
+        ],
+    )
+    def test_what_is_not_there(self, cluster, argv, words):
+        code, _, errors = run(*argv)
+        assert code
+        assert words in errors.decode()
+
+    def test_a_task_that_has_ended(self, cluster, people, loop):
+        actions.disable(cluster, acting_user=people.bob)
+        loop.until_phase(cluster, "Stopped")
+        assert Run.objects.get().gone
+        assert "master-0 does not run." in run("ops-demo/demo", "master", "0")[2].decode()
