@@ -10,9 +10,15 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import results
+
+if TYPE_CHECKING:
+    from bench.seed import Seeded
+    from tests.running import Portal
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--make-run", action="store_true", help="also time `make run` in a fresh copy (minutes)")
     parser.add_argument(
-        "--only", default="", help="names of parts, divided by commas: idle, listing, starting, posting"
+        "--only", default="", help="parts, divided by commas: idle, listing, starting, posting, launching, following"
     )
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     options = parser.parse_args()
@@ -57,15 +63,38 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.analyze()
-        found = []
-        for part in measures.PARTS:
-            name = part.__name__
-            if not only or name in only:
-                _say(f"Measuring: {(part.__doc__ or name).splitlines()[0]} …")
-                found += part(portal, tenants)
-        return found
+        found = _parts(measures.PARTS, only, portal, tenants)
+        return found + _on_kubernetes(folder, only, portal, tenants)
     finally:
         portal.stop()
+
+
+def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded) -> list[results.Result]:
+    """The parts that need a control plane; nothing where none can be built."""
+    from bench import kube
+    from tests.kube.binary import BuildError, binary
+
+    if only and not only & {part.__name__ for part in kube.PARTS}:
+        return []
+    try:
+        binary()
+    except BuildError as error:
+        _say(f"Left out, because there is no Kubernetes control plane to measure with: launching, following. {error}")
+        return []
+    _say("Starting a Kubernetes control plane …")
+    with kube.placed(folder / "plane", portal) as plane:
+        return _parts(kube.PARTS, only, portal, tenants, plane)
+
+
+def _parts(
+    parts: Sequence[Callable[..., list[results.Result]]], only: set[str], *given: object
+) -> list[results.Result]:
+    found = []
+    for part in parts:
+        if not only or part.__name__ in only:
+            _say(f"Measuring: {(part.__doc__ or part.__name__).splitlines()[0]} …")
+            found += part(*given)
+    return found
 
 
 def _inner(portal: object) -> dict[str, str]:

@@ -72,7 +72,7 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
 
 def starting(portal: Portal, tenants: Seeded) -> list[Result]:
     """from the request to running processes, and from Disable to free GPUs"""
-    api = _api(portal, tenants)
+    api = api_of(portal, tenants)
     numbers = itertools.count()
     floors.processes(1)
     one = [floors.processes(1)[0] for _ in range(STARTS)]
@@ -97,7 +97,7 @@ def starting(portal: Portal, tenants: Seeded) -> list[Result]:
 
 def posting(portal: Portal, tenants: Seeded) -> list[Result]:
     """clusters that are posted at a steady rate, until long after all GPUs are taken"""
-    api = _api(portal, tenants)
+    api = api_of(portal, tenants)
     codes = itertools.cycle(tenants.codes)
 
     def job(n: int) -> Callable[[], object]:
@@ -124,7 +124,7 @@ def posting(portal: Portal, tenants: Seeded) -> list[Result]:
 PARTS = (idle, listing, starting, posting)
 
 
-def _api(portal: Portal, tenants: Seeded) -> Client:
+def api_of(portal: Portal, tenants: Seeded) -> Client:
     return Client(f"{portal.url}/api/v1", {"Authorization": f"Bearer {tenants.token}"})
 
 
@@ -154,7 +154,7 @@ def _round(api: Client, tenants: Seeded, name: str, roles: dict[str, int]) -> tu
         api.send("POST", path, _manifest(name, roles, command))
         ear.recv(100)
         first = time.perf_counter() - begin
-        _until(lambda: api.json("GET", f"{path}/{name}")["status"]["phase"] == "Running")
+        until(lambda: api.json("GET", f"{path}/{name}")["status"]["phase"] == "Running")
         running = time.perf_counter() - begin
         run = Run.objects.get(cluster__name=name)
         tasks = _tasks_of(run)
@@ -164,9 +164,9 @@ def _round(api: Client, tenants: Seeded, name: str, roles: dict[str, int]) -> tu
         api.send("POST", f"{path}/{name}/disable", {})
         for handle in watched:
             assert select.select([handle], [], [], 30)[0], f"a process of {name} lives on"
-        _until(lambda: sum(node["gpus_free"] for node in CloudState.objects.get().capacity["nodes"]) == GPUS)
+        until(lambda: sum(node["gpus_free"] for node in CloudState.objects.get().capacity["nodes"]) == GPUS)
         gone = time.perf_counter() - begin
-    _until(lambda: Run.objects.get(pk=run.pk).is_terminal)
+    until(lambda: Run.objects.get(pk=run.pk).is_terminal)
     api.send("DELETE", f"{path}/{name}")
     return first, running, gone
 
@@ -183,10 +183,10 @@ def _tasks_of(run: Run) -> list[int]:
     return found
 
 
-def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30, every: float = 0.02) -> None:
     """Returns when it is true; asked every 20 ms, which is the error of what is measured by it."""
     end = time.perf_counter() + seconds
     while not condition():
         if time.perf_counter() > end:
             raise RuntimeError("it did not happen in time")
-        time.sleep(0.02)
+        time.sleep(every)

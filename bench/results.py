@@ -12,7 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """`target` None: told for comparison only. `floor` is in the same unit; None where nothing is comparable."""
+    """`target` None: told for comparison only. `floor` is in the same unit; None where nothing is comparable. `times`: the
+    target is so many times the floor."""
 
     name: str
     value: float
@@ -20,6 +21,7 @@ class Result:
     target: float | None = None
     floor: float | None = None
     below: bool = False
+    times: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -28,6 +30,8 @@ class Result:
     @property
     def passed(self) -> bool | None:
         """Whether the target is kept; `below` when it may not even be reached."""
+        if self.times is not None and self.ratio is not None:
+            return self.ratio <= self.times
         if self.target is None:
             return None
         return self.value < self.target if self.below else self.value <= self.target
@@ -49,6 +53,7 @@ def table(results: Sequence[Result]) -> str:
     rows = [head]
     for result in results:
         target = "" if result.target is None else f"{'<' if result.below else '≤'} {result.target:g}"
+        target = target if result.times is None else f"≤ {result.times:g} × floor"
         mark = {True: "ok", False: "MISSED", None: ""}[result.passed]
         value = f"{_text(result.value)} {result.unit}"
         rows.append((result.name, value, target, _text(result.floor), _text(result.ratio), mark))

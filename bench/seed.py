@@ -51,7 +51,7 @@ def seed() -> Seeded:
         Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=start - dt.timedelta(days=365))
     Flavor.objects.create(name="gpu", title="Small + 1 GPU", cpu_milli=200, memory_mb=128, gpus=1)
     Flavor.objects.create(name="cpu", title="Small", cpu_milli=200, memory_mb=128, gpus=0)
-    Image.objects.create(name="bench", title="Benchmark", environment=sys.prefix)
+    Image.objects.create(name="bench", title="Benchmark", environment=sys.prefix, container="example/bench:1")
     appcodes = _appcodes(root, member)
     _clusters(appcodes, root, start)
     _, token = make_token("bench", 1, acting_user=root)

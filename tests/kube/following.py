@@ -18,6 +18,7 @@ from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.plane import Plane
 
+PORTAL_USER = "gpu-cloud-portal"
 ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
 
 
@@ -57,10 +58,10 @@ def portal_kubeconfig(plane: Plane) -> Path:
     binding = {
         "metadata": {"name": "gpu-cloud"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "gpu-cloud-portal"}],
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
     }
     plane.request("POST", f"{rbac}/clusterrolebindings", binding)
-    kubeconfig = plane.kubeconfig_for("gpu-cloud-portal")
+    kubeconfig = plane.kubeconfig_for(PORTAL_USER)
     client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 10
     while True:  # the authorizer hears of them by a watch
         try:

@@ -1,0 +1,321 @@
+"""What the portal promises on Kubernetes, on a real control plane with simulated nodes (tests/plane), beside `kubectl`.
+
+The path is the product's own: a request through the gateway, the database, the worker, the API server, its watch, the
+controller, the database. Calls are counted by the API server, in its audit log. Nodes and their containers are played by kwok,
+at the same cost for the portal and for `kubectl`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import psycopg2
+from django.core.management import call_command
+from django.db import connection
+
+from bench.kubectl import Floor
+from bench.measures import MB, api_of, until
+from bench.results import Result, quantile
+from bench.seed import LINES, Seeded
+from bench.web import Client, steadily
+from clusters.clouds.kubernetes import client as kubernetes
+from clusters.clouds.kubernetes.client import path_of
+from clusters.models import CloudState, Run
+from clusters.reconcile import plan_of
+from portal.models import Appcode
+from tests.kube.following import PORTAL_USER, portal_kubeconfig
+from tests.kube.plane import Plane
+from tests.running import Portal
+
+CLOUD = "bench"
+# Of the seeded business lines, those that run on Kubernetes; the others stay on this machine.
+PLACED = range(LINES // 2, LINES)
+LAUNCHED = {"master": 1, "ps": 1, "worker": 100}
+ROUNDS, TIMES_FLOOR, WRITES = 7, 1.15, 10
+MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
+
+PODS, PODS_A_RUN, PODS_A_NODE = 10_000, 100, 110
+QUIET_SECONDS = 60
+EVENTS, EVENTS_PER_SECOND = 6000, 200
+MARK = "bench-event-"
+
+
+@contextmanager
+def placed(folder: Path, portal: Portal) -> Iterator[Plane]:
+    """A plane that the portal knows, with enough nodes for LAUNCHED, on which some business lines are placed."""
+    plane = Plane(folder, audited=PORTAL_USER)
+    plane.start()
+    try:
+        plane.add_nodes(13)
+        lines = [f"--business-line=bench.line-{n}" for n in PLACED]
+        config = f"--kubeconfig={portal_kubeconfig(plane)}"
+        call_command("register_kubernetes", CLOUD, config, f"--set=portal={CLOUD}", *lines)
+        Appcode.objects.filter(org_node__namespace__in=_namespaces()).update(gpu_quota=PODS)
+        until(lambda: CloudState.objects.filter(name=CLOUD, capacity__nodes__12__isnull=False).exists())
+        yield plane
+    finally:
+        plane.stop()
+
+
+def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
+    """on Kubernetes: 1 master + 1 ps + 100 workers, beside kubectl"""
+    api, code = api_of(portal, tenants), _codes()[0]
+    _, _, _, plan = _launch(api, plane, code, "warm")
+    Floor(plane, plan, 1).apply()
+    Floor(plane, plan, 1).delete()
+    floors, ours = [], []
+    for n in range(ROUNDS):
+        floor = Floor(plane, plan, n + 2)
+        floors.append((floor.apply(), _rest(plane) or floor.delete()))
+        _rest(plane)
+        ours.append(_launch(api, plane, code, f"launch-{n}")[:3])
+        _rest(plane)
+    up, down = (statistics.median(each[n] for each in floors) for n in (0, 1))
+    size = f"{sum(LAUNCHED.values())} pods"
+    return [
+        Result(
+            f"Kubernetes: POST → all {size} Running, median of {ROUNDS}", statistics.median(each[0] for each in ours), "s",
+            floor=up, times=TIMES_FLOOR,
+        ),
+        Result(
+            f"Kubernetes: Disable → all {size} gone, median of {ROUNDS}", statistics.median(each[1] for each in ours), "s",
+            floor=down, times=TIMES_FLOOR,
+        ),
+        Result("Kubernetes: calls of a launch that change something, most", max(each[2] for each in ours), "", WRITES),
+    ]  # fmt: skip
+
+
+def _launch(api: Client, plane: Plane, code: str, name: str) -> tuple[float, float, int, object]:
+    """Seconds to all Running and from Disable to gone, as the database has it; calls that changed something; the plan."""
+    path, count = f"/appcodes/{code}/clusters", sum(LAUNCHED.values())
+    calls = len(plane.calls_of_audited())
+    begin = time.perf_counter()
+    api.send("POST", path, _manifest(name, LAUNCHED))
+    run = Run.objects.select_related("cluster__appcode__org_node").get(cluster__name=name)
+    until(lambda: _running(run.pk) == count, 120)
+    running = time.perf_counter() - begin
+    _rest(plane)
+    writes = [call["verb"] for call in plane.calls_of_audited()[calls:] if call["verb"] in MUTATING]
+    plan = plan_of(run)
+    begin = time.perf_counter()
+    api.send("POST", f"{path}/{name}/disable", {})
+    until(lambda: Run.objects.filter(pk=run.pk, gone=True).exists(), 120)
+    gone = time.perf_counter() - begin
+    api.send("DELETE", f"{path}/{name}")
+    return running, gone, len(writes), plan
+
+
+def following(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
+    """on Kubernetes: the status of 10,000 pods"""
+    before = _controller(portal).memory_info().rss
+    begin = time.perf_counter()
+    _fill(api_of(portal, tenants), plane)
+    filled = time.perf_counter() - begin
+    _rest(plane, 15)
+    lists, busy = _quiet(portal, plane)
+    lags, floor = _lags(plane)
+    relist, peak = _relist(portal, plane)
+    size = f"{PODS:,} pods"
+    return [
+        Result(f"Kubernetes: POST of {PODS // PODS_A_RUN} clusters → all {size} Running", filled, "s"),
+        Result(f"Kubernetes: lists of {size} in {QUIET_SECONDS} s of a healthy watch", lists, "", 0),
+        Result("Kubernetes: processor time of the controller meanwhile", busy, "% of a core"),
+        Result(
+            f"Kubernetes: pod's change → row, {EVENTS_PER_SECOND} a second of {size}: p99", quantile(lags, 0.99), "s", 1,
+            quantile(floor, 0.99),
+        ),
+        Result(
+            f"Kubernetes: pod's change → row, {EVENTS_PER_SECOND} a second of {size}: median", quantile(lags, 0.5), "s",
+            None, quantile(floor, 0.5),
+        ),
+        Result(f"Kubernetes: {size} listed anew by a new controller", relist, "s", 5),
+        Result("Kubernetes: memory that its largest moment took", (peak - before) / MB, "MB", 300),
+    ]  # fmt: skip
+
+
+PARTS = (launching, following)
+
+
+def _fill(api: Client, plane: Plane) -> None:
+    """PODS pods by the portal, each run another appcode's."""
+    plane.add_nodes(-(-PODS // PODS_A_NODE) + 2, gpus=PODS_A_NODE)
+    codes, runs = _codes(), PODS // PODS_A_RUN
+    for n in range(runs):
+        manifest = _manifest(f"fill-{n:03}", {"master": 1, "worker": PODS_A_RUN - 1})
+        api.send("POST", f"/appcodes/{codes[n % len(codes)]}/clusters", manifest)
+    until(lambda: _running() == PODS, 1200, every=1.0)
+
+
+def _quiet(portal: Portal, plane: Plane) -> tuple[int, float]:
+    """Lists within QUIET_SECONDS, and percent of a core that the controller took."""
+    calls, process = len(plane.calls_of_audited()), _controller(portal)
+    before = process.cpu_times()
+    time.sleep(QUIET_SECONDS)
+    after = process.cpu_times()
+    verbs = Counter(call["verb"] for call in plane.calls_of_audited()[calls:])
+    used = after.user + after.system - before.user - before.system
+    return verbs["list"], used / QUIET_SECONDS * 100
+
+
+def _lags(plane: Plane) -> tuple[list[float], list[float]]:
+    """Seconds from the moment in which a changed status of a pod was sent to the API server until its row said the same; and,
+    for the same changes, until they came by a watch that does nothing else."""
+    chance = random.Random(4)  # noqa: S311  the same pods every time
+    api = kubernetes.Client.connect(str(plane.kubeconfig))
+    pods = [
+        (item["metadata"]["namespace"], item["metadata"]["name"])
+        for page in api.pages(path_of("Pod"), labelSelector=f"gpu-cloud/portal={CLOUD}") for item in page["items"]
+    ]  # fmt: skip
+    assert len(pods) == PODS, f"{len(pods)} pods"
+    sent: dict[str, float] = {}
+    with Rows() as rows, Watch(api) as watch:
+
+        def change(number: int) -> Callable[[], object]:
+            place = chance.choice(pods)
+
+            def send() -> None:
+                mark = f"{MARK}{number}"
+                waiting = {"reason": "RunContainerError", "message": mark}
+                status = {"containerStatuses": [{"name": "task", "state": {"running": None, "waiting": waiting}}]}
+                sent[mark] = time.perf_counter()
+                api.patch(f"{path_of('Pod', *place)}/status", {"status": status}, kubernetes.STRATEGIC)
+
+            return send
+
+        steadily(EVENTS_PER_SECOND, [change(n) for n in range(EVENTS)])
+        until(lambda: len(rows.seen) == EVENTS and len(watch.seen) == EVENTS, 60)
+    return tuple([each.seen[mark] - at for mark, at in sent.items()] for each in (rows, watch))  # type: ignore[return-value]
+
+
+class Heard:
+    """A thread that notes when it first heard of a mark."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, float] = {}
+        self._stopped = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._thread.join()
+
+    def _listen(self) -> None:
+        raise NotImplementedError
+
+
+class Rows(Heard):
+    """PostgreSQL itself tells of changed rows, at their commit."""
+
+    def __enter__(self) -> Rows:
+        self._connection = psycopg2.connect(os.environ["DATABASE_URL"])
+        self._connection.autocommit = True
+        with self._connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION bench_tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"PERFORM pg_notify('bench', substring(NEW.message FROM '{MARK}[0-9]+')); RETURN NULL; END $$;"
+                "CREATE TRIGGER bench_tell AFTER UPDATE ON clusters_task FOR EACH ROW "
+                f"WHEN (NEW.message LIKE '%{MARK}%') EXECUTE FUNCTION bench_tell(); LISTEN bench"
+            )
+        self._thread.start()
+        return self
+
+    def _listen(self) -> None:
+        while not self._stopped:
+            if select.select([self._connection], [], [], 0.5)[0]:
+                self._connection.poll()
+                now = time.perf_counter()
+                for told in self._connection.notifies:
+                    self.seen.setdefault(told.payload, now)
+                self._connection.notifies.clear()
+        with self._connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION bench_tell CASCADE")
+        self._connection.close()
+
+
+class Watch(Heard):
+    """The least that could hear of it: a watch that decodes and looks."""
+
+    def __init__(self, api: kubernetes.Client) -> None:
+        super().__init__()
+        self._api = api
+        self._version = api.get(path_of("Pod"), limit=1)["metadata"]["resourceVersion"]
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def _listen(self) -> None:
+        while not self._stopped:
+            answer = self._api.watch(path_of("Pod"), self._version, labelSelector=f"gpu-cloud/portal={CLOUD}")
+            for event in kubernetes.events(answer):
+                self._version = event["object"]["metadata"]["resourceVersion"]
+                for status in event["object"].get("status", {}).get("containerStatuses") or []:
+                    mark = status["state"].get("waiting", {}).get("message", "")
+                    if mark.startswith(MARK):
+                        self.seen.setdefault(mark, time.perf_counter())
+                if self._stopped:
+                    break
+            answer.close()
+
+
+def _relist(portal: Portal, plane: Plane) -> tuple[float, int]:
+    """The controller dies; seconds from the first list of the next one until all is in the database, and the most memory that it
+    had until then."""
+    calls = len(plane.calls_of_audited())
+    old = _controller(portal)
+    killed = time.time()
+    old.kill()
+    until(lambda: CloudState.objects.get(name=CLOUD).heard_at.timestamp() > killed, 120)
+    done = time.time()
+    peak = Path(f"/proc/{_controller(portal).pid}/status").read_text().partition("VmHWM:")[2].split()[0]
+    begins = [each["requestReceivedTimestamp"] for each in plane.calls_of_audited()[calls:] if each["verb"] == "list"]
+    return done - datetime.fromisoformat(min(begins)).timestamp(), int(peak) * 1024
+
+
+def _controller(portal: Portal) -> psutil.Process:
+    return psutil.Process(next(pid for pid, line in portal.programs().items() if line.endswith("manage.py controller")))
+
+
+def _running(run_id: int | None = None) -> int:
+    """Rows of tasks that run on Kubernetes."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM clusters_task t JOIN clusters_run r ON r.id = t.run_id"
+            " WHERE t.phase = 'Running' AND r.cloud = %s AND (%s IS NULL OR r.id = %s)",
+            [CLOUD, run_id, run_id],
+        )
+        return int(cursor.fetchone()[0])
+
+
+def _rest(plane: Plane, seconds: float = 1.0) -> None:
+    """Lets what follows a change come to rest: events, endpoints, leases."""
+    time.sleep(seconds)
+    plane.check()
+
+
+def _codes() -> list[str]:
+    """The appcodes on Kubernetes."""
+    return list(
+        Appcode.objects.filter(org_node__namespace__in=_namespaces()).values_list("code", flat=True).order_by("code")
+    )
+
+
+def _namespaces() -> list[str]:
+    return [f"line-{n}" for n in PLACED]
+
+
+def _manifest(name: str, roles: dict[str, int]) -> dict[str, object]:
+    flavors = {role: {"flavor": "cpu" if role == "ps" else "gpu", "count": count} for role, count in roles.items()}
+    spec = {"image": "bench", "command": "python train.py --epochs 20", "retries": 0, "roles": flavors}
+    return {"kind": "cluster", "metadata": {"name": name}, "spec": spec}

@@ -1,0 +1,76 @@
+"""The floor of a launch on Kubernetes: `kubectl` applies and deletes the very same objects, without a portal.
+
+They are rendered by the portal's own manifests from the plan of a real run. Only what somebody would have to take off again is
+left out, because nobody is there to do it: finalizers, and the reference to the owner, which does not exist before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clusters.clouds.base import Plan
+from clusters.clouds.kubernetes import manifests, names
+from clusters.clouds.kubernetes.settings import Settings
+from tests.kube.binary import binary
+from tests.kube.plane import Plane, phase
+
+# The portal does not look at objects of another installation.
+FLOOR = Settings(portal="floor")
+
+
+class Floor:
+    """One launch by hand: `apply` and `delete` return the seconds until every pod runs, and until none is left."""
+
+    def __init__(self, plane: Plane, plan: Plan, number: int) -> None:
+        run = replace(plan.run, id=10**9 + number, cluster=f"floor-{number}", number=number)
+        self._plane = plane
+        self._pods = f"/api/v1/namespaces/{run.namespace}/pods"
+        self._selector = names.selector(portal=FLOOR.portal, run_id=run.id)
+        self._count = sum(role.count for role in plan.roles)
+        self._file = plane.folder / f"floor-{number}.json"
+        items = [manifests.owner_manifest(run, FLOOR), *manifests.run_manifests(replace(plan, run=run), "", FLOOR)]
+        for item in items:
+            _unbind(item)
+        self._file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+    def apply(self) -> float:
+        return self._timed(["apply", "--server-side"], self._all_run)
+
+    def delete(self) -> float:
+        return self._timed(["delete"], lambda pods: not pods)
+
+    def _all_run(self, pods: dict[str, Any]) -> bool:
+        return sum(phase(pod) == "Running" for pod in pods.values()) == self._count
+
+    def _timed(self, verb: Sequence[str], happened: Callable[[dict[str, Any]], bool]) -> float:
+        begin = time.perf_counter()
+        kubectl = threading.Thread(target=self._kubectl, args=([*verb, "-f", str(self._file)],))
+        kubectl.start()
+        self._plane.until(self._pods, happened, 120, labelSelector=self._selector)
+        seconds = time.perf_counter() - begin
+        kubectl.join()
+        return seconds
+
+    def _kubectl(self, arguments: Sequence[str]) -> None:
+        # What the server can do is looked up once and kept in that folder, as in anybody's home.
+        env = {**os.environ, "KUBECONFIG": str(self._plane.kubeconfig), "KUBECACHEDIR": str(_cache(self._plane))}
+        subprocess.run([str(binary()), "kubectl", *arguments], env=env, stdout=subprocess.DEVNULL, check=True)
+
+
+def _cache(plane: Plane) -> Path:
+    return plane.folder / "kubectl"
+
+
+def _unbind(item: dict[str, Any]) -> None:
+    template = item.get("spec", {}).get("template", {}).get("metadata", {})
+    for metadata in (item["metadata"], template):
+        metadata.pop("finalizers", None)
+        metadata.pop("ownerReferences", None)
