@@ -12,11 +12,9 @@ from typing import Any
 from clusters.clouds.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
 from clusters.clouds.kubernetes import names, networks, pods, storage
 from clusters.clouds.kubernetes.settings import GPU, Settings, quantity
+from clusters.clouds.kubernetes.workloads import QUEUE
 
 Manifest = dict[str, Any]
-
-# Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"

@@ -27,7 +27,7 @@ from clusters.clouds.base import (
 )
 from clusters.clouds.kubernetes import capacity, names, reasons, states, workloads
 from clusters.clouds.kubernetes.settings import GPU_MODEL
-from clusters.clouds.kubernetes.workloads import Why, Workload
+from clusters.clouds.kubernetes.workloads import QUEUED, SUSPENDED, Why, Workload
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
@@ -221,13 +221,15 @@ class Mirror:
         return seen
 
     def _ended_by_hand(self, pod: Object, seen: TaskSeen) -> TaskSeen:
-        """Where somebody deleted the whole Job, it is made anew and the program is not to blame. A single pod counts as
-        Kubernetes counts it."""
+        """Where somebody deleted or suspended the whole Job, its pods are made anew and the program is not to blame. A single
+        pod counts as Kubernetes counts it."""
         for each in pod["metadata"].get("ownerReferences") or []:
             if each["kind"] == "Job":
                 workload = self.workloads.get(("Job", pod["metadata"]["namespace"], each["name"]))
                 if workload is None or workload.leaving or workload.uid != each["uid"]:
                     return replace(seen, reason="Disrupted", message=reasons.JOB_DELETED, disrupted=True)
+                if workload.why and workload.why[0] in (QUEUED, SUSPENDED):
+                    return replace(seen, reason="Disrupted", message=reasons.JOB_SUSPENDED, disrupted=True)
         return replace(seen, message=reasons.POD_DELETED)
 
     def _number(self, seen: TaskSeen) -> int:

@@ -19,6 +19,7 @@ _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _OF_KUEUE = "kueue.x-k8s.io/queue-name"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
+JOB_SUSPENDED = "Its Job was suspended to make room for others; it starts again when it is let go."
 _DISRUPTIONS = {
     "PreemptionByScheduler": "It made room for something more important.",
     "DeletionByTaintManager": "Its node does not answer any more.",

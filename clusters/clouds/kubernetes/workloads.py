@@ -17,6 +17,7 @@ from clusters.clouds.kubernetes import names
 Object = Mapping[str, Any]
 Why = tuple[str, str]
 
+# Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
 QUEUE = "kueue.x-k8s.io/queue-name"
 QUOTA, ADMISSION, QUEUED, SUSPENDED = "NamespaceQuota", "AdmissionDenied", "QueuedByKueue", "Suspended"
 # What a queue may change in a Job; everything else beneath `spec` is ours alone.
