@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters import api, exec_api, log_api
+from clusters import api, exec_api, kubernetes_api, log_api
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 
@@ -19,4 +19,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/usage", api.ClusterUsage.as_view()),
     path("flavors", api.Flavors.as_view()),
     path("images", api.Images.as_view()),
+    path("kubernetes", kubernetes_api.Clusters.as_view()),
+    path("kubernetes/<slug:name>", kubernetes_api.OneCluster.as_view()),
+    path("kubernetes/<slug:name>/test", kubernetes_api.Test.as_view()),
+    path("placements", kubernetes_api.Placements.as_view()),
+    path("placements/<str:path>", kubernetes_api.OnePlacement.as_view()),
 ]

@@ -23,6 +23,7 @@ from clusters.clouds.kubernetes.inspection import Found, Right, inspect, rights_
 from clusters.kubernetes_specs import KubernetesManifest, KubernetesSpec
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Placement, Run
 from clusters.places import THIS_MACHINE, is_kubernetes_own
+from datastores.models import Volume
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
 from portal.events import record
@@ -76,13 +77,9 @@ def change(row: KubernetesCluster, manifest: KubernetesManifest, *, acting_user:
         now = KubernetesCluster.objects.select_for_update().filter(pk=row.pk).first()
         if now is None or now.revision != row.revision:
             raise Conflict(f"Somebody else has changed or removed {row.name} meanwhile; look at it again.")
-        if now.settings.get("portal") != spec.settings.json_value().get("portal") and _living(now):
-            raise Invalid.at(
-                "spec",
-                "settings",
-                "portal",
-                message=f"{_runs(_living(now))} under the old label; wait until they are over.",
-            )
+        if now.settings.get("portal") != spec.settings.json_value().get("portal") and (there := _there(now)):
+            sentence = f"The old label is on {there}, which would be lost."
+            raise Invalid.at("spec", "settings", "portal", message=sentence)
         before = _facts(now)
         now.kubeconfig, now.server = config, _server(config)
         _write(now, spec)
@@ -96,8 +93,11 @@ def remove(row: KubernetesCluster, *, acting_user: User | None) -> None:
     """Forgets a cluster; nothing is changed there. Raises Conflict while something depends on it."""
     _require(acting_user)
     row = KubernetesCluster.objects.select_for_update().get(pk=row.pk)
-    if living := _living(row):
-        raise Conflict(f"{_runs(living)} on {row.title}; disable it, and remove it when they are over.")
+    if there := _there(row):
+        raise Conflict(
+            f"{row.title} has {there} of ours. Disable it, and remove it when runs are over and datastores of volumes "
+            "are deleted."
+        )
     if lines := list(row.placements.values_list("org_node__path", flat=True)[:5]):
         raise Conflict(f"{', '.join(lines)} would have no place any more; place them elsewhere first.")
     if row.is_default:
@@ -156,7 +156,7 @@ def try_connection(row: KubernetesCluster) -> Report:
     else:
         report = _judged(row, found)
     facts: dict[str, Any] = {"tested_at": timezone.now(), "test": report.json_value()}
-    if report.found and report.found.uid and not (row.uid and _living(row)):
+    if report.found and report.found.uid and not (row.uid and _there(row)):
         facts["uid"] = report.found.uid
     KubernetesCluster.objects.filter(pk=row.pk, revision=row.revision).update(**facts)
     for name, value in facts.items():
@@ -165,10 +165,8 @@ def try_connection(row: KubernetesCluster) -> Report:
 
 
 def _judged(row: KubernetesCluster, found: Found) -> Report:
-    if row.uid and found.uid and row.uid != found.uid and (living := _living(row)):
-        return Report(
-            False, f"This is another Kubernetes cluster than the one on which {_runs(living).lower()}.", found
-        )
+    if row.uid and found.uid and row.uid != found.uid and (there := _there(row)):
+        return Report(False, f"This is another Kubernetes cluster than the one with {there} of ours.", found)
     if found.nodes is None:
         has = f"Kubernetes {found.version}"
     else:
@@ -180,8 +178,8 @@ def _judged(row: KubernetesCluster, found: Found) -> Report:
 
 
 def _require_the_same(row: KubernetesCluster, config: str | None) -> None:
-    """While runs live on a cluster, new credentials must be for the very same one. Raises Invalid."""
-    if not (living := _living(row)):
+    """While runs or volumes are on a cluster, new credentials must be for the very same one. Raises Invalid."""
+    if not (there := _there(row)):
         return
     try:
         uid = inspect(registry.client(row.name, config), ()).uid
@@ -189,14 +187,11 @@ def _require_the_same(row: KubernetesCluster, config: str | None) -> None:
         raise Invalid.at(
             "spec",
             "kubeconfig",
-            message=f"{_runs(living)} there, so the portal has to see that this is the same cluster, and it cannot: {error}",
+            message=f"It has {there} of ours, so the portal has to see that this is the same cluster, and cannot: {error}",
         ) from error
     if uid != row.uid:
-        raise Invalid.at(
-            "spec",
-            "kubeconfig",
-            message=f"This is another Kubernetes cluster than the one on which {_runs(living).lower()}.",
-        )
+        sentence = f"This is another Kubernetes cluster than the one with {there} of ours."
+        raise Invalid.at("spec", "kubeconfig", message=sentence)
 
 
 def _write(row: KubernetesCluster, spec: KubernetesSpec) -> None:
@@ -251,12 +246,13 @@ def _facts(row: KubernetesCluster) -> dict[str, Any]:
     }
 
 
-def _living(row: KubernetesCluster) -> int:
-    return Run.objects.filter(cloud=row.name, gone=False).count()
-
-
-def _runs(count: int) -> str:
-    return "1 run lives" if count == 1 else f"{count} runs live"
+def _there(row: KubernetesCluster) -> str:
+    """What of ours is on a cluster and would be lost with it: "2 runs and 1 volume", or ""."""
+    counts = {
+        "run": Run.objects.filter(cloud=row.name, gone=False).count(),
+        "volume": Volume.objects.filter(cloud=row.name).count(),
+    }
+    return " and ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count)
 
 
 @functools.cache

@@ -20,6 +20,8 @@ TAGS = {
     "appcodes": "Appcodes",
     "flavors": "Catalogue",
     "images": "Catalogue",
+    "kubernetes": "Clouds",
+    "placements": "Clouds",
     "": "Me",
 }
 

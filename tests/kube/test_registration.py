@@ -135,16 +135,16 @@ def test_living_runs_are_not_taken_out_of_sight(
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     away = manifest(default=True, settings={"portal": "one"}, kubeconfig=yaml.safe_dump(config))
     errors = refused(lambda: registration.change(row, away, acting_user=people.root))
-    assert errors["spec.kubeconfig"].startswith("1 run lives there, so the portal has to see")
+    assert errors["spec.kubeconfig"].startswith("It has 1 run of ours, so the portal has to see")
     errors = refused(lambda: registration.change(row, manifest(default=True), acting_user=people.root))
-    assert "under the old label" in errors["spec.settings.portal"]
+    assert "The old label is on 1 run" in errors["spec.settings.portal"]
     KubernetesCluster.objects.update(uid="of-another-cluster")
     row.refresh_from_db()
     other = manifest(default=True, settings={"portal": "one"}, kubeconfig=plane.kubeconfig.read_text())
     errors = refused(lambda: registration.change(row, other, acting_user=people.root))
-    assert errors["spec.kubeconfig"] == "This is another Kubernetes cluster than the one on which 1 run lives."
+    assert errors["spec.kubeconfig"] == "This is another Kubernetes cluster than the one with 1 run of ours."
     assert "another Kubernetes cluster" in registration.try_connection(row).message
-    with pytest.raises(Conflict, match="1 run lives"):
+    with pytest.raises(Conflict, match="has 1 run of ours"):
         registration.remove(row, acting_user=people.root)
     Run.objects.update(gone=True)
     registration.change(row, other, acting_user=people.root)
