@@ -130,18 +130,18 @@ def valkey(folder: Path, port: int, password: str) -> Service:
     )
 
 
-def s3(folder: Path, port: int, access_key: str, secret_key: str) -> Service:
-    """An S3 server over `folder`: every folder in it is a bucket."""
+def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
+    """An S3 server over `folder`: every folder in it is a bucket. Others than this machine reach it only at an `address` of theirs."""
     private_folder(folder)
     # --config '': never read or write the user's own rclone settings. The pair is one element of a comma separated list.
-    argv = [program("rclone"), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}", "--config", ""]
+    argv = [program("rclone"), "serve", "s3", str(folder), "--addr", f"{address}:{port}", "--config", ""]
     argv += ["--dir-cache-time", "1s", "--buffer-size", "0", "--log-level", "NOTICE"]
     env = {"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"', "GOMEMLIMIT": "128MiB", "GOGC": "50"}
 
     def ready() -> bool:
-        return ask(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/")
+        return ask(port, b"GET / HTTP/1.0\r\n\r\n", address).startswith(b"HTTP/")
 
-    return Service("s3", tuple(argv), ready, f"http://127.0.0.1:{port}", env, stop_order=SERVERS_STOP)
+    return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
 
 
 def node_agent(folder: Path, agent_socket: Path, gpus: str = "") -> Service:

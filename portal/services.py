@@ -180,10 +180,10 @@ def last_line(log: Path) -> str:
     return lines[-1].strip() if lines else "it wrote nothing"
 
 
-def ask(port: int, request: bytes) -> bytes:
+def ask(port: int, request: bytes, address: str = "127.0.0.1") -> bytes:
     """The first bytes of the answer, or nothing when there is none within two seconds."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as client:
+        with socket.create_connection((address, port), timeout=2) as client:
             client.sendall(request)
             answer = b""
             while chunk := client.recv(4096):
