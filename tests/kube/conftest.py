@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kube.binary import binary
+from tests.kube.node import Node, running_node
 from tests.kube.plane import Plane
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests on the one real node go to the same process of `pytest -n`."""
+    for item in items:
+        if item.get_closest_marker("node"):
+            item.add_marker(pytest.mark.xdist_group("node"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -37,3 +46,10 @@ def namespace(plane: Plane) -> Iterator[str]:
     name = plane.make_namespace(f"test-{secrets.token_hex(4)}")
     yield name
     plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A control plane of its own (`node.plane`) whose only node is a real one."""
+    with running_node(tmp_path_factory.mktemp("node")) as node:
+        yield node

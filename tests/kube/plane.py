@@ -2,7 +2,8 @@
 
 They are the real programs (see tests/plane), started on free loopback ports in a folder of their own. Only machines are
 missing: kwok plays nodes and kubelets by the rules in stages.py, so scheduling, scale, quotas, admission and lifecycle are
-real, containers and their clocks are not. Everything dies with the process that started it.
+real, containers and their clocks are not; a real machine can be added, see node.py. Everything dies with the process that
+started it.
 
     plane = Plane(folder); plane.start(); plane.add_nodes(13)
     plane.until("/api/v1/namespaces/ops/pods", lambda pods: all(phase(pod) == "Running" for pod in pods.values()))
@@ -35,6 +36,8 @@ from tests.kube.certificates import Authority, write_key, write_kubeconfig
 
 GPU = "nvidia.com/gpu"
 GPU_MODEL = "nvidia.com/gpu.product"  # the label that NVIDIA's own discovery puts on nodes
+# Who the API server is to kubelets; what it may do there is up to RBAC, see node.py.
+KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 # Kubernetes' own defaults for its clients (20 writes a second) would be what tests measure.
@@ -71,6 +74,7 @@ class Plane:
         self._authority = Authority(self._keys, address)
         self._admin = self._authority.issue("admin", ["system:masters"], file="admin")
         self._server = self._authority.issue("plane", file="server")
+        self._kubelet_client = self._authority.issue(KUBELET_CLIENT, file="kubelet-client")
         self._pool = urllib3.PoolManager(
             ca_certs=str(self._authority.path),
             cert_file=str(self._admin[0]),
@@ -325,6 +329,15 @@ class Plane:
         file = self._keys / f"account-{namespace}-{name}.kubeconfig"
         return write_kubeconfig(file, self.url, self._authority, {"token": token})
 
+    @property
+    def authority(self) -> Path:
+        """The certificate that everybody here trusts."""
+        return self._authority.path
+
+    def serving_certificate(self, name: str, address: str) -> tuple[Path, Path]:
+        """(certificate, key) for a server of that name at that address."""
+        return self._authority.issue(name, file=f"serving-{name}", addresses=[address])
+
     # The programs
 
     def _start(self, *asked: Service) -> None:
@@ -379,8 +392,9 @@ class Plane:
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--client-ca-file={self._authority.path}",
-            f"--kubelet-client-certificate={self._admin[0]}",
-            f"--kubelet-client-key={self._admin[1]}",
+            f"--kubelet-client-certificate={self._kubelet_client[0]}",
+            f"--kubelet-client-key={self._kubelet_client[1]}",
+            f"--kubelet-certificate-authority={self._authority.path}",
             "--kubelet-preferred-address-types=InternalIP",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",

@@ -1,0 +1,109 @@
+"""Images for a test node out of a few files, as OCI archives: nothing can be pulled, and no builder is needed for these.
+
+They are kept beside the test plane's binary and named by their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from portal.services import ServiceError
+from tests.kube.binary import cache, pause_binary
+
+PAUSE = "docker.io/gpu-cloud/pause:1"
+BUSYBOX = "docker.io/gpu-cloud/busybox:1"
+EXECUTABLE = 0o755
+
+Files = Mapping[str, bytes | str]  # path → content, or (text) the target of a symbolic link
+
+
+def pause() -> Path:
+    """What every pod's sandbox is made of: tests/plane/pause."""
+    return write(PAUSE, {"pause": pause_binary().read_bytes()}, ["/pause"])
+
+
+def busybox() -> Path:
+    """A shell and some two hundred small programs, from the distribution."""
+    program = shutil.which("busybox")
+    if program is None:
+        raise ServiceError("The program busybox is missing; install it with: apt-get install busybox-static")
+    applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    files: dict[str, bytes | str] = {f"bin/{name}": "busybox" for name in applets if name != "busybox"}
+    files["bin/busybox"] = Path(program).read_bytes()
+    files["etc/passwd"] = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n"
+    files["etc/group"] = b"root:x:0:\nuser:x:1000:\n"
+    return write(BUSYBOX, files, ["/bin/sh"])
+
+
+def write(name: str, files: Files, command: Sequence[str]) -> Path:
+    """The archive of an image with that full name, made now if need be."""
+    layer = _tar({"tmp/": b"", **files})
+    digest = _digest(layer)
+    config = _json(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Cmd": list(command), "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [digest]},
+        }
+    )
+    kind = "application/vnd.oci.image"
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{kind}.manifest.v1+json",
+            "config": _descriptor(f"{kind}.config.v1+json", config),
+            "layers": [_descriptor(f"{kind}.layer.v1.tar", layer)],
+        }
+    )
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+    index = {
+        "schemaVersion": 2,
+        "manifests": [{**_descriptor(f"{kind}.manifest.v1+json", manifest), "annotations": names}],
+    }
+    blobs = {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in (layer, config, manifest)}
+    archive = _tar({"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index), **blobs})
+    path = cache("archives") / f"{hashlib.sha256(archive).hexdigest()[:16]}.tar"
+    if not path.exists():
+        partly = path.with_suffix(".new")
+        partly.write_bytes(archive)
+        partly.replace(path)
+    return path
+
+
+def _tar(files: Files) -> bytes:
+    """The same bytes for the same files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path, content in sorted(files.items()):
+            entry = tarfile.TarInfo(path.rstrip("/"))
+            entry.mode = EXECUTABLE
+            if isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+                tar.addfile(entry)
+            elif path.endswith("/"):
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+                tar.addfile(entry)
+            else:
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _descriptor(kind: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": kind, "digest": _digest(blob), "size": len(blob)}
+
+
+def _digest(blob: bytes) -> str:
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
