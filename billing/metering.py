@@ -28,12 +28,7 @@ from portal.models import Appcode
 log = logging.getLogger(__name__)
 # The key of the advisory lock that lets one transaction record at a time: "meter" in ASCII.
 RECORDING = 0x6D65746572
-# What a segment says; when it is posted is the ledger's business.
-SEGMENT_FIELDS = [
-    field.name
-    for field in UsageSegment._meta.concrete_fields
-    if field.name not in ("id", "uid", "posted_until", "due_at")
-]
+SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if field.name not in ("id", "uid")]
 BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 

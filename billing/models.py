@@ -95,8 +95,7 @@ class UsageSegment(models.Model):
     """The time for which one pod held its resources: [started, ended), open while `ended` is null.
 
     Derived from observations (`manage.py replay --verify` proves it). Both ends are whole seconds; `flags` names what
-    was clamped or estimated. `posted_until` is how far the ledger has it, and from `due_at` on it has to be looked at for
-    posting again (null: never, unless it changes); a trigger sets that whenever the segment changes.
+    was clamped or estimated.
     """
 
     uid = models.CharField(max_length=80, unique=True)
@@ -111,15 +110,12 @@ class UsageSegment(models.Model):
     started = models.DateTimeField()
     ended = models.DateTimeField(null=True)
     flags = models.JSONField(default=list)
-    posted_until = models.DateTimeField(null=True, editable=False)
-    due_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["appcode", "started"]),
             # What overlaps a month: it ended after its first second, or not yet.
             models.Index(fields=["ended"]),
-            models.Index(fields=["due_at"], name="segment_due", condition=Q(due_at__isnull=False)),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(
@@ -160,6 +156,26 @@ class UsageSegment(models.Model):
             ended=self.ended,
             flags=tuple(self.flags),
         )
+
+
+class Due(models.Model):
+    """A segment that has to be looked at for posting from `due_at` on: triggers put it here whenever it changes or its terms
+    do, posting takes it away. `posted` is false for one that has no lines in the ledger yet; `appcode_id` is the segment's, so
+    that several can post side by side, each for its own appcodes.
+    """
+
+    segment = models.OneToOneField(
+        UsageSegment, on_delete=models.CASCADE, primary_key=True, db_constraint=False, related_name="due"
+    )
+    due_at = models.DateTimeField(db_index=True)
+    appcode_id = models.BigIntegerField()
+    posted = models.BooleanField()
+
+    class Meta:
+        verbose_name_plural = "due"
+
+    def __str__(self) -> str:
+        return f"{self.segment_id} at {self.due_at:%F %T}"
 
 
 class Ownership(models.Model):
@@ -309,9 +325,17 @@ class LedgerEntry(models.Model):
 
     kind = models.CharField(max_length=8, choices=Kind.choices)
     uid = models.CharField(max_length=80, blank=True)
-    # Both are nearly always null; their indexes hold only what is not.
-    reverses = models.ForeignKey("self", on_delete=models.PROTECT, null=True, db_index=False, related_name="reversals")
-    credit = models.ForeignKey(Credit, on_delete=models.PROTECT, null=True, db_index=False, related_name="entries")
+    # References of a line are checked where they are rare (a trigger on reversals and credits): the constraints of the database
+    # would cost a line more than itself. Indexes hold only what is not null.
+    segment = models.ForeignKey(
+        UsageSegment, on_delete=models.PROTECT, null=True, db_constraint=False, db_index=False, related_name="entries"
+    )
+    reverses = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, db_constraint=False, db_index=False, related_name="reversals"
+    )
+    credit = models.ForeignKey(
+        Credit, on_delete=models.PROTECT, null=True, db_constraint=False, db_index=False, related_name="entries"
+    )
     sku = models.CharField(max_length=70)
     since = models.DateTimeField()
     until = models.DateTimeField()
@@ -322,7 +346,6 @@ class LedgerEntry(models.Model):
     per_hour = models.DecimalField(max_digits=14, decimal_places=6)
     discount = models.DecimalField(max_digits=5, decimal_places=2)
     charge = models.DecimalField(max_digits=50, decimal_places=10)
-    # The segment holds the same reference with its constraint; a second check for each line would cost more than the line.
     appcode = models.ForeignKey(
         Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
     )
@@ -335,7 +358,7 @@ class LedgerEntry(models.Model):
         ordering: ClassVar = ["id"]
         verbose_name_plural = "ledger entries"
         indexes: ClassVar = [
-            models.Index(fields=["uid"], name="ledger_uid"),
+            models.Index(fields=["segment"], name="ledger_segment", condition=Q(segment__isnull=False)),
             # An invoice takes the lines of its appcode up to a number.
             models.Index(fields=["appcode", "id"], name="ledger_appcode"),
             models.Index(fields=["credit"], name="ledger_credits", condition=Q(credit__isnull=False)),
@@ -345,8 +368,8 @@ class LedgerEntry(models.Model):
                 fields=["reverses"], name="ledger_reversed_once", condition=Q(reverses__isnull=False)
             ),
             models.CheckConstraint(
-                condition=Q(kind="usage", reverses=None, credit=None)
-                | Q(kind="reversal", reverses__isnull=False, credit=None)
+                condition=Q(kind="usage", segment__isnull=False, reverses=None, credit=None)
+                | Q(kind="reversal", segment__isnull=False, reverses__isnull=False, credit=None)
                 | Q(kind="credit", reverses=None, credit__isnull=False),
                 name="ledger_kind",
             ),

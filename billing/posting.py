@@ -24,22 +24,24 @@ from billing.usage import floor
 POSTING = 0x706F7374
 PORTION = 20_000
 
-# `due`: a segment that somebody is just changing is left for the next time, so that nobody waits for each other in a circle.
+# Rows that somebody is just changing are left for the next time, so that nobody waits for each other in a circle. Segments are
+# read in the statement after this one: whoever has changed one before it is seen, and whoever does later waits for the queue.
+TAKE = """
+SELECT segment_id, posted FROM billing_due WHERE due_at <= %s ORDER BY due_at, segment_id LIMIT %s FOR UPDATE SKIP LOCKED
+"""
 # `final`: the end of what cannot grow any more (`ledger.final_until`). Everything is cut at months, at changes of the owner and
-# at changes of the rate. `standing` is what was posted and not reversed; segments that never were are not looked for.
+# at changes of the rate; `key` finds the rates of a SKU for a payer. `standing` is what was posted and not reversed.
 STATEMENT = sql.SQL("""
 WITH {terms},
+taken(segment_id, posted) AS (SELECT * FROM unnest(%(segments)s::bigint[], %(posted)s::boolean[])),
 due AS MATERIALIZED (
-    SELECT s.*, CASE WHEN s.ended <= %(now)s THEN s.ended ELSE billing_month(%(now)s) END AS final,
-        CASE WHEN s.gpu_model = ANY(%(models)s) THEN s.gpu_model ELSE '' END AS model, coalesce(p.payer, 0) AS payer
-    FROM billing_usagesegment s LEFT JOIN payer p ON p.appcode_id = s.appcode_id
-    WHERE s.due_at <= %(now)s ORDER BY s.due_at LIMIT %(portion)s FOR UPDATE OF s SKIP LOCKED
-),
-month_(since, until) AS MATERIALIZED (
-    SELECT since, billing_month_end(since) FROM (
-        SELECT m AT TIME ZONE 'UTC' AS since FROM generate_series(
-            (SELECT billing_month(min(started)) FROM due) AT TIME ZONE 'UTC', %(now)s AT TIME ZONE 'UTC', interval '1 month'
-        ) m) months
+    SELECT s.*, taken.posted, f.final, coalesce(p.payer, 0) * %(keys)s AS payer_key,
+        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key
+    FROM taken JOIN billing_usagesegment s ON s.id = taken.segment_id
+    LEFT JOIN payer p ON p.appcode_id = s.appcode_id
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN s.ended <= %(now)s THEN s.ended ELSE billing_month(%(now)s) END AS final
+    ) f
 ),
 owner_ AS MATERIALIZED (
     SELECT appcode_id, business_line,
@@ -53,70 +55,81 @@ owner_ AS MATERIALIZED (
     WHERE business_line IS DISTINCT FROM before
     WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
 ),
-part AS (
+part AS MATERIALIZED (
     SELECT d.*, coalesce(o.business_line, '') AS business_line,
-        greatest(d.started, m.since, o.since) AS part_since, least(d.final, m.until, o.until) AS part_until
+        greatest(d.started, month_.since, o.since) AS part_since, least(d.final, month_.until, o.until) AS part_until
     FROM due d
-    JOIN month_ m ON m.since < d.final AND m.until > d.started
+    CROSS JOIN LATERAL (
+        SELECT m AT TIME ZONE 'UTC' AS since, (m + interval '1 month') AT TIME ZONE 'UTC' AS until
+        FROM generate_series(date_trunc('month', d.started AT TIME ZONE 'UTC'),
+            (d.final AT TIME ZONE 'UTC') - interval '1 second', interval '1 month') m
+    ) month_
     LEFT JOIN owner_ o ON o.appcode_id = d.appcode_id
-    WHERE d.started < d.final
-        AND greatest(d.started, m.since, o.since) < least(d.final, m.until, o.until)
+    WHERE greatest(d.started, month_.since, o.since) < least(d.final, month_.until, o.until)
 ),
 expected AS MATERIALIZED (
-    SELECT p.uid, r.sku, greatest(p.part_since, t.since) AS since, least(p.part_until, t.until) AS until,
-        q.quantity, t.price_id, t.per_hour, t.discount, (q.quantity * t.rate)::numeric(50, 10) AS charge,
-        p.appcode_id, p.business_line, p.consumer, p.labels, p.posted_until IS NOT NULL AS posted
+    SELECT p.id AS segment_id, p.uid, r.sku, greatest(p.part_since, t.since) AS since, least(p.part_until, t.until) AS until,
+        q.quantity, t.price_id, t.per_hour, t.discount, q.quantity * t.rate AS charge,
+        p.appcode_id, p.business_line, p.consumer, p.labels, p.posted
     FROM part p
     CROSS JOIN LATERAL (VALUES
-        ('gpu', CASE p.gpu_model WHEN '' THEN 'gpu' ELSE 'gpu:' || p.gpu_model END, p.model, p.gpus),
-        ('cpu', 'cpu', '', p.cpu_milli), ('memory', 'memory', '', p.memory_mb), ('storage', 'storage', '', p.storage_mb)
-    ) r(resource, sku, model, units)
-    JOIN terms t ON t.payer = p.payer AND t.resource = r.resource AND t.model = r.model
-        AND t.since < p.part_until AND t.until > p.part_since
+        (p.payer_key + p.model_key, CASE p.gpu_model WHEN '' THEN 'gpu' ELSE 'gpu:' || p.gpu_model END, p.gpus),
+        (p.payer_key + %(keys)s - 3, 'cpu', p.cpu_milli),
+        (p.payer_key + %(keys)s - 2, 'memory', p.memory_mb),
+        (p.payer_key + %(keys)s - 1, 'storage', p.storage_mb)
+    ) r(key, sku, units)
+    JOIN terms t ON t.key = r.key AND t.since < p.part_until AND t.until > p.part_since
     CROSS JOIN LATERAL (
         SELECT extract(epoch FROM least(p.part_until, t.until) - greatest(p.part_since, t.since))::bigint * r.units AS quantity
     ) q
     WHERE r.units > 0
 ),
 standing AS MATERIALIZED (
-    SELECT e.* FROM due JOIN billing_ledgerentry e ON e.uid = due.uid
-    WHERE due.posted_until IS NOT NULL AND e.kind = 'usage'
-        AND NOT EXISTS (SELECT 1 FROM billing_ledgerentry r WHERE r.reverses_id = e.id)
+    SELECT line.* FROM due CROSS JOIN LATERAL (
+        SELECT e.id, {line} FROM billing_ledgerentry e
+        WHERE e.segment_id = due.id AND e.kind = 'usage'
+            AND (SELECT r.id FROM billing_ledgerentry r WHERE r.reverses_id = e.id LIMIT 1) IS NULL
+        OFFSET 0
+    ) line
+    WHERE due.posted
+),
+differing AS MATERIALIZED (
+    SELECT array_agg(id ORDER BY id) FILTER (WHERE id IS NOT NULL) AS ids, count(*) FILTER (WHERE id IS NULL) AS wanted, {line}
+    FROM (SELECT NULL::bigint AS id, {line} FROM expected WHERE posted UNION ALL SELECT id, {line} FROM standing) both_
+    GROUP BY {line} HAVING count(*) FILTER (WHERE id IS NULL) <> count(id)
 ),
 reversed AS (
-    INSERT INTO billing_ledgerentry (kind, uid, reverses_id, sku, since, until, quantity, price_id, per_hour, discount, charge,
-        appcode_id, business_line, consumer, labels)
-    SELECT 'reversal', uid, id, sku, since, until, -quantity, price_id, per_hour, discount, -charge, appcode_id, business_line,
-        consumer, labels
-    FROM standing s WHERE NOT EXISTS (SELECT 1 FROM expected e WHERE e.posted AND {same})
-    RETURNING {columns}
+    INSERT INTO billing_ledgerentry (kind, reverses_id, segment_id, uid, sku, since, until, quantity, price_id, per_hour,
+        discount, charge, appcode_id, business_line, consumer, labels)
+    SELECT 'reversal', id, segment_id, uid, sku, since, until, -quantity, price_id, per_hour, discount, -charge, appcode_id,
+        business_line, consumer, labels
+    FROM differing CROSS JOIN LATERAL unnest(ids[wanted + 1:]) id
+    ORDER BY id
+    RETURNING {line}
 ),
 added AS (
-    INSERT INTO billing_ledgerentry (kind, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id,
-        business_line, consumer, labels)
-    SELECT 'usage', uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line, consumer,
-        labels
-    FROM expected e WHERE NOT (posted AND EXISTS (SELECT 1 FROM standing s WHERE {same}))
-    RETURNING {columns}
+    INSERT INTO billing_ledgerentry (kind, {line})
+    SELECT 'usage', {line} FROM expected WHERE NOT posted
+    UNION ALL SELECT 'usage', {line} FROM differing WHERE ids IS NULL
+    RETURNING {line}
 ),
 posted AS MATERIALIZED (SELECT * FROM reversed UNION ALL SELECT * FROM added),
 {rollups},
-done AS (
-    UPDATE billing_usagesegment s SET
-        posted_until = CASE WHEN due.final > due.started OR due.posted_until IS NOT NULL THEN due.final END,
-        due_at = CASE WHEN s.ended <= %(now)s THEN NULL ELSE least(s.ended, billing_month_end(%(now)s)) END
-    FROM due WHERE s.id = due.id
+finished AS (
+    DELETE FROM billing_due WHERE segment_id = ANY(ARRAY(SELECT id FROM due WHERE ended <= %(now)s))
+),
+waiting AS (
+    UPDATE billing_due SET due_at = least(due.ended, billing_month_end(%(now)s)),
+        posted = billing_due.posted OR due.started < due.final
+    FROM due WHERE segment_id = due.id AND (due.ended <= %(now)s) IS NOT TRUE
+        AND segment_id = ANY(ARRAY(SELECT id FROM due WHERE (ended <= %(now)s) IS NOT TRUE))
 )
 SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM added), (SELECT count(*) FROM reversed)
 """)
-COLUMNS = sql.SQL("uid, sku, since, until, quantity, charge, appcode_id, business_line, labels")
-SAME = sql.SQL(" AND ").join(
-    sql.SQL("s.{0} = e.{0}" if name != "price_id" else "s.{0} IS NOT DISTINCT FROM e.{0}").format(sql.Identifier(name))
-    for name in (
-        "uid", "sku", "since", "until", "quantity", "price_id", "per_hour", "discount", "charge", "appcode_id",
-        "business_line", "consumer", "labels",
-    )
-)  # fmt: skip
+LINE = sql.SQL(
+    "segment_id, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line, consumer,"
+    " labels"
+)
 
 RESOURCES = {
     "gpu": "gpu_seconds",
@@ -197,7 +210,7 @@ ROLLUPS = sql.SQL(
     by_day=_add("billing_dailyusage", "day", "daily"),
     by_month=_add("billing_monthlyusage", "month", "monthly"),
 )
-POST = STATEMENT.format(terms=TERMS, columns=COLUMNS, same=SAME, rollups=ROLLUPS)
+POST = STATEMENT.format(terms=TERMS, line=LINE, rollups=ROLLUPS)
 
 
 @dataclass(frozen=True)
@@ -230,8 +243,19 @@ def post(now: dt.datetime | None = None) -> Posted:
 def post_portion(now: dt.datetime, size: int = PORTION) -> Posted:
     """Posts up to `size` segments that are due at `now`."""
     keep_others_out()
-    # Read after the lock was given, so that terms and owners are those that whoever held it has left.
-    parameters: dict[str, Any] = {"now": floor(now), "portion": size, **terms_of(price_book())}
     with connection.cursor() as cursor:
+        cursor.execute(TAKE, [now, size])
+        taken = cursor.fetchall()
+        if not taken:
+            return Posted()
+        # Terms and owners are read after the lock was given: they are those that whoever held it has left.
+        parameters: dict[str, Any] = {
+            "now": floor(now),
+            "segments": [segment_id for segment_id, _ in taken],
+            "posted": [posted for _, posted in taken],
+            **terms_of(price_book()),
+        }
+        # A portion is a small part of large tables, whatever their statistics say by now; its own rows fit in memory.
+        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL work_mem = '32MB'")
         cursor.execute(cast("Any", POST), parameters)
         return Posted(*cursor.fetchone())

@@ -213,7 +213,8 @@ class Prices:
         return book
 
     def _price(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
-        for scope in dict.fromkeys([(own, ""), (None, line), (None, "")]):
+        nearest = [(own, "")] if own is not None else []
+        for scope in dict.fromkeys([*nearest, (None, line), (None, "")]):
             for each in dict.fromkeys([sku, family(sku)]):
                 versions = self._book.get((*scope, each), ())
                 version = next((price for price in versions if floor(price.valid_from) <= moment), None)

@@ -129,18 +129,19 @@ def usage(
 
 
 # The rates of a price book as rows, for `terms_of`: `rate` is UNITs of money for one unit-second, model "" stands for each model
-# without terms of its own, and payer 0 is everybody who is not in the other table. All time is covered, without gaps.
-TERMS = sql.SQL("""terms(payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
-    SELECT * FROM unnest(%(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
+# without terms of its own, and payer 0 is everybody who is not in the other table. All time is covered, without gaps. `key` is
+# payer × keys + the model's place in `models` (from 1; 0 for any other), or for cpu, memory and storage the last three.
+TERMS = sql.SQL("""terms(key, payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
+    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
         %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[], %(terms_since)s::timestamptz[],
         %(terms_until)s::timestamptz[])),
 payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[], %(code_payer)s::int[]))""")
 COLUMNS_OF_TERMS = (
-    "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
+    "key", "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
 )  # fmt: skip
 
 
-def terms_of(prices: Prices) -> dict[str, list[Any]]:
+def terms_of(prices: Prices) -> dict[str, Any]:
     """The parameters of TERMS; payers with the same terms share their rows."""
     models = sorted(prices.gpu_models)
     skus = [("gpu", "", "gpu"), *(("gpu", model, f"gpu:{model}") for model in models)]
@@ -148,17 +149,19 @@ def terms_of(prices: Prices) -> dict[str, list[Any]]:
     payers = {payer: number for number, payer in enumerate(dict.fromkeys([ANYBODY, *prices.payers.values()]))}
     rows = [
         (
-            number, resource, model, rate.price and rate.price.id, rate.list_price, rate.discount,
-            rate.per_hour * WORTH[resource], "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
+            number * len(skus) + place, number, resource, model, rate.price and rate.price.id, rate.list_price,
+            rate.discount, rate.per_hour * WORTH[resource],
+            "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
             rate.until.isoformat() if rate.until else "infinity",
         )
         for payer, number in payers.items()
-        for resource, model, sku in skus
+        for place, (resource, model, sku) in enumerate(skus)
         for rate in prices.rates_of(payer, sku)
     ]  # fmt: skip
     columns = (list(column) for column in zip(*rows, strict=True))
     return {
         "models": models,
+        "keys": len(skus),
         **dict(zip(COLUMNS_OF_TERMS, columns, strict=True)),
         "code": list(prices.payers),
         "code_payer": [payers[payer] for payer in prices.payers.values()],

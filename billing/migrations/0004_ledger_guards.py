@@ -10,8 +10,31 @@ CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_credit
 -- A sighting that was not understood may be resolved later, or refused for another reason.
 CREATE TRIGGER append_only BEFORE DELETE OR UPDATE OF id, digest, cloud, raw, seen_at ON billing_quarantined
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
+-- A line that refers to another row is rare; that row must be there, and a reversal takes back all of it.
+CREATE FUNCTION billing_ledger_reference() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.kind = 'credit' THEN
+        PERFORM FROM billing_credit WHERE id = NEW.credit_id AND appcode_id = NEW.appcode_id;
+    ELSE
+        PERFORM FROM billing_ledgerentry line
+        WHERE line.id = NEW.reverses_id AND line.kind = 'usage'
+            AND (line.segment_id, line.uid, line.sku, line.since, line.until, line.quantity, line.price_id, line.per_hour,
+                 line.discount, line.charge, line.appcode_id, line.business_line, line.consumer, line.labels)
+            IS NOT DISTINCT FROM
+                (NEW.segment_id, NEW.uid, NEW.sku, NEW.since, NEW.until, -NEW.quantity, NEW.price_id, NEW.per_hour,
+                 NEW.discount, -NEW.charge, NEW.appcode_id, NEW.business_line, NEW.consumer, NEW.labels);
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'a % in the ledger refers to nothing that it fits', NEW.kind USING ERRCODE = 'foreign_key_violation';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER reference BEFORE INSERT ON billing_ledgerentry
+    FOR EACH ROW WHEN (NEW.kind <> 'usage') EXECUTE FUNCTION billing_ledger_reference();
 """
 NO_APPEND_ONLY = """
+DROP TRIGGER reference ON billing_ledgerentry;
+DROP FUNCTION billing_ledger_reference();
 DROP TRIGGER append_only ON billing_ledgerentry;
 DROP TRIGGER append_only ON billing_credit;
 DROP TRIGGER append_only ON billing_quarantined;
@@ -24,11 +47,15 @@ CREATE FUNCTION billing_month(moment timestamptz) RETURNS timestamptz LANGUAGE s
     SELECT date_trunc('month', moment AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' $$;
 CREATE FUNCTION billing_month_end(moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (date_trunc('month', moment AT TIME ZONE 'UTC') + interval '1 month') AT TIME ZONE 'UTC' $$;
+-- What may have been posted with terms or owners that hold no more since `since`: what lasts is posted by whole months only.
 CREATE FUNCTION billing_repost(since timestamptz, code bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1886352244);
-    UPDATE billing_usagesegment SET due_at = started
-        WHERE posted_until > since AND (ended IS NULL OR ended > since) AND (code IS NULL OR appcode_id = code);
+    INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
+        SELECT id, started, appcode_id, true FROM billing_usagesegment
+        WHERE (ended > since OR (ended IS NULL AND started < billing_month(now()))) AND (code IS NULL OR appcode_id = code)
+        ORDER BY id
+        ON CONFLICT (segment_id) DO UPDATE SET due_at = excluded.due_at WHERE billing_due.posted;
 END $$;
 ALTER TABLE billing_ledgerentry ADD CONSTRAINT ledger_one_month
     CHECK (kind = 'credit' OR until <= billing_month_end(since));
@@ -47,29 +74,55 @@ DROP FUNCTION billing_month_end(timestamptz);
 DROP FUNCTION billing_month(timestamptz);
 """
 
-# What was posted and has changed is due at once; what lasts is due when its month is over.
+# What has never been posted is due when it has ended, or when the month of its beginning is over; what was posted and has
+# changed is due at once. The row of a segment that is not in the queue was taken away by posting.
 DUE = """
-CREATE FUNCTION billing_segment_due() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION billing_segments_made() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.posted_until IS NULL THEN NEW.due_at := coalesce(NEW.ended, billing_month_end(NEW.started));
-    ELSE NEW.due_at := NEW.started;
-    END IF;
-    RETURN NEW;
+    INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
+        SELECT id, least(ended, billing_month_end(started)), appcode_id, false FROM made;
+    RETURN NULL;
 END $$;
-CREATE TRIGGER segment_due BEFORE INSERT ON billing_usagesegment FOR EACH ROW EXECUTE FUNCTION billing_segment_due();
-CREATE TRIGGER segment_due_again BEFORE UPDATE OF uid, appcode_id, consumer, labels, gpus, gpu_model, cpu_milli, memory_mb,
-    storage_mb, started, ended ON billing_usagesegment FOR EACH ROW
-    WHEN ((OLD.uid, OLD.appcode_id, OLD.consumer, OLD.labels, OLD.gpus, OLD.gpu_model, OLD.cpu_milli, OLD.memory_mb,
-           OLD.storage_mb, OLD.started, OLD.ended) IS DISTINCT FROM
-          (NEW.uid, NEW.appcode_id, NEW.consumer, NEW.labels, NEW.gpus, NEW.gpu_model, NEW.cpu_milli, NEW.memory_mb,
-           NEW.storage_mb, NEW.started, NEW.ended))
-    EXECUTE FUNCTION billing_segment_due();
-UPDATE billing_usagesegment SET due_at = coalesce(ended, billing_month_end(started));
+CREATE FUNCTION billing_segments_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
+        SELECT id, n.started, n.appcode_id, true
+        FROM after n JOIN before o USING (id)
+        WHERE (n.uid, n.appcode_id, n.consumer, n.labels, n.gpus, n.gpu_model, n.cpu_milli, n.memory_mb, n.storage_mb, n.started,
+               n.ended) IS DISTINCT FROM
+              (o.uid, o.appcode_id, o.consumer, o.labels, o.gpus, o.gpu_model, o.cpu_milli, o.memory_mb, o.storage_mb, o.started,
+               o.ended)
+        ORDER BY id
+        ON CONFLICT (segment_id) DO UPDATE SET due_at = excluded.due_at, appcode_id = excluded.appcode_id
+            WHERE billing_due.posted;
+    UPDATE billing_due SET due_at = least(n.ended, billing_month_end(n.started)), appcode_id = n.appcode_id
+        FROM after n
+        WHERE segment_id = n.id AND NOT posted
+            AND (due_at, billing_due.appcode_id) <> (least(n.ended, billing_month_end(n.started)), n.appcode_id);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER segments_made AFTER INSERT ON billing_usagesegment
+    REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_made();
+CREATE TRIGGER segments_changed AFTER UPDATE ON billing_usagesegment
+    REFERENCING OLD TABLE AS before NEW TABLE AS after FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_changed();
+CREATE FUNCTION billing_segments_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM billing_due USING gone WHERE segment_id = gone.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER segments_gone AFTER DELETE ON billing_usagesegment
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_gone();
+INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
+    SELECT id, least(ended, billing_month_end(started)), appcode_id, false FROM billing_usagesegment;
 """
 NO_DUE = """
-DROP TRIGGER segment_due_again ON billing_usagesegment;
-DROP TRIGGER segment_due ON billing_usagesegment;
-DROP FUNCTION billing_segment_due();
+DROP TRIGGER segments_gone ON billing_usagesegment;
+DROP FUNCTION billing_segments_gone();
+DROP TRIGGER segments_changed ON billing_usagesegment;
+DROP FUNCTION billing_segments_changed();
+DROP TRIGGER segments_made ON billing_usagesegment;
+DROP FUNCTION billing_segments_made();
+DELETE FROM billing_due;
 """
 
 TERMS = """
@@ -145,7 +198,6 @@ BEGIN
             begun := greatest(date_trunc('second', now()), code.valid_from);
             INSERT INTO billing_ownership (appcode_id, business_line, valid_from) VALUES (code.id, code.line, begun)
                 ON CONFLICT (appcode_id, valid_from) DO UPDATE SET business_line = excluded.business_line;
-            PERFORM billing_repost(begun, code.id);
         END IF;
     END LOOP;
 END $$;
@@ -190,6 +242,14 @@ BEGIN
     END IF;
     RAISE EXCEPTION 'who owned an appcode has been charged' USING ERRCODE = 'restrict_violation';
 END $$;
+CREATE FUNCTION billing_owner_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM billing_repost(NEW.valid_from, NEW.appcode_id);
+    RETURN NULL;
+END $$;
+-- A new appcode has nothing to post again.
+CREATE TRIGGER owner_changed AFTER INSERT OR UPDATE ON billing_ownership
+    FOR EACH ROW WHEN (NEW.valid_from > '2000-01-01 00:00:00Z') EXECUTE FUNCTION billing_owner_changed();
 CREATE TRIGGER ownership_kept BEFORE UPDATE OR DELETE ON billing_ownership
     FOR EACH ROW EXECUTE FUNCTION billing_ownership_kept();
 INSERT INTO billing_ownership (appcode_id, business_line, valid_from)
@@ -197,6 +257,8 @@ INSERT INTO billing_ownership (appcode_id, business_line, valid_from)
     FROM portal_appcode appcode JOIN portal_orgnode node ON node.id = appcode.org_node_id;
 """
 NO_OWNERS = """
+DROP TRIGGER owner_changed ON billing_ownership;
+DROP FUNCTION billing_owner_changed();
 DROP TRIGGER ownership_kept ON billing_ownership;
 DROP FUNCTION billing_ownership_kept();
 DROP TRIGGER ownership ON portal_orgnode;
