@@ -145,7 +145,17 @@ class Pods:
         ]
         if attempt is not None:
             mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
-        return max(mine, key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]), default=None)
+        found = max(mine, key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]), default=None)
+        if found is not None and found["spec"]["restartPolicy"] == "Always" and not is_over(found):
+            # Its program may have been started again this very moment, and its last lines are those that matter.
+            return self._now(found)
+        return found
+
+    def _now(self, pod: Pod) -> Pod | None:
+        metadata = pod["metadata"]
+        one = {"fieldSelector": f"metadata.name={metadata['name']}", "resourceVersion": "0"}
+        items = self._client.get(path_of("Pod", metadata["namespace"]), **one)["items"]
+        return next((item for item in items if item["metadata"]["uid"] == metadata["uid"]), None)
 
 
 class _Listing:
