@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser import chromium, signed_in
 
 pytestmark = pytest.mark.e2e
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
 # Training takes half a minute on an idle machine; tests share theirs.
 TRAINED = 240_000
-SOON = 30_000
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.fail("These tests need Chromium; `make test` installs it.")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def page(browser: Browser, portal_up: Any) -> Iterator[Page]:
-    """alice, signed in by the form; whatever the console complains about fails the test."""
-    complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=portal_up.origin)
-    page = context.new_page()
-    page.set_default_timeout(SOON)
-    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto("/")
-    page.fill("#id_login", "alice")
-    page.fill("#id_password", portal_up.credentials["users"]["alice"]["password"])
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Clusters", exact=True)).to_be_visible()
-    yield page
-    context.close()
-    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
-    assert [said for said in complaints if not said.startswith("htmx:afterRequest")] == []
+    with signed_in(browser, portal_up, "alice") as page:
+        yield page
 
 
 def row(page: Page, name: str) -> Locator:

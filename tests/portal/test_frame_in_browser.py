@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.browser import chromium
 from tests.portal.live_page import State
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 PORTAL_PAGES = (
     "/appcodes",
     "/appcodes/new",
@@ -36,15 +35,8 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.fail("These tests need Chromium; `make test` installs it.")
-    # Playwright's own event loop runs in this thread; the ORM is used between its steps, never inside them.
-    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        chromium = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -1,0 +1,55 @@
+"""Chromium for tests that look at pages as people see them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+]  # fmt: skip
+SOON = 30_000
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The distribution's own."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.fail("These tests need Chromium; `make test` installs it.")
+    # Playwright's own event loop runs in this thread; the ORM is used between its steps, never inside them.
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def signed_in(browser: Browser, portal: Any, person: str, **options: Any) -> Iterator[Page]:
+    """The first page of a running portal (tests/running.py) for one of the demonstration's people, who signs in by the form.
+
+    Whatever the console complains about meanwhile fails the test.
+    """
+    complaints: list[str] = []
+    options = {"viewport": {"width": 1280, "height": 900}, **options}
+    context = browser.new_context(base_url=portal.origin, **options)
+    page = context.new_page()
+    page.set_default_timeout(SOON)
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto("/")
+    page.fill("#id_login", person)
+    page.fill("#id_password", portal.credentials["users"][person]["password"])
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Clusters", exact=True).wait_for()
+    yield page
+    context.close()
+    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    assert [said for said in complaints if not said.startswith("htmx:afterRequest")] == []
