@@ -20,7 +20,7 @@ from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import kubeconfig
 from clusters.clouds.kubernetes.inspection import Found, Right, inspect, rights_of
-from clusters.kubernetes_specs import KubernetesManifest, KubernetesSpec
+from clusters.kubernetes_specs import KubernetesManifest, KubernetesSpec, read_manifest
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Placement, Run
 from clusters.places import THIS_MACHINE, is_kubernetes_own
 from datastores.models import Volume
@@ -145,6 +145,12 @@ def _to_place_on(cloud: str | None) -> KubernetesCluster | None:
     if not row.enabled:
         raise Invalid.at("cloud", message=f"{row.title} takes no new runs; choose another one or enable it first.")
     return row
+
+
+def manifest_of(row: KubernetesCluster, **spec: Any) -> KubernetesManifest:
+    """What a row says, with what is to be changed of it; without credentials, so that those are kept. Raises Invalid."""
+    said = {"title": row.title, "enabled": row.enabled, "default": row.is_default, "settings": row.settings}
+    return read_manifest({"spec": said | spec}, name=row.name)
 
 
 def try_connection(row: KubernetesCluster) -> Report:

@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from clusters.views import act, cluster, create, listing, logs, metrics, offers
+from clusters.views import act, clouds, cluster, create, listing, logs, metrics, offers
 
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"
@@ -32,6 +32,16 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/flavors", offers.flavors, name="admin_flavors"),
     path("admin/flavors/new", offers.flavor, name="admin_new_flavor"),
     path("admin/flavors/<slug:name>", offers.flavor, name="admin_flavor"),
+    path("admin/clouds", clouds.clouds, name="admin_clouds"),
+    path("admin/clouds/new", clouds.cloud, name="admin_new_cloud"),
+    path("admin/clouds/place", clouds.place, name="admin_place"),
+    path("admin/clouds/<slug:name>/edit", clouds.cloud, name="admin_cloud"),
+    path("admin/clouds/<slug:name>/test", clouds.test, name="admin_test_cloud"),
+    re_path(
+        r"^admin/clouds/(?P<name>[-\w]+)/(?P<verb>enable|disable|default|remove)\Z",
+        clouds.act,
+        name="admin_act_on_cloud",
+    ),
     path("admin/images", offers.images, name="admin_images"),
     path("admin/images/new", offers.image, name="admin_new_image"),
     path("admin/images/<slug:name>", offers.image, name="admin_image"),

@@ -48,6 +48,7 @@ NAVIGATION = (
 ADMINISTRATION = (
     Entry("Appcodes", "admin_appcodes", "approve"),
     Entry("Business lines", "admin_orgs", "org"),
+    Entry("Clouds", "admin_clouds", "cluster"),
     Entry("Nodes & flavors", "admin_flavors", "flavor"),
     Entry("Images", "admin_images", "image"),
     Entry("Allowed folders", "admin_folders", "folder"),

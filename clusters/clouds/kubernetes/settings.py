@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 # The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
@@ -56,12 +56,36 @@ def toleration(taint: str) -> dict[str, str]:
     return {"key": key, **wanted, **({"effect": effect} if effect else {})}
 
 
+def _matches(pattern: str, sentence: str) -> AfterValidator:
+    """A pattern that is explained to people when it does not match."""
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(sentence)
+        return value
+
+    return AfterValidator(check)
+
+
 Network = Annotated[str, AfterValidator(_network)]
 Taint = Annotated[str, AfterValidator(_taint)]
-Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Label = Annotated[
+    str,
+    _matches(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "Use at most 63 lower-case letters, digits and '-' inside of them."
+    ),
+]
 # The name of an object of the cluster, "" for none.
-Name = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?$")]
+Name = Annotated[
+    str,
+    _matches(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "Names there have lower-case letters, digits, '-' and '.' inside."
+    ),
+]
+Quantity = Annotated[
+    str, _matches(r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?", "Write quantities as Kubernetes does: 16, 500m or 20Gi.")
+]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
