@@ -19,6 +19,7 @@ from clusters.clouds.kubernetes.settings import Settings
 from portal.services import program
 from tests.kube.plans import plan
 
+NAME = "-a name; #1 with 'signs' [and] *more ä"
 PROGRAMS = Path(__file__).parents[2] / "docker" / "rclone"
 
 
@@ -42,7 +43,10 @@ def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
     env = {each["name"]: _value(each, secret["stringData"]) for each in found["env"]}
     argv = [str(PROGRAMS / found["args"][0]), *(changes.get(word, word) for word in found["args"][1:])]
     path = f"{Path(program('rclone')).parent}:{os.environ['PATH']}"
-    return subprocess.Popen(argv, env={**env, "PATH": path}, stderr=subprocess.PIPE, text=True)
+    # Both containers of a pod have the same volume there.
+    home = Path(whole.mounts[0].mount_path).parent / "home"
+    home.mkdir(exist_ok=True)
+    return subprocess.Popen(argv, env={**env, "PATH": path, "HOME": str(home)}, stderr=subprocess.PIPE, text=True)
 
 
 def _value(variable: Mapping[str, Any], secret: Mapping[str, str]) -> str:
@@ -66,7 +70,8 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     assert fetch.wait(30) == 0
     assert (tmp_path / "in" / "a" / "digits.csv").read_bytes() == b"1,2,3"
     assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["checkpoint", "digits.csv"]
+    copied = (path for folder in ("in", "out") for path in (tmp_path / folder).rglob("*"))
+    assert sorted(path.name for path in copied if path.is_file()) == ["checkpoint", "digits.csv"]
 
 
 def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(
@@ -87,6 +92,50 @@ def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(
     assert store.wait(30) == 0
     assert content(s3, bucket, "out/loss") == b"0.4"
     assert content(s3, bucket, "out/model") == b"weights"
+
+
+def test_what_others_have_stored_meanwhile_is_not_replaced_by_what_was_fetched(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    """Workers and parameter servers of a run fetch its output, too, and end after the master has written a newer one."""
+    for name in ("checkpoint", "touched", "nested/old"):
+        s3.client.put_object(Bucket=bucket, Key=f"out/{name}", Body=b"step 7")
+    assert start(whole, storage.FETCH).wait(30) == 0
+    s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 8")
+    store = start(whole, storage.STORE, **{str(storage.STORE_EVERY_SECONDS): "1"})
+    try:
+        # Older than what is stored, but it is this task that wrote it last.
+        (tmp_path / "out" / "touched").write_text("step 1")
+        os.utime(tmp_path / "out" / "touched", (0, 0))
+        (tmp_path / "out" / NAME).write_text("1")
+        deadline = time.monotonic() + 30
+        while content(s3, bucket, "out/touched") != b"step 1":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        store.send_signal(signal.SIGTERM)
+    assert store.wait(30) == 0
+    assert content(s3, bucket, "out/checkpoint") == b"step 8"
+    assert content(s3, bucket, "out/nested/old") == b"step 7"
+    assert content(s3, bucket, f"out/{NAME}") == b"1"
+
+
+def test_a_store_that_is_started_again_knows_what_was_changed_before(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    assert start(whole, storage.FETCH).wait(30) == 0
+    first = start(whole, storage.STORE)
+    (tmp_path / "out" / "loss").write_text("0.5")
+    first.kill()
+    first.wait(30)
+    second = start(whole, storage.STORE)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "home" / "stored").exists():  # its first step; before it there is nobody to take a signal
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0
+    assert content(s3, bucket, "out/loss") == b"0.5"
 
 
 @pytest.mark.kube  # its tries take half a minute
