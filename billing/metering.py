@@ -46,18 +46,18 @@ class Totals:
     cost_rate: Decimal = Decimal(0)
 
 
-def record(states: Sequence[PodState]) -> None:
+def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> None:
     """Appends what was seen and brings the segments of those pods up to date, in a constant number of queries.
 
-    What cannot be understood is put in quarantine, and the rest goes on. Raises RuntimeError outside a transaction: the
-    position of the watch must be saved with what it has led to.
+    They were seen now unless `seen_at` says when. What cannot be understood is put in quarantine, and the rest goes on. Raises
+    RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
     """
     if not connection.in_atomic_block:
         raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
     if not states:
         return
     keep_others_out()
-    seen_at = timezone.now()
+    seen_at = seen_at or timezone.now()
     known = _understood(states, seen_at)
     rows = [Observation.of(replace(state, seen_at=seen_at)) for state in known]
     Observation.objects.bulk_create(rows, ignore_conflicts=True)
@@ -67,11 +67,10 @@ def record(states: Sequence[PodState]) -> None:
 def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
     """Those that can be metered; the others are quarantined."""
     problems = [sightings.problem(state) for state in states]
-    codes = {state.appcode_id for state, problem in zip(states, problems, strict=True) if not problem}
-    there = set(Appcode.objects.filter(pk__in=codes).values_list("pk", flat=True))
+    missing = missing_appcodes([state for state, problem in zip(states, problems, strict=True) if not problem])
     known, refused = [], []
     for state, problem in zip(states, problems, strict=True):
-        if not problem and state.appcode_id not in there:
+        if not problem and state.appcode_id in missing:
             problem = f"There is no appcode with the number {state.appcode_id}."
         if problem:
             refused.append(quarantined(str(state.cloud), sightings.raw(state), problem, seen_at))
@@ -79,6 +78,12 @@ def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodSta
             known.append(state)
     quarantine(refused)
     return known
+
+
+def missing_appcodes(states: Iterable[PodState]) -> set[int]:
+    """The numbers of appcodes in them that do not exist."""
+    codes = {state.appcode_id for state in states}
+    return codes - set(Appcode.objects.filter(pk__in=codes).values_list("pk", flat=True))
 
 
 def quarantined(cloud: str, raw: str | bytes, reason: str, seen_at: dt.datetime) -> Quarantined:

@@ -328,7 +328,12 @@ class LedgerEntry(models.Model):
     # References of a line are checked where they are rare (a trigger on reversals and credits): the constraints of the database
     # would cost a line more than itself. Indexes hold only what is not null.
     segment = models.ForeignKey(
-        UsageSegment, on_delete=models.PROTECT, null=True, db_constraint=False, db_index=False, related_name="entries"
+        UsageSegment,
+        on_delete=models.DO_NOTHING,
+        null=True,
+        db_constraint=False,
+        db_index=False,
+        related_name="entries",
     )
     reverses = models.ForeignKey(
         "self", on_delete=models.PROTECT, null=True, db_constraint=False, db_index=False, related_name="reversals"

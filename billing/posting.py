@@ -9,6 +9,7 @@ number of segments.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from django.utils import timezone
 from psycopg2 import sql
 
 from billing.metering import price_book
+from billing.models import Due, LedgerEntry, UsageSegment
 from billing.sums import TERMS, terms_of
 from billing.usage import floor
 
@@ -137,8 +139,17 @@ RESOURCES = {
     "memory": "memory_mb_seconds",
     "storage": "storage_mb_seconds",
 }
-GROUPED = sql.SQL('appcode_id, business_line, cluster, "user", framework, gpu_model')
+GROUPING = ("appcode_id", "business_line", "cluster", "user", "framework", "gpu_model")
+GROUPED = sql.SQL(", ").join(map(sql.Identifier, GROUPING))
+# All lines that are usage, and what was taken back of it.
+LINES = sql.SQL("(SELECT * FROM billing_ledgerentry WHERE kind <> 'credit')")
+REVERSED = (
+    "segment_id", "uid", "sku", "since", "until", "price_id", "per_hour", "discount", "appcode_id", "business_line", "consumer",
+    "labels",
+)  # fmt: skip
 SUMMED = [*RESOURCES.values(), *(f"{resource}_charge" for resource in RESOURCES)]
+# The tables of sums: the name of their time, and the query that they are made by.
+SUMS = {"billing_dailyusage": ("day", "daily"), "billing_monthlyusage": ("month", "monthly")}
 # A line may last for many days; each gets the share of its seconds, which is exact because quantities and charges are products
 # of seconds.
 DAILY = sql.SQL("""
@@ -160,9 +171,9 @@ GROUP BY 1, 2, 3, 4, 5, 6, 7
 MONTHLY = sql.SQL(
     "SELECT date_trunc('month', day::timestamp)::date AS month, {grouped}, {sums} FROM daily GROUP BY 1, {grouped}"
 )
+KEY = sql.SQL("md5(jsonb_build_array({grouped})::text)::uuid").format(grouped=GROUPED)
 ADD = sql.SQL("""
-INSERT INTO {table} AS held ({time}, key, {grouped}, {names})
-SELECT {time}, md5(jsonb_build_array({grouped})::text)::uuid, {grouped}, {names} FROM {source}
+INSERT INTO {table} AS held ({time}, key, {grouped}, {names}) SELECT {time}, {key}, {grouped}, {names} FROM {source}
 ON CONFLICT ({time}, key) DO UPDATE SET {added}
 """)
 
@@ -196,7 +207,7 @@ def monthly() -> sql.Composed:
 def _add(table: str, time: str, source: str) -> sql.Composed:
     names = [sql.Identifier(name) for name in SUMMED]
     return ADD.format(
-        table=sql.Identifier(table), time=sql.Identifier(time), source=sql.Identifier(source), grouped=GROUPED,
+        table=sql.Identifier(table), time=sql.Identifier(time), source=sql.Identifier(source), grouped=GROUPED, key=KEY,
         names=sql.SQL(", ").join(names),
         added=sql.SQL(", ").join(sql.SQL("{0} = held.{0} + excluded.{0}").format(name) for name in names),
     )  # fmt: skip
@@ -259,3 +270,57 @@ def post_portion(now: dt.datetime, size: int = PORTION) -> Posted:
         cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL work_mem = '32MB'")
         cursor.execute(cast("Any", POST), parameters)
         return Posted(*cursor.fetchone())
+
+
+def again(segment_ids: Iterable[int]) -> None:
+    """Puts segments into the queue whatever has been posted of them."""
+    rows = UsageSegment.objects.filter(pk__in=list(segment_ids)).order_by("pk")
+    Due.objects.bulk_create(
+        (Due(segment_id=row.pk, due_at=row.started, appcode_id=row.appcode_id, posted=True) for row in rows),
+        update_conflicts=True,
+        unique_fields=["segment"],
+        update_fields=["due_at", "posted"],
+    )
+
+
+def reverse(line: LedgerEntry) -> None:
+    """Takes back one line of a segment that is gone."""
+    facts = {name: getattr(line, name) for name in REVERSED}
+    facts |= {"quantity": -line.quantity, "charge": -line.charge}
+    LedgerEntry.objects.create(kind=LedgerEntry.Kind.REVERSAL, reverses=line, **facts)
+
+
+def wrong_sums(most: int = 1000) -> dict[str, list[str]]:
+    """For each table of sums, which of its cells are not what the lines of the ledger add up to; `most` are told."""
+    found = {}
+    same = [sql.SQL("held.{0} = made.{0}").format(name) for name in map(sql.Identifier, GROUPING)]
+    differ = [sql.SQL("coalesce(held.{0}, 0) <> coalesce(made.{0}, 0)").format(sql.Identifier(name)) for name in SUMMED]
+    for table, (time, made) in SUMS.items():
+        statement = sql.SQL(
+            "WITH daily AS ({daily}), monthly AS ({monthly}), made AS (SELECT {key} AS key, * FROM {made})"
+            " SELECT coalesce(held.{time}, made.{time}), row_to_json(held)::text, row_to_json(made)::text"
+            " FROM {table} held FULL JOIN made ON held.{time} = made.{time} AND {same}"
+            " WHERE {differ} OR held.key <> made.key LIMIT {most}"
+        ).format(
+            daily=daily(LINES), monthly=monthly(), key=KEY, made=sql.Identifier(made), time=sql.Identifier(time),
+            table=sql.Identifier(table), same=sql.SQL(" AND ").join(same), differ=sql.SQL(" OR ").join(differ),
+            most=sql.Literal(most),
+        )  # fmt: skip
+        with connection.cursor() as cursor:
+            cursor.execute(cast("Any", statement))
+            found[table] = [
+                f"{time} {at}: kept {held}, but the lines say {made}" for at, held, made in cursor.fetchall()
+            ]
+    return found
+
+
+@transaction.atomic
+def rebuild_sums() -> None:
+    """Adds the whole ledger up again."""
+    keep_others_out()
+    with connection.cursor() as cursor:
+        for table, (time, made) in SUMS.items():
+            statement = sql.SQL("DELETE FROM {table}; WITH daily AS ({daily}), monthly AS ({monthly}) {add}").format(
+                table=sql.Identifier(table), daily=daily(LINES), monthly=monthly(), add=_add(table, time, made)
+            )
+            cursor.execute(cast("Any", statement))

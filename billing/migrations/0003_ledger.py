@@ -288,7 +288,7 @@ class Migration(migrations.Migration):
                 db_constraint=False,
                 db_index=False,
                 null=True,
-                on_delete=django.db.models.deletion.PROTECT,
+                on_delete=django.db.models.deletion.DO_NOTHING,
                 related_name="entries",
                 to="billing.usagesegment",
             ),

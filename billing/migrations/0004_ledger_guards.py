@@ -107,6 +107,12 @@ CREATE TRIGGER segments_changed AFTER UPDATE ON billing_usagesegment
     REFERENCING OLD TABLE AS before NEW TABLE AS after FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_changed();
 CREATE FUNCTION billing_segments_gone() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF EXISTS (
+        SELECT 1 FROM gone JOIN billing_ledgerentry line ON line.segment_id = gone.id
+        WHERE line.kind = 'usage' AND NOT EXISTS (SELECT 1 FROM billing_ledgerentry r WHERE r.reverses_id = line.id)
+    ) THEN
+        RAISE EXCEPTION 'a segment that has been charged stays' USING ERRCODE = 'restrict_violation';
+    END IF;
     DELETE FROM billing_due USING gone WHERE segment_id = gone.id;
     RETURN NULL;
 END $$;

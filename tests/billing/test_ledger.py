@@ -43,7 +43,9 @@ def at(seconds: float) -> dt.datetime:
 def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, **held: object) -> PodState:
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
     held = {"gpus": 1, "cpu_milli": 1500, "memory_mb": 2048} | held
-    state = PodState(uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), **held)
+    state = PodState(
+        uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), started_at=at(begin), **held
+    )
     return state if end is None else replace(state, phase="Succeeded", finished_at=at(end))
 
 

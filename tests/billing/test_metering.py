@@ -206,7 +206,7 @@ def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
     assert sum(row.gpu_seconds for row in rows) == sum(row.gpu_seconds for row in whole)
 
 
-def test_replay_proves_the_segments_and_mends_them(ops, capsys):
+def test_replay_proves_the_segments_and_mends_them(ops, book, capsys):
     record(history(ops.pk) + history(ops.pk, "p-2")[:3])
     call_command("replay", "--verify")
     assert "2 segments" in capsys.readouterr().out

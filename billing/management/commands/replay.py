@@ -1,7 +1,10 @@
-"""Makes all segments again from the stored observations; `--verify` only compares them with those in use, byte for byte.
+"""Makes all segments and the whole ledger again from the stored observations; `--verify` only compares them with those in use,
+byte for byte.
 
-Goes through the pods in portions, each in a short transaction of its own that keeps metering out: it may run beside a
-living portal and needs the same memory for any history.
+Goes through the pods in portions, each in a short transaction of its own that keeps metering and posting out: it may run
+beside a living portal and needs the same memory for any history. Everything is made by the pure functions (`usage.segment_of`,
+`ledger.entries_of`); what the database has made meanwhile in its own way must be the same. A ledger is mended by reversals
+and new lines, as always, and the sums by day and month must be those of its lines.
 """
 
 from __future__ import annotations
@@ -10,53 +13,176 @@ import dataclasses
 import hashlib
 import json
 from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
 
-from billing import metering
-from billing.models import Observation, UsageSegment
-from billing.usage import Segment
+from billing import ledger, metering, posting, sightings
+from billing.ledger import Entry
+from billing.models import Due, LedgerEntry, Observation, Ownership, Quarantined, UsageSegment
+from billing.usage import Segment, floor
 
 PORTION = 5000
 
 
+@dataclass
+class Found:
+    """What a replay has seen so far."""
+
+    segments: int = 0
+    lines: int = 0
+    wrong: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    surplus: list[str] = field(default_factory=list)
+
+
 class Command(BaseCommand):
-    help = "Makes all usage segments again from the observations."
+    help = "Makes all usage segments and the ledger again from the observations."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--verify", action="store_true", help="Change nothing; fail when a segment differs.")
+        parser.add_argument("--verify", action="store_true", help="Change nothing; fail when anything differs.")
 
     def handle(self, *args: Any, verify: bool, **options: Any) -> None:
-        total, wrong, ledger, last = 0, 0, hashlib.sha256(), ""
-        while uids := self._next_pods(last):
+        if not verify:
+            self._try_quarantine_again()
+        found, last = Found(), ""
+        while uids := _next_pods(last):
             with transaction.atomic():
                 metering.keep_others_out()
-                made = {
-                    s.uid: s for s in metering.segments_of(Observation.objects.filter(uid__in=uids).order_by("uid"))
-                }
-                stored = {row.uid: row.segment for row in UsageSegment.objects.filter(uid__in=uids)}
-                differing = [uid for uid in uids if _bytes(made.get(uid)) != _bytes(stored.get(uid))]
+                posting.keep_others_out()
+                self._portion(uids, found, verify=verify)
+            last = uids[-1]
+        if not verify:
+            posting.post()
+            # Segments that nothing was seen of: by now their lines are reversed.
+            UsageSegment.objects.filter(uid__in=found.surplus).delete()
+        self._without_segment(found, verify=verify)
+        self._sums(found, verify=verify)
+        if verify and found.wrong:
+            raise CommandError(f"{found.wrong} segments, lines or sums differ from what the observations say.")
+        self.stdout.write(
+            f"{found.segments} segments, {found.lines} lines of the ledger, {found.wrong} mended,"
+            f" sha256 {found.digest.hexdigest()}"
+        )
+
+    def _portion(self, uids: Sequence[str], found: Found, *, verify: bool) -> None:
+        now = floor(timezone.now())
+        observations = Observation.objects.filter(uid__in=uids).order_by("uid")
+        made = {segment.uid: segment for segment in metering.segments_of(observations)}
+        rows = {row.uid: row for row in UsageSegment.objects.filter(uid__in=uids)}
+        stored = {uid: row.segment for uid, row in rows.items()}
+        differing = [uid for uid in uids if _bytes(made.get(uid)) != _bytes(stored.get(uid))]
+        for uid in differing:
+            self.stdout.write(f"{uid}: stored {stored.get(uid)}, but the observations say {made.get(uid)}")
+        expected = _expected(made.values(), now)
+        misposted = [uid for uid in self._misposted(rows, expected, now) if uid not in differing]
+        for uid in uids:
+            found.digest.update(_bytes(made.get(uid)) + _lines(expected.get(uid, ())))
+        found.segments += len(made)
+        found.lines += sum(map(len, expected.values()))
+        found.wrong += len(differing) + len(misposted)
+        if not verify:
+            self._mend(made, rows, differing, misposted, found)
+
+    def _misposted(self, rows: dict[str, UsageSegment], expected: dict[str, tuple[Entry, ...]], now: Any) -> list[str]:
+        """The pods whose lines are not what they should be; those that wait for their posting are not wrong."""
+        ids = {row.pk: uid for uid, row in rows.items()}
+        waiting = set(Due.objects.filter(segment__in=ids, due_at__lte=now).values_list("segment", flat=True))
+        standing: dict[str, list[Entry]] = {uid: [] for uid in rows}
+        lines = LedgerEntry.objects.filter(segment__in=ids, kind=LedgerEntry.Kind.USAGE, reversals=None)
+        for line in lines:
+            standing[ids[line.segment_id or 0]].append(line.entry)
+        wrong = []
+        for pk, uid in ids.items():
+            if pk not in waiting and _lines(standing[uid]) != _lines(expected.get(uid, ())):
+                self.stdout.write(f"{uid}: posted {standing[uid]}, but it should be {expected.get(uid, ())}")
+                wrong.append(uid)
+        return wrong
+
+    def _mend(
+        self,
+        made: dict[str, Segment],
+        rows: dict[str, UsageSegment],
+        differing: Sequence[str],
+        misposted: Sequence[str],
+        found: Found,
+    ) -> None:
+        """Writes the segments, and puts what has to be posted again into the queue."""
+        metering.store([made[uid] for uid in differing if uid in made])
+        for uid in differing:
+            if uid not in made:
+                UsageSegment.objects.filter(uid=uid).update(ended=rows[uid].started)
+                found.surplus.append(uid)
+        posting.again(rows[uid].pk for uid in misposted)
+
+    def _without_segment(self, found: Found, *, verify: bool) -> None:
+        """Lines whose segment is not there at all: nobody can have used that."""
+        there = UsageSegment.objects.filter(pk=OuterRef("segment_id"))
+        lost = LedgerEntry.objects.filter(~Exists(there), kind=LedgerEntry.Kind.USAGE, reversals=None)
+        with transaction.atomic():
+            posting.keep_others_out()
+            for line in lost.iterator(PORTION):
+                self.stdout.write(f"{line}: there is no such segment")
+                found.wrong += 1
                 if not verify:
-                    metering.store([made[uid] for uid in differing if uid in made])
-                    UsageSegment.objects.filter(uid__in=[uid for uid in differing if uid not in made]).delete()
-            for uid in differing:
-                self.stdout.write(f"{uid}: stored {stored.get(uid)}, but the observations say {made.get(uid)}")
-            for uid in uids:
-                ledger.update(_bytes(made.get(uid)))
-            total, wrong, last = total + len(made), wrong + len(differing), uids[-1]
-        if verify and wrong:
-            raise CommandError(f"{wrong} of the stored segments differ from what the observations say.")
-        self.stdout.write(f"{total} segments, {wrong} mended, sha256 {ledger.hexdigest()}")
+                    posting.reverse(line)
 
-    def _next_pods(self, last: str) -> list[str]:
-        """The next uids after `last` that have observations or a segment."""
-        observed = Observation.objects.filter(uid__gt=last).order_by().values_list("uid")
-        stored = UsageSegment.objects.filter(uid__gt=last).order_by().values_list("uid")
-        return [uid for (uid,) in observed.union(stored).order_by("uid")[:PORTION]]
+    def _sums(self, found: Found, *, verify: bool) -> None:
+        """Sums by day and by month that are not those of the lines."""
+        with transaction.atomic():
+            posting.keep_others_out()
+            for table, cells in posting.wrong_sums().items():
+                for cell in cells:
+                    self.stdout.write(f"{table}: {cell}")
+                found.wrong += len(cells)
+                if cells and not verify:
+                    posting.rebuild_sums()
+
+    def _try_quarantine_again(self) -> None:
+        """What was not understood once may be by now: an appcode that came later, a version that knows more."""
+        for row in Quarantined.objects.filter(resolved_at=None).order_by("pk").iterator(PORTION):
+            try:
+                state = sightings.parse(row.raw)
+            except sightings.NotUnderstood as reason:
+                Quarantined.objects.filter(pk=row.pk).update(reason=str(reason)[:300])
+                continue
+            with transaction.atomic():
+                if not metering.missing_appcodes([state]):
+                    metering.record([state], seen_at=row.seen_at)
+                    Quarantined.objects.filter(pk=row.pk).update(resolved_at=timezone.now())
 
 
-def _bytes(segment: Segment | None) -> bytes:
-    """One segment in a form in which equal means equal to the last byte."""
-    return json.dumps(segment and dataclasses.asdict(segment), default=str, sort_keys=True).encode()
+def _next_pods(last: str) -> list[str]:
+    """The next uids after `last` that have observations or a segment."""
+    found: set[str] = set()
+    for table in (Observation, UsageSegment):
+        rows = table._default_manager.filter(uid__gt=last).order_by("uid").distinct()
+        found.update(rows.values_list("uid", flat=True)[:PORTION])
+    return sorted(found)[:PORTION]
+
+
+def _expected(segments: Iterable[Segment], now: Any) -> dict[str, tuple[Entry, ...]]:
+    """The lines of these segments that are final at `now`."""
+    segments = list(segments)
+    prices = metering.price_book()
+    codes = {segment.appcode_id for segment in segments}
+    owners = [row.owner for row in Ownership.objects.filter(appcode__in=codes)]
+    return {s.uid: ledger.entries_of(s, prices, owners, ledger.final_until(s, now)) for s in segments}
+
+
+def _bytes(value: Segment | Entry | None) -> bytes:
+    """A segment or a line in a form in which equal means equal to the last byte."""
+    facts = dataclasses.asdict(value) if value else None
+    if isinstance(value, Entry) and facts:
+        facts |= {name: f"{facts[name]:.10f}" for name in ("per_hour", "discount", "charge")}
+    return json.dumps(facts, default=str, sort_keys=True).encode()
+
+
+def _lines(entries: Iterable[Entry]) -> bytes:
+    """The lines of one segment, in order."""
+    return b"\n".join(_bytes(entry) for entry in sorted(entries, key=lambda entry: (entry.sku, entry.since)))
