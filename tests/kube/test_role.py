@@ -1,0 +1,163 @@
+"""The portal's ClusterRole has what the portal does and nothing else: a life of runs and volumes beside the audit log of it.
+
+That nothing is missing is what all tests of this folder show, because they run with these rights.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusters.clouds.base import CloudError, Mount, NfsSource, RunRef
+from clusters.clouds.kubernetes import names, pods
+from clusters.clouds.kubernetes.client import Client
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.inspection import Right, inspect, rights_of
+from clusters.clouds.kubernetes.settings import Settings
+from portal.services import Service
+from tests.kube.following import ROLE, Following, portal_kubeconfig
+from tests.kube.plane import Object, Plane
+from tests.kube.plans import data, plan, role, run_ref, volume
+
+pytestmark = pytest.mark.kube
+
+USER = "gpu-cloud-portal"
+# Asked for by the API server beside what a request says it does, so no log shows them: the right to let a command's
+# connection be made, and the right to hold back the end of what owns others.
+BESIDE = {Right("", "pods/exec", "create"), Right("", "configmaps/finalizers", "update")}
+
+
+class Audited(Plane):
+    """It writes down what the portal does, and is as strict about owners as some distributions are."""
+
+    def _apiserver(self) -> Service:
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "users": [USER]}, {"level": "None"}],
+        }
+        (self.folder / "audit-policy.yaml").write_text(json.dumps(policy))
+        service = super()._apiserver()
+        more = (
+            f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
+            f"--audit-log-path={self.log_of_portal}",
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+        )
+        return replace(service, argv=(*service.argv, *more))
+
+    @property
+    def log_of_portal(self) -> Path:
+        return self.folder / "audit.log"
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    plane = Audited(tmp_path_factory.mktemp("audited"))
+    plane.start()
+    try:
+        plane.add_nodes(1)
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture(scope="module")
+def cloud(audited: Audited) -> KubernetesCloud:
+    settings = Settings(portal=f"test-{secrets.token_hex(4)}", quota={"count/pods": "100"})
+    return KubernetesCloud(Client.connect(str(portal_kubeconfig(audited))), settings)
+
+
+def test_every_right_is_used(audited: Audited, cloud: KubernetesCloud) -> None:
+    with Following(cloud) as following:
+        live(audited, cloud, following)
+    used = {right for line in audited.log_of_portal.read_text().splitlines() for right in used_in(json.loads(line))}
+    assert set(rights_of(yaml.safe_load(ROLE.read_text()))) - used == BESIDE
+
+
+def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
+    """Everything that a portal ever does there."""
+    inspect(cloud._client, rights_of(yaml.safe_load(ROLE.read_text())))
+    run = run_ref("ops")
+    roles = (role("master"), role("ps", restart="Always", gpus=0), role("evaluator", 2, restart="Always", gpus=0))
+    mounts = (*data(), Mount("/elearn/more", True, NfsSource("nfs.example", "/data")))
+    cloud.apply(plan(*roles, run=run, mounts=mounts))
+    following.until(lambda: len(following.of(run, "Running")) == 4)
+    # Of a simulated node there is no log and no program.
+    for ask in (lambda: cloud.log(run, "master", 0, attempt=0), lambda: cloud.exec(run, "master", 0, ["true"])):
+        with suppress(CloudError):
+            ask()
+    wanted = volume("ops")
+    cloud.apply_volume(wanted)
+    cloud.delete_volume(wanted.volume)
+    plane.request("POST", "/api/v1/namespaces/ops/pods", stray(cloud, run_ref("ops")))
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+    plane.until("/api/v1/namespaces/ops/configmaps", lambda found: names.owner_name(run) not in found)
+    plane.until("/api/v1/namespaces/ops/pods", lambda found: "stray" not in found, seconds=60)
+    cloud.purge(run)
+
+
+def stray(cloud: KubernetesCloud, run: RunRef) -> Object:
+    """A pod of a run that has no owner, as the portal would have made it."""
+    whole = plan(role("master", gpus=0), run=run)
+    template = pods.template(whole, whole.roles[0], cloud._settings, index="")
+    return {"metadata": {"name": "stray", "labels": template["metadata"]["labels"]}, "spec": template["spec"]}
+
+
+def used_in(event: Object) -> Iterator[Right]:
+    about = event.get("objectRef")
+    if about is None or event.get("responseStatus", {}).get("code") == 403:
+        return
+    resource = "/".join(filter(None, [about["resource"], about.get("subresource")]))
+    yield Right(about.get("apiGroup", ""), resource, event["verb"])
+    if event["verb"] == "patch" and event.get("responseStatus", {}).get("code") == 201:
+        # Server-side apply of what was not there.
+        yield Right(about.get("apiGroup", ""), resource, "create")
+
+
+def test_what_no_log_shows_is_asked_for_all_the_same(audited: Audited, cloud: KubernetesCloud) -> None:
+    run = run_ref("beside")
+    with Following(cloud) as following:
+        cloud.apply(plan(role("master"), run=run))
+        following.until(lambda: len(following.of(run, "Running")) == 1)
+        with pytest.raises(CloudError, match="is forbidden"):
+            without(audited, Right("", "pods/exec", "create"), cloud._settings).exec(run, "master", 0, ["true"])
+        with pytest.raises(CloudError, match="cannot set blockOwnerDeletion"):
+            without(audited, Right("", "configmaps/finalizers", "update"), cloud._settings).apply(
+                plan(role("master"), role("worker"), run=run)
+            )
+        cloud.delete(run)
+        following.until(lambda: following.is_gone(run))
+
+
+def without(plane: Plane, right: Right, settings: Settings) -> KubernetesCloud:
+    """Of a portal that may do all but that."""
+    narrow = yaml.safe_load(ROLE.read_text())
+    for rule in narrow["rules"]:
+        if right.resource in rule["resources"]:
+            rule["verbs"] = [verb for verb in rule["verbs"] if verb != right.verb]
+    narrow["rules"] = [rule for rule in narrow["rules"] if rule["verbs"]]
+    user, group = f"without-{right.verb}", "rbac.authorization.k8s.io"
+    narrow["metadata"]["name"] = user
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    }
+    plane.request("POST", f"/apis/{group}/v1/clusterroles", narrow)
+    plane.request("POST", f"/apis/{group}/v1/clusterrolebindings", binding)
+    client = Client.connect(str(plane.kubeconfig_for(user)))
+    deadline = time.monotonic() + 10
+    # The authorizer hears of it by a watch.
+    while inspect(client, rights_of(yaml.safe_load(ROLE.read_text()))).missing != (right,):
+        assert time.monotonic() < deadline
+    return KubernetesCloud(client, settings)
