@@ -52,8 +52,8 @@ class Resources:
 class PodState:
     """One sighting of one pod, as its cloud told it.
 
-    `scheduled_at` is when it was given its resources, `started_at` when its program began, `finished_at` when its last
-    process had ended; `phase` is Kubernetes' word. `consumer` is the caller's key for what it belongs to ("run 17"),
+    `scheduled_at` is when its resources were reserved, `started_at` when the first of its containers ran (which may fetch its
+    data), `finished_at` when the last had ended; `phase` is Kubernetes' word. `consumer` is the caller's key for what it belongs to ("run 17"),
     and `labels` are names that survive deletion: the pages group by "cluster", "run", "role" and "index". `seen_at` is
     when the portal saw it; `metering.record` fills it in. A volume or a bucket is metered in the same way: it holds
     `storage_mb` from its creation to its end, and a change of size begins a new uid.
@@ -134,24 +134,25 @@ class Segment:
 def segment_of(states: Iterable[PodState]) -> Segment | None:
     """What the sightings of one pod add up to, in any order and however often they came; None while it held nothing.
 
-    It begins with the earliest `scheduled_at` (resources reserved), or `started_at` where nobody told that. It ends
-    with the last `finished_at` of a terminal phase, a seen one before an estimated one; a deletion is never an end.
-    What cannot be is mended and flagged: a terminal pod without an end holds nothing after its last known time; a time
-    ahead of its sighting by more than MAX_SKEW counts as the sighting's; an end before the start counts as the
-    start. Raises ValueError for states of several pods.
+    It begins with the earliest `started_at`: what is only reserved, while an image is fetched, is not billed. It ends with the
+    last `finished_at` of a terminal phase, a seen one before an estimated one; a deletion is never an end. What cannot be is
+    mended and flagged: a terminal pod without an end holds nothing after its last known time; a time ahead of its sighting by
+    more than MAX_SKEW counts as the sighting's, a start that far before `scheduled_at` as that; an end before the start counts
+    as the start. Raises ValueError for states of several pods.
     """
     mended = [_mended(state) for state in states]
     seen = [state for state, _ in mended]
     if len({state.uid for state in seen}) > 1:
         raise ValueError("a segment belongs to one pod")
     flags = {flag for _, found in mended for flag in found}
-    holding = [state for state in seen if state.scheduled_at or state.started_at]
+    holding = [state for state in seen if state.started_at]
     if not holding:
         return None
-    reserved = [state.scheduled_at for state in holding if state.scheduled_at]
+    reserved = [state.scheduled_at for state in seen if state.scheduled_at]
     running = [state.started_at for state in holding if state.started_at]
-    started = min(reserved + running)
-    if reserved and started < min(reserved):
+    started = min(running)
+    if reserved and started < min(reserved) - MAX_SKEW:
+        started = min(reserved)
         flags.add(START_CLAMPED)
     if len({state.resources for state in holding}) > 1:
         flags.add(AMOUNTS_CHANGED)

@@ -278,6 +278,7 @@ class Task(models.Model):
     gpus = models.JSONField(default=list)
     gpu_model = models.CharField(max_length=60, blank=True)
     scheduled_at = models.DateTimeField(null=True)
+    began_at = models.DateTimeField(null=True, help_text="Its first container ran: from here it is billed.")
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     exit_code = models.IntegerField(null=True)

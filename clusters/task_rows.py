@@ -19,8 +19,8 @@ from clusters.observe import consumer
 ENDED = ("Succeeded", "Failed")
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 TASK_FIELDS = [
-    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "started_at", "finished_at", "exit_code",
-    "disrupted", "log_tail", "observed_at",
+    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at",
+    "exit_code", "disrupted", "log_tail", "observed_at",
 ]  # fmt: skip
 # What a repeated sighting has in common with the row, besides its place.
 COMPARED = [name for name in TASK_FIELDS if name not in ("uid", "gpus", "observed_at")]
@@ -52,7 +52,7 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
         Task(
             run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
             reason=item.reason, message=item.message, node=item.node, gpus=list(item.gpus), gpu_model=item.gpu_model,
-            scheduled_at=item.scheduled_at, started_at=item.started_at, finished_at=item.finished_at,
+            scheduled_at=item.scheduled_at, began_at=item.began_at, started_at=item.started_at, finished_at=item.finished_at,
             exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail, observed_at=at,
         )
         for item in fresh
@@ -72,11 +72,12 @@ def _is_known(row: Task | None, item: TaskSeen) -> bool:
 
 def lost(task: Task, last_seen: dt.datetime) -> TaskSeen:
     """The end that nobody saw of a pod that was there at `last_seen`: what nobody saw is not billed."""
-    times = [each for each in (task.scheduled_at, task.started_at, last_seen) if each is not None]
+    times = [each for each in (task.scheduled_at, task.began_at, task.started_at, last_seen) if each is not None]
     return TaskSeen(
         run_id=task.run_id, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",
         message="It disappeared without a trace of its end.", node=task.node, gpus=tuple(task.gpus), gpu_model=task.gpu_model,
-        scheduled_at=task.scheduled_at, started_at=task.started_at, finished_at=max(times), disrupted=True, estimated=True,
+        scheduled_at=task.scheduled_at, began_at=task.began_at, started_at=task.started_at, finished_at=max(times),
+        disrupted=True, estimated=True,
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
         cpu_milli=held["cpu_milli"],
         memory_mb=held["memory_mb"],
         scheduled_at=item.scheduled_at,
-        started_at=item.started_at,
+        started_at=item.began_at or item.started_at,
         finished_at=item.finished_at,
         estimated=item.estimated,
     )

@@ -187,8 +187,9 @@ class TaskSeen:
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
     for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Running BackOff (its
     program ended and is started again in the same pod); for Failed Error, OOMKilled, Disrupted, Lost, Stopped. `message` is
-    a sentence for people. `scheduled_at` is when GPUs were assigned (metering starts), `finished_at` when the process had
-    ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a failure;
+    a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when the first container of the pod ran, be it
+    to fetch its data (metering starts), `started_at` when its program did, `finished_at` when the last process had ended and its
+    GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a failure;
     `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
     """
 
@@ -204,6 +205,7 @@ class TaskSeen:
     gpus: tuple[str, ...] = ()
     gpu_model: str = ""
     scheduled_at: dt.datetime | None = None
+    began_at: dt.datetime | None = None
     started_at: dt.datetime | None = None
     finished_at: dt.datetime | None = None
     exit_code: int | None = None

@@ -37,7 +37,7 @@ def use(
     uid = f"{appcode.code}-{cluster}-{run}-{role}-{index}-{begin:%s}"
     labels = {"cluster": cluster, "run": run, "role": role, "index": index, "attempt": 0}
     state = PodState(
-        uid, "local", appcode.pk, f"run {run}", labels, "Running", scheduled_at=begin, **({"gpus": 1} | held)
+        uid, "local", appcode.pk, f"run {run}", labels, "Running", started_at=begin, **({"gpus": 1} | held)
     )
     if seconds is not None:
         state = replace(state, phase="Succeeded", finished_at=begin + dt.timedelta(seconds=seconds))

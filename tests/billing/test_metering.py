@@ -28,8 +28,8 @@ def history(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int = 60, **
     """What a cloud tells of one pod."""
     labels = {"cluster": "show1", "run": 1, "role": "worker", "index": 0}
     pending = PodState(uid, "local", appcode, "run 1", labels, "Pending", gpus=1, cpu_milli=2000, memory_mb=2048)
-    reserved = replace(pending, scheduled_at=at(begin), **facts)
-    running = replace(reserved, phase="Running", started_at=at(begin + 1))
+    reserved = replace(pending, scheduled_at=at(begin - 1), **facts)
+    running = replace(reserved, phase="Running", started_at=at(begin))
     return [pending, reserved, running, replace(running, phase="Succeeded", finished_at=at(end))]
 
 

@@ -91,6 +91,7 @@ def test_a_running_task() -> None:
         node="node-1",
         gpu_model="A100",
         scheduled_at=time(2),
+        began_at=time(5),
         started_at=time(5),
     )
 
@@ -99,6 +100,16 @@ def test_a_succeeded_task_ends_with_its_last_container() -> None:
     sidecar = {"name": "store", "state": terminated(0, finishedAt=at(41))}
     found = seen("Succeeded", state=terminated(0), initContainerStatuses=[sidecar])
     assert (found.phase, found.exit_code, found.finished_at, found.estimated) == ("Succeeded", 0, time(41), False)
+
+
+def test_a_task_begins_with_its_first_container() -> None:
+    """Which fetches its data; an image that is being fetched costs nothing."""
+    fetch = {"name": "fetch", "state": {"running": {"startedAt": at(3)}}}
+    found = seen("Pending", initContainerStatuses=[fetch])
+    assert (found.scheduled_at, found.began_at, found.started_at) == (time(2), time(3), None)
+    assert seen("Pending").began_at is None
+    done = {"name": "fetch", "state": terminated(0, startedAt=at(3), finishedAt=at(4))}
+    assert seen("Running", state=RUNNING, initContainerStatuses=[done]).began_at == time(3)
 
 
 def test_a_failed_task_brings_its_last_lines() -> None:
@@ -258,7 +269,12 @@ RUN = RunRef(1042, "ops", "demo", "mnist", 3)
 
 
 def owner(*finalizers: str, **metadata: Any) -> Any:
-    labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3", "gpu-cloud/appcode": "demo", "gpu-cloud/cluster": "mnist"}
+    labels = {
+        "gpu-cloud/run-id": "1042",
+        "gpu-cloud/run": "3",
+        "gpu-cloud/appcode": "demo",
+        "gpu-cloud/cluster": "mnist",
+    }
     facts = {"name": "demo-mnist-3-1042-run", "namespace": "ops", "uid": "uid-owner", "labels": labels}
     return {"metadata": {**facts, "finalizers": list(finalizers), **metadata}}
 

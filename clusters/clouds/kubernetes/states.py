@@ -53,6 +53,7 @@ def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None 
         node=pod["spec"].get("nodeName") or "",
         gpu_model=gpu_model if reasons.gpus_of(pod) else "",
         scheduled_at=scheduled_at,
+        began_at=_began(pod),
         started_at=_time((main.get("state", {}).get("running") or ended or {}).get("startedAt")),
         finished_at=finished_at,
         exit_code=ended["exitCode"] if ended and phase in ("Succeeded", "Failed") else None,
@@ -145,6 +146,13 @@ def _started(status: Mapping[str, Any]) -> bool:
 def statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
     yield from pod["status"].get("initContainerStatuses") or []
     yield from pod["status"].get("containerStatuses") or []
+
+
+def _began(pod: Pod) -> dt.datetime | None:
+    """When the first container of the pod ran, as far as this sighting tells: of one that was started again, its last start."""
+    states = [each.get("state", {}) for each in statuses(pod)] + [each.get("lastState", {}) for each in statuses(pod)]
+    times = [_time((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
+    return min((time for time in times if time), default=None)
 
 
 def _main(pod: Pod) -> Mapping[str, Any]:

@@ -76,6 +76,7 @@ class Task:
                 gpus=tuple(self.spec["gpus"]),
                 gpu_model=self.spec["gpu_model"],
                 scheduled_at=when(self.spec["scheduled_at"]),
+                began_at=when(self.spec["scheduled_at"]),
             )
         return replace(seen, **values)
 

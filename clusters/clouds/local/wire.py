@@ -37,7 +37,7 @@ from clusters.clouds.base import (
 SOURCES: dict[str, type[Source]] = {"s3": S3Source, "nfs": NfsSource, "local": LocalSource}
 SEEN: dict[str, type[Seen]] = {"task": TaskSeen, "storage": StorageSeen, "gone": RunGone}
 _NAMES: dict[type, str] = {kind: name for kinds in (SOURCES, SEEN) for name, kind in kinds.items()}
-_TIMES = ("scheduled_at", "started_at", "finished_at")
+_TIMES = ("scheduled_at", "began_at", "started_at", "finished_at")
 
 
 def dumps(value: Any) -> bytes:
