@@ -39,13 +39,19 @@ class Authority:
         self.path.write_bytes(self.pem)
 
     def issue(
-        self, user: str, groups: Sequence[str] = (), *, file: str, addresses: Sequence[str] = ()
+        self,
+        user: str,
+        groups: Sequence[str] = (),
+        *,
+        file: str,
+        addresses: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> tuple[Path, Path]:
-        """(certificate, key) files for that user; also good as a server's on `addresses` and this plane's own."""
+        """(certificate, key) files for that user; also good as a server's on `addresses`, `hosts` and this plane's own."""
         key = ec.generate_private_key(ec.SECP256R1())
         own = {"127.0.0.1", "10.96.0.1", self._address}
         names = [
-            x509.DNSName("localhost"),
+            *(x509.DNSName(host) for host in ("localhost", *hosts)),
             *(x509.DNSName(f"kubernetes.default{rest}") for rest in ("", ".svc", ".svc.cluster.local")),
             *(x509.IPAddress(ipaddress.ip_address(ip)) for ip in sorted(own | set(addresses))),
         ]

@@ -38,8 +38,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled_in(tmp_path_factory.mktemp("docker"))
+
+
+def filled_in(parent: Path) -> Path:
     """docker/kubernetes as somebody has filled it in."""
-    copy = tmp_path_factory.mktemp("docker") / "kubernetes"
+    copy = parent / "kubernetes"
     shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("secrets.env"))
     shutil.copy(copy / "secrets.env.example", copy / "secrets.env")
     settings = copy / "portal.env"

@@ -1,0 +1,311 @@
+"""The portal inside Kubernetes, for real: docker/kubernetes applied to a real node, and used as people use it.
+
+PostgreSQL and Valkey run beside the node, as servers of one's own would; Traefik is the ingress controller. The portal's
+image is that of docker/portal. One deployment serves all tests here, in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import psycopg2
+import pytest
+import urllib3
+
+from clusters.management.commands.controller import LEADER_LOCK
+from portal import servers, services
+from portal.services import Service, free_port
+from tests.kube import images
+from tests.kube.binary import binary
+from tests.kube.certificates import Authority
+from tests.kube.node import Node
+from tests.kube.plane import Object, condition
+from tests.kube.test_deployment import HOST, NAMESPACE, filled_in
+from tests.running import eventually
+
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+
+PASSWORD, LOGS_KEY = secrets.token_hex(16), f"LOGS{secrets.token_hex(8).upper()}"
+# What an administrator enters before anybody can work: an appcode with its owner, a size, an image, a price.
+SETUP = f"""
+from django.db import transaction
+from clusters.models import Flavor, Image
+from portal.models import Appcode, Membership, OrgNode, User
+alice = User.objects.create_user("alice", "alice@example.com", "{PASSWORD}")
+line = OrgNode.objects.create(path="qunarcorp.ops", title="OPS", namespace="ops")
+with transaction.atomic():
+    code = Appcode.objects.create(code="ops-demo", org_node=line, emails=["ops@example.com"], state="active", gpu_quota=8)
+    Membership.objects.create(user=alice, appcode=code, role="owner")
+Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+Flavor.objects.create(name="small-1-gpu", title="Small + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
+Image.objects.create(name="python", title="Python", container="{images.TAGS["portal"]}")
+"""
+
+
+@dataclass
+class Deployed:
+    node: Node
+    database: str
+    gateway: Callable[[], urllib3.HTTPSConnectionPool]
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        argv = [
+            str(binary()),
+            "kubectl",
+            f"--kubeconfig={self.node.plane.kubeconfig}",
+            f"--namespace={NAMESPACE}",
+            *arguments,
+        ]
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pods(self, role: str) -> dict[str, Object]:
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        found = self.node.plane.request("GET", path, labelSelector=f"app.kubernetes.io/name={role}")
+        return {pod["metadata"]["name"]: pod for pod in found["items"]}
+
+    def leader(self) -> str:
+        """The address of the pod whose controller follows the cluster, "" when there is none just now."""
+        query = """
+            SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
+            WHERE locktype = 'advisory' AND granted AND datname = current_database()
+                AND (classid::bigint << 32 | objid::bigint) = hashtextextended('main', %s)
+        """
+        with psycopg2.connect(self.database) as connection, connection.cursor() as cursor:
+            cursor.execute(query, [LEADER_LOCK])
+            return "".join(row[0] for row in cursor.fetchall())
+
+
+@pytest.fixture(scope="module")
+def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    node.import_image(images.image("portal"))
+    folder = tmp_path_factory.mktemp("deployed")
+    logs = services.private_folder(folder / "log")
+    with services.running([postgres(node, folder), valkey(node, folder), s3(node, folder)], logs, os.environ):
+        database = f"postgresql://portal:{PASSWORD}@{node.gateway}/portal"
+        queue = f"redis://:{PASSWORD}@{node.gateway}:6379/0"
+        kustomization = filled_in(folder)
+        (kustomization / "secrets.env").write_text(
+            f"PORTAL_SECRET_KEY={secrets.token_hex(32)}\nDATABASE_URL={database}\nREDIS_URL={queue}\n"
+            f"PORTAL_LOGS_S3_URL=http://{node.gateway}:9000\n"
+            f"PORTAL_LOGS_S3_ACCESS_KEY={LOGS_KEY}\nPORTAL_LOGS_S3_SECRET_KEY={PASSWORD}\n"
+        )
+        port = free_port()
+        believed, ingress = traefik(node, folder, port)
+
+        def gateway() -> urllib3.HTTPSConnectionPool:
+            return urllib3.HTTPSConnectionPool(
+                "127.0.0.1", port, ca_certs=str(believed), server_hostname=HOST, assert_hostname=HOST, retries=False,
+                timeout=30, headers={"Host": HOST},
+            )  # fmt: skip
+
+        deployed = Deployed(node, database, gateway)
+        deployed.kubectl("apply", "--server-side", "-k", str(kustomization))
+        try:
+            deployed.kubectl(
+                "create",
+                "secret",
+                "tls",
+                "portal-tls",
+                f"--cert={folder / 'portal.crt'}",
+                f"--key={folder / 'portal.key'}",
+            )
+            with services.running([ingress], logs, os.environ):
+                yield deployed
+        finally:
+            node.plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
+
+
+def postgres(node: Node, folder: Path) -> Service:
+    """On the node's side of the host, with a password."""
+    service = servers.postgres(folder / "postgres", folder / "run", log=folder / "initdb.log", durable=False)
+    with (folder / "postgres/pg_hba.conf").open("a") as rules:
+        rules.write("host all all 10.0.0.0/8 scram-sha-256\n")
+
+    def ready() -> bool:
+        if not service.ready():
+            return False
+        with psycopg2.connect(service.url) as connection, connection.cursor() as cursor:
+            cursor.execute("ALTER ROLE portal PASSWORD %s", [PASSWORD])
+        return True
+
+    return replace(service, argv=(*service.argv, "-c", f"listen_addresses={node.gateway}"), ready=ready)
+
+
+def valkey(node: Node, folder: Path) -> Service:
+    service = servers.valkey(folder / "valkey", 6379, PASSWORD)
+    config = folder / "valkey/valkey.conf"
+    config.write_text(config.read_text().replace("bind 127.0.0.1", f"bind {node.gateway}"))
+    return replace(service, ready=listens(node.gateway, 6379))
+
+
+def s3(node: Node, folder: Path) -> Service:
+    """For the logs of tasks."""
+    (folder / "s3/gpu-cloud-logs").mkdir(parents=True)
+    service = servers.s3(folder / "s3", 9000, LOGS_KEY, PASSWORD)
+    return replace(
+        service,
+        argv=tuple(word.replace("127.0.0.1:", f"{node.gateway}:") for word in service.argv),
+        ready=listens(node.gateway, 9000),
+    )
+
+
+def listens(host: str, port: int) -> Callable[[], bool]:
+    def ready() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex((host, port)) == 0
+
+    return ready
+
+
+def traefik(node: Node, folder: Path, port: int) -> tuple[Path, Service]:
+    """(whose certificates are to be believed, the ingress controller)."""
+    authority = Authority(folder, "127.0.0.1")
+    authority.issue("portal", file="portal", hosts=[HOST])
+    env = {
+        "KUBECONFIG": str(node.plane.kubeconfig),
+        "TRAEFIK_PROVIDERS_KUBERNETESINGRESS": "true",
+        "TRAEFIK_ENTRYPOINTS_WEBSECURE_ADDRESS": f"127.0.0.1:{port}",
+        "TRAEFIK_ENTRYPOINTS_WEBSECURE_HTTP_TLS": "true",
+        "TRAEFIK_GLOBAL_CHECKNEWVERSION": "false",
+        "TRAEFIK_GLOBAL_SENDANONYMOUSUSAGE": "false",
+    }
+    return authority.path, Service("traefik", (services.program("traefik"),), env=env)
+
+
+class Person:
+    """A browser's part of the conversation: cookies, and the token that forms carry."""
+
+    def __init__(self, deployed: Deployed, name: str) -> None:
+        self.pool = deployed.gateway()
+        self.cookies: dict[str, str] = {}
+        page = self("GET", "/accounts/login/")
+        found = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.data.decode())
+        assert found, page.data
+        form = {"login": name, "password": PASSWORD, "csrfmiddlewaretoken": found[1]}
+        answer = self("POST", "/accounts/login/", urlencode(form), "application/x-www-form-urlencoded")
+        assert (answer.status, "sessionid" in self.cookies) == (302, True), answer.data
+
+    def __call__(
+        self, method: str, path: str, body: str = "", kind: str = "application/json"
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Host": HOST, "Referer": f"https://{HOST}/", **({"Content-Type": kind} if body else {})}
+        headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        if "csrftoken" in self.cookies:
+            headers["X-CSRFToken"] = self.cookies["csrftoken"]
+        answer = self.pool.request(method, path, body=body or None, headers=headers, redirect=False)
+        for line in answer.headers.getlist("Set-Cookie"):
+            assert "Secure" in line
+            name, _, value = line.partition(";")[0].partition("=")
+            self.cookies[name] = value
+        return answer
+
+    def run(self, name: str, command: str, flavor: str = "small", seconds: float = 120) -> dict[str, Any]:
+        """Creates a cluster of one task and returns its status at the end."""
+        spec = {"image": "python", "command": command, "roles": {"master": {"flavor": flavor}}}
+        manifest = {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
+        path = "/api/v1/appcodes/ops-demo/clusters"
+        answer = self("POST", path, json.dumps(manifest))
+        assert answer.status == 201, answer.data
+        end = time.monotonic() + seconds
+        while (status := self("GET", f"{path}/{name}").json()["status"])["phase"] not in (
+            "Succeeded",
+            "Failed",
+            "Stopped",
+        ):
+            assert time.monotonic() < end, status
+            time.sleep(0.5)  # REST has no way to be told
+        return dict(status)
+
+
+def test_it_becomes_ready_by_itself(deployed: Deployed) -> None:
+    deployed.kubectl("wait", "--for=condition=complete", "job/migrate", "--timeout=180s")
+    for role in ("web", "worker", "beat", "controller"):
+        deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=180s")
+        assert all(condition(pod, "Ready") == "True" for pod in deployed.pods(role).values())
+    said = deployed.kubectl("logs", "job/migrate", "--all-containers")
+    assert "main: " in said
+    assert PASSWORD not in said
+
+
+def test_its_programs_are_confined(deployed: Deployed) -> None:
+    web = ("exec", "deployment/web", "--")
+    assert deployed.kubectl(*web, "id", "-u") == "1000\n"
+    with pytest.raises(AssertionError, match="Read-only file system"):
+        deployed.kubectl(*web, "touch", "/opt/portal/here")
+    assert "token" in deployed.kubectl(*web, "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
+    with pytest.raises(AssertionError, match="No such file"):
+        deployed.kubectl("exec", "deployment/beat", "--", "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@pytest.fixture(scope="module")
+def alice(deployed: Deployed) -> Person:
+    deployed.kubectl("exec", "-i", "deployment/web", "--", "python", "manage.py", "shell", given=SETUP)
+    assert eventually(lambda: deployed.gateway().request("GET", "/readyz").status == 200)
+    return Person(deployed, "alice")
+
+
+def test_people_sign_in_through_the_ingress(alice: Person) -> None:
+    page = alice("GET", "/")
+    assert page.status == 200
+    style = re.search(r'href="(/static/[^"]+\.css)"', page.data.decode())
+    assert style
+    assert alice("GET", style[1]).headers["Cache-Control"].startswith("max-age=31536")
+
+
+def test_a_cluster_runs_to_its_end_in_the_kubernetes_that_the_portal_is_in(alice: Person, deployed: Deployed) -> None:
+    status = alice.run("hello", "echo $PORTAL_ROLE-$TASK_INDEX", flavor="small-1-gpu")
+    assert status["phase"] == "Succeeded", status
+    log = alice("GET", "/api/v1/appcodes/ops-demo/clusters/hello/runs/1/tasks/master/0/log")
+    assert "master-0" in log.data.decode()
+
+
+def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, deployed: Deployed) -> None:
+    before = set(deployed.pods("web"))
+    answers: list[int | str] = []
+    done = threading.Event()
+
+    def ask(fresh: bool) -> None:
+        pool = deployed.gateway()
+        while not done.is_set():
+            headers = {"Connection": "close"} if fresh else {}
+            try:
+                answers.append(pool.request("GET", "/accounts/login/", headers={"Host": HOST, **headers}).status)
+            except urllib3.exceptions.HTTPError as error:
+                answers.append(str(error))
+
+    people = [threading.Thread(target=ask, args=(fresh,)) for fresh in (True, False)]
+    for person in people:
+        person.start()
+    try:
+        deployed.kubectl("rollout", "restart", "deployment/web")
+        deployed.kubectl("rollout", "status", "deployment/web", "--timeout=180s")
+        assert eventually(lambda: not before & set(deployed.pods("web")), 60)
+    finally:
+        done.set()
+        for person in people:
+            person.join()
+    assert len(answers) > 100
+    assert [answer for answer in answers if answer != 200] == []
+
+
+def test_a_controller_that_is_killed_hands_over(alice: Person, deployed: Deployed) -> None:
+    pods = {pod["status"]["podIP"]: name for name, pod in deployed.pods("controller").items()}
+    first = deployed.leader()
+    (other,) = pods.keys() - {first}
+    deployed.kubectl("delete", "pod", pods[first], "--grace-period=0", "--force")
+    assert eventually(lambda: deployed.leader() == other, 30)
+    assert alice.run("again", "true")["phase"] == "Succeeded"
