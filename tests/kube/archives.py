@@ -30,13 +30,16 @@ def pause() -> Path:
 
 
 def busybox() -> Path:
-    """A shell and some two hundred small programs, from the distribution."""
-    program = shutil.which("busybox")
-    if program is None:
-        raise ServiceError("The program busybox is missing; install it with: apt-get install busybox-static")
+    """A shell and some two hundred small programs, and coreutils' `timeout`, under which the portal starts everything."""
+    program = _program("busybox")
+    if _libraries(program):
+        raise ServiceError("This busybox is not static; install one that is with: apt-get install busybox-static")
     applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    files: dict[str, bytes | str] = {f"bin/{name}": "busybox" for name in applets if name != "busybox"}
-    files["bin/busybox"] = Path(program).read_bytes()
+    files: dict[str, bytes | str] = {f"bin/{name}": "busybox" for name in applets}
+    files["bin/busybox"] = program.read_bytes()
+    timeout = _program("timeout")
+    files["bin/timeout"] = timeout.read_bytes()
+    files |= {str(path).lstrip("/"): path.read_bytes() for path in _libraries(timeout)}
     files["etc/passwd"] = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n"
     files["etc/group"] = b"root:x:0:\nuser:x:1000:\n"
     return write(BUSYBOX, files, ["/bin/sh"])
@@ -76,6 +79,19 @@ def write(name: str, files: Files, command: Sequence[str]) -> Path:
         partly.write_bytes(archive)
         partly.replace(path)
     return path
+
+
+def _program(name: str) -> Path:
+    found = shutil.which(name)
+    if found is None:
+        raise ServiceError(f"The program {name} is missing; see tests/kube/node.py for what a node needs.")
+    return Path(found)
+
+
+def _libraries(program: Path) -> list[Path]:
+    """Of a dynamic program, its loader included; the names where it looks for them."""
+    told = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
+    return [Path(word) for word in told.split() if word.startswith("/")]
 
 
 def _tar(files: Files) -> bytes:

@@ -14,7 +14,9 @@ Every node that runs at the same time has a slot of its own: slot N's host is 10
 10.210.N.0/24, which the host can reach; servers that pods are to reach (S3, PostgreSQL) listen on 10.209.N.1. Services
 are 10.96.0.0/16, reachable from pods. The node's GPUs are simulated: the API server is told that it has some, and tasks
 that ask for them are counted, scheduled and metered, but find no device. NetworkPolicies are admitted and stored, but
-nothing enforces them here.
+nothing enforces them here. Nothing can be pulled, and only names of the cluster can be looked up.
+
+Plane and node are up in 7 s on two cores. Tried on machines with cgroup version 1.
 """
 
 from __future__ import annotations
@@ -174,6 +176,13 @@ class Node:
         found |= {record["id"]: Container(**record, present=True) for record in _lines(self._records())}
         wanted = (container for container in found.values() if pod_uid in ("", container.pod_uid))
         return sorted(wanted, key=lambda container: container.created_at)
+
+    def pods_alive(self) -> set[str]:
+        """The uids of pods of which a process runs, and be it that of the sandbox."""
+        running = self._ctr("tasks", "ls", "--quiet").split()
+        return {
+            json.loads(self._ctr("containers", "info", each))["Labels"]["io.kubernetes.pod.uid"] for each in running
+        }
 
     def _records(self, *flags: str) -> str:
         return _output(self._program, "containers", "--socket", str(self._socket), *flags)

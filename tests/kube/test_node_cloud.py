@@ -1,0 +1,167 @@
+"""The Kubernetes cloud on a real node: what it tells is what containerd knows, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from clusters.clouds.base import CloudError, ImageRef, RolePlan, RunRef, Session, TaskSeen
+from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from tests.kube import archives
+from tests.kube.following import Following, cloud_of
+from tests.kube.node import Container, Node
+from tests.kube.plans import plan, role, run_ref
+
+pytestmark = [pytest.mark.kube, pytest.mark.node]
+
+SERVE = "echo welcome >/tmp/index.html; httpd -p 8080 -h /tmp"
+BUSYBOX = ImageRef("busybox", "gpu-cloud/busybox:1", "", "")
+
+
+@pytest.fixture
+def cloud(node: Node) -> KubernetesCloud:
+    node.import_image(archives.busybox())
+    return cloud_of(node.plane, f"portal-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def run() -> RunRef:
+    return run_ref(f"line-{secrets.token_hex(4)}")
+
+
+def shell(name: str, script: str, count: int = 1, **changes: object) -> RolePlan:
+    return role(name, count, argv=("sh", "-c", script), **{"cpu_milli": 50, "memory_mb": 64, **changes})
+
+
+@contextmanager
+def launched(cloud: KubernetesCloud, run: RunRef, *roles: RolePlan) -> Iterator[Following]:
+    """Gone at the end, whatever happened."""
+    with Following(cloud) as following:
+        cloud.apply(plan(*roles, run=run, image=BUSYBOX, grace_seconds=5))
+        yield following
+        cloud.delete(run)
+        following.until(lambda: following.is_gone(run), 60)
+
+
+def record(node: Node, task: TaskSeen) -> Container:
+    """What containerd noted of the task's last start."""
+    return [each for each in node.containers(task.uid) if each.name == "task"][-1]
+
+
+def output(session: Session) -> tuple[int | None, bytes, bytes]:
+    """The exit code of a command and what it wrote."""
+    said = {"stdout": b"", "stderr": b""}
+    for _ in range(1000):
+        got = session.receive(10)
+        if got:
+            said[got.stream] += got.data
+        else:
+            break
+    session.close()
+    return session.exit_code, said["stdout"], said["stderr"]
+
+
+def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run: RunRef) -> None:
+    master = names.address(run, "master", 0).split(":")[0]
+    roles = (
+        shell("master", f"{SERVE}; for n in $(seq 2000); do echo line $n; done; sleep 6; echo done"),
+        shell("ps", "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done", restart="Always"),
+        # A task is reached by its name from before it is ready, by all the others.
+        shell("worker", f"until timeout 2 wget -q -O - http://{master}:8080; do sleep 0.2; done; sleep $TASK_INDEX", 2),
+    )
+    with launched(cloud, run, *roles) as following:
+        following.until(lambda: {task.phase for task in following.of(run)} >= {"Running"})
+        following.until(lambda: len(following.of(run, "Succeeded")) == 3, 60)
+        lines = "".join(f"line {n}\n" for n in range(1, 2001)).encode() + b"done\n"
+
+        whole = cloud.log(run, "master", 0, attempt=0)
+        assert (whole.data, whole.offset, whole.complete) == (lines, len(lines), True)
+        piece = cloud.log(run, "master", 0, attempt=0, offset=100, limit=50)
+        assert (piece.data, piece.offset, piece.complete) == (lines[100:150], 150, False)
+        assert cloud.log(run, "worker", 1, attempt=0).data.endswith(b"welcome\n")
+        last = cloud.log(run, "master", 0, attempt=0, tail=9)
+        assert (last.data, last.offset, last.complete) == (lines[-9:], len(lines), True)
+
+        assert output(cloud.exec(run, "ps", 0, ["sh", "-c", "echo out; echo err >&2; exit 5"])) == (
+            5,
+            b"out\n",
+            b"err\n",
+        )
+        assert output(cloud.exec(run, "ps", 0, ["nowhere"]))[0] == 127
+        with pytest.raises(CloudError, match="does not run"):
+            cloud.exec(run, "master", 0, ["true"])
+
+        pods = {task.uid for task in following.of(run)}
+        assert len(pods) == 4
+    for uid in pods:
+        task = following.tasks[uid]
+        assert (task.node, task.attempt, task.estimated) == (node.name, 0, False)
+        known = record(node, task)
+        assert (task.started_at, task.finished_at) == (known.started, known.finished), task
+        assert task.exit_code == known.exit_code
+        assert task.scheduled_at
+        assert task.scheduled_at <= known.started
+    # Not even a sandbox: what the kubelet removes later are records.
+    assert node.pods_alive().isdisjoint(pods)
+    assert cloud.capacity().nodes[0].gpus_free == 8
+
+
+def test_a_log_is_followed_while_the_program_writes(cloud: KubernetesCloud, run: RunRef) -> None:
+    with launched(cloud, run, shell("master", "for n in 1 2 3; do echo $n; sleep 1; done")) as following:
+        following.until(lambda: following.of(run, "Running") or following.of(run, "Succeeded"))
+        chunks = list(cloud.follow(run, "master", 0, attempt=0))
+        assert b"".join(chunk.data for chunk in chunks) == b"1\n2\n3\n"
+        assert chunks[-1].complete
+        assert len([chunk for chunk in chunks if chunk.data]) == 3
+
+
+def test_commands_read_what_they_are_sent(cloud: KubernetesCloud, run: RunRef) -> None:
+    with launched(cloud, run, shell("master", "sleep 100")) as following:
+        following.until(lambda: following.of(run, "Running"))
+        session = cloud.exec(run, "master", 0, ["sh", "-c", "sort; exit 4"], stdin=True)
+        session.send(b"b\na\n")
+        session.end_input()
+        assert output(session) == (4, b"a\nb\n", b"")
+        terminal = cloud.exec(run, "master", 0, ["sh", "-c", "read word; stty size; exit 6"], tty=True)
+        terminal.resize(100, 40)
+        terminal.send(b"go\r")
+        code, said, _ = output(terminal)
+        assert (code, said.split()[-2:]) == (6, [b"40", b"100"])
+
+
+def test_failed_attempts_say_why(node: Node, cloud: KubernetesCloud, run: RunRef) -> None:
+    greedy = "awk 'BEGIN { text = \"x\"; while (1) text = text text }'"
+    roles = (shell("master", "echo out of ideas; exit 3"), shell("worker", greedy, retries=0))
+    with launched(cloud, run, *roles) as following:
+        following.until(lambda: len(following.of(run, "Failed")) == 3, 90)
+        first, second, worker = following.of(run, "Failed")
+        assert [(task.role, task.attempt) for task in (first, second, worker)] == [
+            ("master", 0),
+            ("master", 1),
+            ("worker", 0),
+        ]
+        assert (first.reason, first.exit_code, first.log_tail) == ("Error", 3, "out of ideas\n")
+        assert (worker.reason, worker.exit_code) == ("OOMKilled", 137)
+        assert "64" in worker.message
+        for task in (first, second, worker):
+            known = record(node, task)
+            assert (task.started_at, task.finished_at) == (known.started, known.finished), task
+        assert cloud.log(run, "master", 0, attempt=1).data == b"out of ideas\n"
+
+
+def test_a_program_that_does_not_listen_is_killed_after_its_grace(
+    node: Node, cloud: KubernetesCloud, run: RunRef
+) -> None:
+    with launched(cloud, run, shell("master", "trap '' TERM; while :; do sleep 0.1; done")) as following:
+        following.until(lambda: following.of(run, "Running"))
+        asked = dt.datetime.now(dt.UTC)
+    (task,) = following.of(run)
+    known = record(node, task)
+    assert (task.finished_at, task.exit_code) == (known.finished, known.exit_code)
+    assert known.exit_code == 137
+    assert 4 < (known.finished - asked).total_seconds() < 20
