@@ -67,7 +67,8 @@ class Host:
     def __init__(self, folder: Path, database: str) -> None:
         self.folder = folder
         self.web, self.gateway, self.tls, self.redis = (free_port() for _ in range(4))
-        (folder / "tmp").mkdir()
+        for name in ("worker", "beat", "controller"):
+            (folder / "tmp" / name).mkdir(parents=True)
         self.valkey = Path(servers.valkey(folder / "valkey", self.redis, "").argv[0])
         shutil.copy(DOCKER / "secrets.sh", folder)
         subprocess.run([str(folder / "secrets.sh")], check=True)
@@ -80,7 +81,7 @@ class Host:
         path = self.folder / "secrets" / name
         path.write_text(path.read_text().replace(old, new))
 
-    def here(self, text: str) -> str:
+    def here(self, text: str, name: str = "") -> str:
         """A word of compose.yaml with what is elsewhere in a container; variables have their defaults."""
         text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text).replace("$$", "$")
         elsewhere = {
@@ -88,7 +89,7 @@ class Host:
             "/etc/traefik/dynamic": f"{self.folder}/gateway",
             "http://web:8000": f"http://127.0.0.1:{self.web}",
             "127.0.0.1:8000": f"127.0.0.1:{self.web}",
-            "/tmp/": f"{self.folder}/tmp/",
+            "/tmp/": f"{self.folder}/tmp/{name}/",
         }
         return re.sub("|".join(map(re.escape, elsewhere)), lambda found: elsewhere[found[0]], text)
 
@@ -100,18 +101,18 @@ class Host:
         if "build" in self.compose["services"][name]:
             static = {"PORTAL_STATIC": str(self.folder / "served")}
             env = image_env() | env | static | {"PORTAL_WEB_BIND": f"127.0.0.1:{self.web}"}
-        return env | {key: self.here(value) for key, value in given.items()}
+        return env | {key: self.here(value, name) for key, value in given.items()}
 
     def argv(self, name: str) -> list[str]:
         """Without a command it is that of the image."""
         said = self.compose["services"][name].get("command") or json.loads(dockerfile().rpartition("CMD ")[2])
-        return [self.here(word) for word in said]
+        return [self.here(word, name) for word in said]
 
     def healthy(self, name: str) -> bool:
         if name == "redis":  # its wheel has no valkey-cli
             return b"NOAUTH" in services.ask(self.redis, b"PING\r\nQUIT\r\n")
         kind, *test = self.compose["services"][name]["healthcheck"]["test"]
-        test = [self.here(word) for word in test]
+        test = [self.here(word, name) for word in test]
         argv = ["sh", "-c", *test] if kind == "CMD-SHELL" else test
         return subprocess.run(argv, env=self.env(name), capture_output=True, check=False).returncode == 0
 
@@ -233,10 +234,8 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
             assert not host.healthy("web")
             subprocess.run(host.argv("migrate"), env=host.env("migrate"), check=True, capture_output=True)
             assert host.healthy("web")
-            for name in ("worker", "beat", "controller"):
-                with services.running([host.service("beat"), host.service(name)][name == "beat" :], logs, {}):
-                    (host.folder / "tmp/alive").unlink()
-            through_the_gateway(host, logs)
+            with services.running([host.service(name) for name in ("worker", "beat", "controller")], logs, {}):
+                through_the_gateway(host, logs)
             close_database(host)
             assert get(f"{at}/healthz")[0] == 200
             assert get(f"{at}/readyz") == (503, "the database is out of reach\n")
