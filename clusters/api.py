@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from rest_framework import status
@@ -13,6 +16,7 @@ from billing.access import usage_of
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.models import Cluster, Flavor, Image, Run
+from clusters.news import silences
 from clusters.observe import consumer
 from clusters.search import Search
 from clusters.serializers import (
@@ -73,7 +77,8 @@ class AllClusters(APIView):
         responses=ClusterPage,
     )
     def get(self, request: Request) -> Response:
-        return page(request, _search(request).narrow(clusters_for(person(request))), order="-id", render=to_manifest)
+        rows = clusters_for(person(request))
+        return page(request, _search(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
 
 
 class AppcodeClusters(APIView):
@@ -86,7 +91,7 @@ class AppcodeClusters(APIView):
     def get(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code)
         rows = clusters_for(person(request)).filter(appcode=appcode)
-        return page(request, _search(request).narrow(rows), order="-id", render=to_manifest)
+        return page(request, _search(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
 
     @extend_schema(
         operation_id="clusters_create",
@@ -189,7 +194,7 @@ class Runs(APIView):
     def get(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)
         rows = cluster.runs.select_related("cluster__appcode", "created_by")
-        return page(request, rows, order="-number", render=run_document)
+        return page(request, rows, order="-number", render=_with_notices(run_document))
 
 
 class OneRun(APIView):
@@ -246,6 +251,13 @@ def _search(request: Request) -> Search:
     if unknown := [word for word in phases.split(",") if word.strip() and word.strip().lower() not in known]:
         raise Invalid.at("phase", message=f"“{unknown[0].strip()}” is not a phase; use {', '.join(Run.Phase.values)}.")
     return Search(text=text(request, "search", longest=MAX_SEARCH).strip(), phase=phases.strip(", "))
+
+
+def _with_notices(render: Callable[..., dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """`render` with what is said of silent clouds, asked for once for all rows."""
+    now = timezone.now()
+    notices = silences(now)
+    return lambda row: render(row, now, notices)
 
 
 def _accepted(cluster: Cluster) -> Response:

@@ -20,7 +20,8 @@ from django import forms
 from django.db.models import QuerySet
 from pydantic import ValidationError
 
-from clusters.models import Flavor, Image
+from clusters.models import LOCAL, Flavor, Image
+from clusters.places import THIS_MACHINE, place_of
 from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
 from datastores.models import Datastore
 from portal.errors import FieldError, Invalid
@@ -243,13 +244,16 @@ class ClusterForm(forms.Form):
 
 @dataclass(frozen=True)
 class Offer:
-    """What the form lets people choose from. `appcode` is the one whose datastores are offered."""
+    """What the form lets people choose from. `appcode` is the one whose datastores are offered, and whose runs are made on
+    `cloud`, which people call `cloud_title`."""
 
     appcodes: list[Appcode]
     appcode: str
     images: list[Image]
     flavors: list[Flavor]
     datastores: list[Datastore]
+    cloud: str = LOCAL
+    cloud_title: str = THIS_MACHINE
 
     @classmethod
     def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
@@ -257,17 +261,23 @@ class Offer:
         codes = list(appcodes.filter(state=Appcode.State.ACTIVE))
         known = [each.code for each in codes]
         chosen = appcode if appcode in known else (known[0] if known else "")
+        try:
+            place = place_of(codes[known.index(chosen)]) if chosen else None
+        except Invalid:
+            # The preview says why.
+            place = None
         return cls(
             codes,
             chosen,
             list(Image.objects.filter(enabled=True)),
             list(Flavor.objects.filter(enabled=True)),
             list(datastores.filter(appcode__code=chosen)),
+            *((place.cloud, place.title) if place else ()),
         )
 
     def defaults(self) -> dict[str, str]:
         """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
-        image = next((image.name for image in self.images if image.environment), "")
+        image = next((image.name for image in self.images if image.runs_on(self.cloud)), "")
         return {"appcode": self.appcode, "image": image, "master_flavor": self.flavors[0].name if self.flavors else ""}
 
     def choices(self) -> dict[str, list[tuple[str, str]]]:
@@ -277,7 +287,7 @@ class Offer:
             *((store.name, f"{store.name} ({store.get_kind_display()})") for store in self.datastores),
         ]
         images = [
-            (image.name, image.title if image.environment else f"{image.title} (not on this machine)")
+            (image.name, image.title if image.runs_on(self.cloud) else f"{image.title} (not on {self.cloud_title})")
             for image in self.images
         ]
         return {

@@ -18,6 +18,8 @@ from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
 from clusters.catalogue import resolve, usable_appcode
 from clusters.clouds.base import Capacity, Node, Waiting
 from clusters.models import CloudState
+from clusters.news import silences
+from clusters.places import Place
 from clusters.reconcile import held, waiting
 from clusters.specs import ClusterManifest
 from portal.models import User
@@ -25,8 +27,11 @@ from portal.models import User
 
 @dataclass(frozen=True)
 class Preview:
-    """`cost_limit` is the cost until the time limit (None without one); money in settings.CURRENCY, unrounded."""
+    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach. `cost_limit` is the cost until
+    the time limit (None without one); money in settings.CURRENCY, unrounded."""
 
+    place: Place
+    notice: str
     tasks: int
     gpus: int
     fits: Fits
@@ -53,6 +58,8 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
     per_hour = hourly(price_book(), timezone.now(), sizes)
     return Preview(
+        place=resolved.place,
+        notice=silences(timezone.now()).get(resolved.place.cloud, ""),
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,

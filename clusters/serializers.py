@@ -7,7 +7,7 @@ seen. The classes describe the answers in OpenAPI and make them, so that neither
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 
 from billing.access import SegmentRow
 from clusters.models import Cluster, Flavor, Image, Run, Task
+from clusters.news import silence_of
 from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
@@ -47,6 +48,9 @@ class RunStatus(Answer):
     reason: str = Field(examples=["WaitingForGPUs"], description="A word for programs; empty when all is well.")
     message: str = Field(description="A sentence for people.")
     run: int
+    cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
+    namespace: str = Field(description="That of its business line there.")
+    notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     roles: dict[RoleName, RoleStatus]
     started: dt.datetime | None
     finished: dt.datetime | None
@@ -188,19 +192,21 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Cluste
     return manifest
 
 
-def to_manifest(cluster: Cluster, now: dt.datetime | None = None) -> dict[str, Any]:
-    """The cluster as a manifest. No queries when `appcode` and `current_run` are joined."""
-    run = cluster.current_run
+def to_manifest(
+    cluster: Cluster, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The cluster as a manifest. `notices` are `news.silences`; with them, and `appcode` and `current_run` joined, no query."""
+    run, now = cluster.current_run, now or timezone.now()
     return {
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
         "spec": _in_order(cluster.spec),
-        "status": run_status(run, now or timezone.now()).json_value() if run else None,
+        "status": run_status(run, now, notices).json_value() if run else None,
     }
 
 
-def run_document(run: Run, now: dt.datetime | None = None) -> dict[str, Any]:
-    """A run as the API says it. No queries when `cluster.appcode` and `created_by` are joined."""
+def run_document(run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A run as the API says it; with `notices` (see `to_manifest`), `cluster.appcode` and `created_by` joined, no query."""
     metadata = RunMetadata(
         appcode=run.cluster.appcode.code,
         cluster=run.cluster.name,
@@ -212,16 +218,21 @@ def run_document(run: Run, now: dt.datetime | None = None) -> dict[str, Any]:
         "kind": "run",
         "metadata": metadata.json_value(),
         "spec": _in_order(run.spec),
-        "status": run_status(run, now or timezone.now()).json_value(),
+        "status": run_status(run, now or timezone.now(), notices).json_value(),
     }
 
 
-def run_status(run: Run, now: dt.datetime) -> RunStatus:
+def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) -> RunStatus:
+    if notices is None:
+        notices = {run.cloud: silence_of(run, now)}
     return RunStatus(
         phase=run.phase,
         reason=run.reason,
         message=run.message,
         run=run.number,
+        cloud=run.cloud,
+        namespace=run.namespace,
+        notice="" if run.is_terminal else notices.get(run.cloud, ""),
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         started=run.started_at,
         finished=run.finished_at,

@@ -22,14 +22,14 @@ from billing.access import usage_of
 from clusters.access import cluster_for, events_of
 from clusters.forms import write_env
 from clusters.models import Cluster, Run, Task
-from clusters.news import notes
+from clusters.news import notes, silence_of
 from clusters.observe import consumer
 from clusters.plans import output_folder
 from clusters.search import page
 from clusters.serializers import to_manifest
 from clusters.specs import ROLES
 from clusters.views.create import curl
-from clusters.views.listing import Row, first_sentence, flavor_titles, row_of
+from clusters.views.listing import Row, first_sentence, flavor_titles, row_of, where
 from portal.access import OPERATE, may
 from portal.views import person
 
@@ -52,10 +52,16 @@ class Page:
     run: Run | None
     row: Row
     now: dt.datetime
+    notice: str = ""
 
     @property
     def url(self) -> str:
         return self.row.url
+
+    @property
+    def where(self) -> str:
+        """The cloud and the namespace of the run that is looked at; "" for this machine."""
+        return where(self.run) if self.run else ""
 
     @property
     def is_latest(self) -> bool:
@@ -151,7 +157,7 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
         run.cluster = cluster
     now = timezone.now()
     row = row_of(cluster, may_operate=may(user, cluster.appcode, OPERATE), titles=flavor_titles(), now=now)
-    return Page(cluster, run, row, now)
+    return Page(cluster, run, row, now, silence_of(run, now) if run else "")
 
 
 @require_safe

@@ -90,11 +90,13 @@ def preview_cluster(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def datastore_choices(request: HttpRequest) -> HttpResponse:
-    """The INPUT and OUTPUT fields for another appcode; what is chosen stays chosen where that has a datastore of the name."""
+    """The IMAGE, INPUT and OUTPUT fields for another appcode, which may run elsewhere; what is chosen stays chosen where that has
+    a datastore of the name."""
     offer = _offer(person(request), request.GET.get("appcode", ""))
     names = {store.name for store in offer.datastores}
     chosen = {field: name for field in ("input", "output") if (name := request.GET.get(field, "")) in names}
-    return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen)})
+    chosen["image"] = request.GET.get("image") or offer.defaults()["image"]
+    return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen), "with_image": True})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -167,7 +169,9 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
 def example(offer: Offer) -> dict[str, str]:
     """The training of handwritten digits with parameter servers, as far as the demonstration's parts are on offer."""
     stores = {store.name for store in offer.datastores}
-    image = next((image.name for image in offer.images if image.environment and "tensorflow" in image.name), "")
+    image = next(
+        (image.name for image in offer.images if image.runs_on(offer.cloud) and "tensorflow" in image.name), ""
+    )
     plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
     with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
     return {

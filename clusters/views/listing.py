@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
+from django.contrib.postgres.aggregates import ArrayAgg
 from django.core.cache import cache
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
@@ -29,8 +30,8 @@ from django.views.decorators.http import conditional_page, require_safe
 from billing.access import Amount, usage_by_appcode
 from billing.periods import month
 from clusters.access import clusters_for
-from clusters.models import CloudState, Cluster, Flavor, Run
-from clusters.news import notes_of
+from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
+from clusters.news import notes_of, silences_of
 from clusters.search import Search, page
 from clusters.specs import ROLES
 from portal.access import OPERATE, appcodes_for
@@ -71,6 +72,7 @@ class Row:
     input: str
     output: str
     started: str
+    where: str
     gpu_hours: str
     cost: str
     may_operate: bool
@@ -112,12 +114,14 @@ def row_html(row: Row) -> SafeString:
 
 @dataclass(frozen=True)
 class Morning:
-    """What people check first: GPUs held and runs that wait, of all and of one's own; and what to know of the machines."""
+    """What people check first: GPUs held and runs that wait, of all and of one's own; `silent`, a sentence for each cloud of
+    theirs that is out of reach; and what to know of the machines."""
 
     gpus: int = 0
     my_gpus: int = 0
     waiting: int = 0
     my_waiting: int = 0
+    silent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -254,12 +258,18 @@ def _row(
         input=data[0] or "",
         output=data[1] or "",
         started=time(run.started_at, "") if run else "",
+        where=where(run) if run else "",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
         cost=_cents(run.cost_at(now)) if run else "–",
         may_operate=may_operate,
         is_live=bool(run and not run.is_terminal),
         is_ending=bool(run and (run.desired == Run.Desired.ENDED or run.verdict)),
     )
+
+
+def where(run: Run) -> str:
+    """ "training/ops"; nothing for this machine, where most things run that are said to run nowhere else."""
+    return "" if run.cloud == LOCAL else f"{run.cloud}/{run.namespace}"
 
 
 def first_sentence(run: Run) -> str:
@@ -288,6 +298,7 @@ def _morning(user: User, appcode: str) -> Morning:
             facts=JSONObject(
                 gpus=Sum("gpu_rate"),
                 my_gpus=Sum("gpu_rate", filter=mine),
+                clouds=ArrayAgg("cloud", distinct=True),
                 waiting=Count("pk", filter=waits),
                 my_waiting=Count("pk", filter=waits & mine),
             )
@@ -296,7 +307,10 @@ def _morning(user: User, appcode: str) -> Morning:
     told = CloudState.objects.defer("capacity").order_by("pk")
     states = list(told.annotate(facts=Subquery(facts.values("facts"))))
     found = (states[0].__dict__["facts"] or {}) if states else {}
-    return Morning(**{name: int(value or 0) for name, value in found.items()}, notes=notes_of(states))
+    used = found.pop("clouds", None) or ()
+    silent = silences_of([state for state in states if state.name in used], timezone.now())
+    counts = {name: int(value or 0) for name, value in found.items()}
+    return Morning(**counts, silent=tuple(silent.values()), notes=notes_of(states))
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:

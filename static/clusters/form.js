@@ -10,9 +10,9 @@
       const flavor = role && form.elements[role[1] + "_flavor"];
       if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.elements.master_flavor.value;
     });
-    // INPUT and OUTPUT belong to the appcode.
+    // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
-      const query = new URLSearchParams(["appcode", "input", "output"].map((name) => [name, form.elements[name].value]));
+      const query = new URLSearchParams(["appcode", "image", "input", "output"].map((name) => [name, form.elements[name].value]));
       window.htmx.ajax("GET", "/clusters/datastores?" + query, { target: "#stores", swap: "innerHTML" });
     });
   });

@@ -126,7 +126,7 @@ def test_a_hundred_workers_have_a_strip_of_cells(make_cluster, people, as_person
 def test_a_thousand_workers_do_not_fill_the_page(make_cluster, people, as_person, django_assert_max_num_queries):
     make_cluster("demo", phase="Running", workers=1000)
     client = as_person(people.alice)
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         page = client.get("/clusters/ops-demo/demo").content.decode()
     assert "Show 881 more tasks" in page
     assert page.count("<tr>") < 150
