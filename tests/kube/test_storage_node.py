@@ -1,0 +1,301 @@
+"""Data of runs on a real node: the real rclone image between a real S3 server and tasks that end in every way there is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from clusters.clouds.base import (
+    ImageRef,
+    Mount,
+    Plan,
+    RunGone,
+    RunRef,
+    S3Source,
+    Source,
+    TaskSeen,
+    VolumeRef,
+    VolumeSource,
+)
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from portal import servers, services
+from tests.kube import images
+from tests.kube.following import Following, cloud_of
+from tests.kube.node import Node
+from tests.kube.plans import plan, role, run_ref
+
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(300)]
+
+# It has all that a task needs: bash and coreutils.
+IMAGE = ImageRef("rclone", images.TAGS["rclone"], "", "")
+GRACE = 3
+
+
+@dataclass(frozen=True)
+class Store:
+    """An S3 server that pods reach. `folder` is where it keeps buckets, each as a folder."""
+
+    url: str
+    folder: Path
+    access_key: str
+    secret_key: str
+    client: Any
+
+    def source(self, bucket: str, prefix: str) -> S3Source:
+        return S3Source(self.url, bucket, prefix, self.access_key, self.secret_key)
+
+    def content(self, bucket: str, key: str) -> str | None:
+        found = {each["Key"] for each in self.client.list_objects_v2(Bucket=bucket).get("Contents", [])}
+        return self.client.get_object(Bucket=bucket, Key=key)["Body"].read().decode() if key in found else None
+
+
+@pytest.fixture(scope="module")
+def store(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("store")
+    access, secret = "NODE" + secrets.token_hex(8).upper(), secrets.token_hex(20)
+    server = servers.s3(folder / "s3", services.free_port(), access, secret, node.gateway)
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.url,
+        aws_access_key_id=access,
+        aws_secret_access_key=secret,
+        region_name="us-east-1",
+    )
+    with services.running([server], folder, os.environ):
+        yield Store(server.url, folder / "s3", access, secret, client)
+
+
+@pytest.fixture
+def bucket(store: Store) -> str:
+    name = f"test-{secrets.token_hex(6)}"
+    store.client.create_bucket(Bucket=name)
+    store.client.put_object(Bucket=name, Key="in/deep/word.txt", Body=b"hello")
+    store.client.put_object(Bucket=name, Key="out/checkpoint", Body=b"step 7")
+    return name
+
+
+@pytest.fixture
+def cloud(node: Node) -> KubernetesCloud:
+    node.import_image(images.image("rclone"))
+    return cloud_of(node.plane, f"portal-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def following(cloud: KubernetesCloud) -> Iterator[Following]:
+    with Following(cloud) as following:
+        yield following
+
+
+@pytest.fixture
+def run(node: Node) -> Iterator[RunRef]:
+    run = run_ref(f"line-{secrets.token_hex(4)}")
+    yield run
+    node.plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")
+
+
+def one_task(run: RunRef, program: str, *mounts: Mount) -> Plan:
+    task = role("master", argv=("bash", "-c", program), cpu_milli=50, memory_mb=64, gpus=0, retries=0)
+    return plan(task, run=run, image=IMAGE, mounts=mounts, grace_seconds=GRACE)
+
+
+def with_data(run: RunRef, store: Store, bucket: str, program: str) -> Plan:
+    return one_task(
+        run,
+        program,
+        Mount("/elearn/input", True, store.source(bucket, "in")),
+        Mount("/elearn/output", False, store.source(bucket, "out")),
+    )
+
+
+def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
+    """For what nobody tells: objects in a bucket."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def ended(following: Following, run: RunRef) -> TaskSeen:
+    following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 60)
+    (task,) = following.of(run)
+    return task
+
+
+def gone(cloud: KubernetesCloud, following: Following, run: RunRef) -> RunGone:
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run), 120)
+    found = following.is_gone(run)
+    assert found
+    return found
+
+
+def test_input_is_there_and_output_is_stored_during_the_run_and_at_its_end(
+    node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
+) -> None:
+    program = (
+        "cat /elearn/input/deep/word.txt /elearn/output/checkpoint > /elearn/output/seen; "
+        "echo 1 > /elearn/input/no 2>/dev/null && echo writable > /elearn/output/wrong; "
+        "until [ -e /tmp/go ]; do sleep 0.1; done; echo step 8 > /elearn/output/checkpoint"
+    )
+    cloud.apply(with_data(run, store, bucket, program))
+    following.until(lambda: following.of(run, "Running"), 60)
+    until(lambda: store.content(bucket, "out/seen") == "hellostep 7")
+    assert following.of(run, "Running")
+    pods = node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods")
+    assert store.secret_key not in str(pods)
+    assert store.secret_key not in _arguments()
+    session = cloud.exec(run, "master", 0, ["touch", "/tmp/go"])
+    assert session.receive(10) is None
+    session.close()
+    assert ended(following, run).exit_code == 0
+    assert store.content(bucket, "out/checkpoint") == "step 8\n"
+    assert store.content(bucket, "out/wrong") is None
+    assert following.storage(run)[-1] == "stored"
+    assert gone(cloud, following, run).stored
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "saved"),
+    [
+        ("trap 'echo step 9 > checkpoint; exit 4' TERM", 4, "step 9\n"),
+        ("true", 143, "step 8\n"),
+        ("trap '' TERM", 137, "step 8\n"),
+    ],
+    ids=["saves", "ends", "ignores"],
+)
+def test_a_run_that_is_stopped_has_its_output_stored(
+    cloud: KubernetesCloud,
+    following: Following,
+    run: RunRef,
+    store: Store,
+    bucket: str,
+    program: str,
+    code: int,
+    saved: str,
+) -> None:
+    body = f"cd /elearn/output; {program}; echo step 8 > checkpoint; echo ready; while :; do sleep 0.1; done"
+    cloud.apply(with_data(run, store, bucket, body))
+    following.until(lambda: following.of(run, "Running"), 60)
+    until(lambda: cloud.log(run, "master", 0, attempt=0).data == b"ready\n")
+    begun = time.monotonic()
+    told = gone(cloud, following, run)
+    # It has its grace and not the two minutes that are kept for storing.
+    assert time.monotonic() - begun < GRACE + 30
+    (task,) = following.of(run)
+    assert (task.exit_code, told.stored) == (code, True)
+    assert store.content(bucket, "out/checkpoint") == saved
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "code"),
+    [
+        ("kill -9 $BASHPID", "Error", 137),
+        ("python() { awk 'BEGIN { text = \"x\"; while (1) text = text text }'; }; python", "OOMKilled", 137),
+        ("exit 3", "Error", 3),
+    ],
+    ids=["killed", "out-of-memory", "fails"],
+)
+def test_what_a_failed_task_wrote_is_stored(
+    cloud: KubernetesCloud,
+    following: Following,
+    run: RunRef,
+    store: Store,
+    bucket: str,
+    program: str,
+    reason: str,
+    code: int,
+) -> None:
+    cloud.apply(with_data(run, store, bucket, f"echo step 8 > /elearn/output/checkpoint; {program}"))
+    task = ended(following, run)
+    assert (task.phase, task.reason, task.exit_code) == ("Failed", reason, code)
+    assert store.content(bucket, "out/checkpoint") == "step 8\n"
+    assert gone(cloud, following, run).stored
+
+
+def test_output_that_cannot_be_stored_is_told_with_its_reason(
+    cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
+) -> None:
+    program = "echo step 8 > /elearn/output/checkpoint; until [ -e /tmp/go ]; do sleep 0.1; done"
+    cloud.apply(with_data(run, store, bucket, program))
+    following.until(lambda: following.of(run, "Running"), 60)
+    shutil.rmtree(store.folder / bucket)
+    told = gone(cloud, following, run)
+    assert not told.stored
+    assert "NoSuchBucket" in told.message
+    assert store.secret_key not in told.message
+
+
+def test_input_that_cannot_be_fetched_is_told_with_its_reason(
+    cloud: KubernetesCloud, following: Following, run: RunRef, store: Store
+) -> None:
+    mount = Mount("/elearn/input", True, store.source("no-such-bucket", ""))
+    cloud.apply(one_task(run, "true", mount))
+    task = ended(following, run)
+    assert task.phase == "Failed"
+    assert "The input could not be fetched" in task.message
+    assert "directory not found" in task.message
+    gone(cloud, following, run)
+
+
+def test_a_volume_keeps_what_runs_write_each_in_its_folder(
+    node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, tmp_path: Path
+) -> None:
+    """The volume is a folder of the node: what Kubernetes does to mount one is the same."""
+    disk = Path("/var/tmp") / f"volume-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    disk.mkdir()
+    os.chown(disk, 1000, 1000)
+    name = disk.name
+    facts = {
+        "capacity": {"storage": "20Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": name,
+        "hostPath": {"path": str(disk)},
+    }
+    node.plane.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": facts})
+    try:
+        for number in (1, 2):
+            each = run_ref(run.namespace, number=number)
+            source = VolumeSource(
+                VolumeRef(7, run.namespace, "demo", "scratch"), name, "20Gi", "ReadWriteOnce", f"mnist/{number}"
+            )
+            program = f"ls /elearn/output; echo {number} > /elearn/output/loss"
+            cloud.apply(one_task(each, program, Mount("/elearn/output", False, source)))
+            assert ended(following, each).exit_code == 0
+            assert cloud.log(each, "master", 0, attempt=0).data == b""
+            gone(cloud, following, each)
+        assert sorted(str(path.relative_to(disk)) for path in disk.rglob("*") if path.is_file()) == [
+            "mnist/1/loss",
+            "mnist/2/loss",
+        ]
+        # The next run reads it all.
+        third = run_ref(run.namespace, number=3)
+        whole: Source = VolumeSource(VolumeRef(7, run.namespace, "demo", "scratch"), name, "20Gi", "ReadWriteOnce")
+        reader = "cat /elearn/input/mnist/*/loss; echo 3 > /elearn/input/no"
+        cloud.apply(one_task(third, reader, Mount("/elearn/input", True, whole)))
+        assert ended(following, third).exit_code == 1
+        said = cloud.log(third, "master", 0, attempt=0).data
+        assert said.startswith(b"1\n2\n")
+        assert b"Read-only file system" in said
+        gone(cloud, following, third)
+    finally:
+        shutil.rmtree(disk)
+
+
+def _arguments() -> str:
+    """Of every process of this machine, those of the node included."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    return "\n".join(found)
