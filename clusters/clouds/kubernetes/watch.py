@@ -25,8 +25,13 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 HEARTBEAT = 2.0
 LARGEST = 1000
+# Many news cost hardly more to write down than one. So while much happens they are gathered for so many times as long as
+# writing the last ones took, but never for longer than these seconds.
+GATHER_TIMES, GATHER_SECONDS = 3.0, 0.2
 # Seconds. A watch of which nothing was heard for so long is not known to be alive; one that cannot be begun for so long is told.
-SILENT, PATIENCE = 16.0, 10.0
+SILENT, PATIENCE = 13.0, 10.0
+# The first round of watches is short: that one was begun says little, that it ends well says that everything comes through.
+FIRST_SECONDS = 2
 # Warnings for which nobody waits here: they are the most frequent ones, and pods say the same themselves.
 _EVENTS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy,reason!=Failed"
 
@@ -107,9 +112,10 @@ class Follower:
         versions = self._versions(since)
         mirror = self.mirror
         with Streams(self._client, self._sources, versions, self._warnings) as streams:
+            gather_until = 0.0
             while True:
                 items: list[Seen] = []
-                taken = streams.take()
+                taken = streams.take(gather_until)
                 self._delivering = True
                 for kind, event in taken:
                     if kind in versions:
@@ -117,7 +123,10 @@ class Follower:
                     if event["type"] != "BOOKMARK":
                         items += note(mirror, kind, event["type"], event["object"])
                 if items or streams.are_alive():
+                    told_at = time.monotonic()
                     yield Batch(self._position(versions), tuple(items))
+                    took = time.monotonic() - told_at
+                    gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 self._delivering = False
 
     def _position(self, versions: Mapping[str, str]) -> str:
@@ -182,8 +191,7 @@ class Streams:
         self._queue: queue.Queue[tuple[str, Object] | CloudError] = queue.Queue(maxsize=10 * LARGEST)
         self._ended: CloudError | None = None
         self._stopped = threading.Event()
-        began = time.monotonic()
-        self._heard = {source.kind: began for source in wanted}
+        self._heard = {source.kind: 0.0 for source in wanted}
         self._threads = [
             threading.Thread(target=self._read, args=(source, versions[source.kind]), daemon=True) for source in wanted
         ]
@@ -200,11 +208,12 @@ class Streams:
 
     def are_alive(self) -> bool:
         """Whether something was heard of every watch lately, if only that it had nothing to tell."""
-        return min(self._heard.values()) > time.monotonic() - SILENT
+        oldest = min(self._heard.values())
+        return oldest > 0 and oldest > time.monotonic() - SILENT
 
-    def take(self) -> list[tuple[str, Object]]:
-        """What has come, at most LARGEST events; nothing when there was none for HEARTBEAT seconds. Raises what a watch
-        ended with, once everything before it has been taken."""
+    def take(self, until: float = 0.0) -> list[tuple[str, Object]]:
+        """What has come, and comes `until` then, at most LARGEST events; nothing when there was none for HEARTBEAT seconds.
+        Raises what a watch ended with, once everything before it has been taken."""
         taken: list[tuple[str, Object]] = []
         try:
             item = self._ended or self._queue.get(timeout=HEARTBEAT)
@@ -215,7 +224,8 @@ class Streams:
                 taken.append(item)
                 if len(taken) == LARGEST:
                     break
-                item = self._queue.get_nowait()
+                left = until - time.monotonic()
+                item = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
         except queue.Empty:
             return taken
         if self._ended and not taken:
@@ -225,11 +235,11 @@ class Streams:
     def _read(self, source: Source, version: str) -> None:
         """Broken connections are nothing to tell of while new ones can be had."""
         try:
-            since = time.monotonic()
+            since, query = time.monotonic(), {**source.query, "timeoutSeconds": str(FIRST_SECONDS)}
             while not self._stopped.is_set():
                 try:
-                    answer = self._client.watch(source.path, version, accept=source.accept, **source.query)
-                    since = self._heard[source.kind] = time.monotonic()
+                    answer = self._client.watch(source.path, version, accept=source.accept, **query)
+                    since, query = time.monotonic(), dict(source.query)
                     try:
                         for event in client.events(answer, lambda: self._hear(source.kind)):
                             version = event["object"]["metadata"]["resourceVersion"]
