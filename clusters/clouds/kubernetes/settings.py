@@ -70,12 +70,12 @@ def _matches(pattern: str, sentence: str) -> AfterValidator:
 
 Network = Annotated[str, AfterValidator(_network)]
 Taint = Annotated[str, AfterValidator(_taint)]
-Label = Annotated[
-    str,
-    _matches(
-        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "Use at most 63 lower-case letters, digits and '-' inside of them."
-    ),
-]
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_QUANTITY = r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?"
+_LABELS = "Use at most 63 lower-case letters, digits and '-' inside of them."
+_QUANTITIES = "Write quantities as Kubernetes does: 16, 500m or 20Gi."
+Label = Annotated[str, _matches(_LABEL, _LABELS)]
+LabelOrNone = Annotated[str, _matches(f"({_LABEL})?", _LABELS)]
 # The name of an object of the cluster, "" for none.
 Name = Annotated[
     str,
@@ -83,9 +83,8 @@ Name = Annotated[
         r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "Names there have lower-case letters, digits, '-' and '.' inside."
     ),
 ]
-Quantity = Annotated[
-    str, _matches(r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?", "Write quantities as Kubernetes does: 16, 500m or 20Gi.")
-]
+Quantity = Annotated[str, _matches(_QUANTITY, _QUANTITIES)]
+QuantityOrNone = Annotated[str, _matches(f"({_QUANTITY})?", _QUANTITIES)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -127,7 +126,7 @@ class Settings:
         description="Of every task, as kubectl writes taints, e.g. team=ml:NoSchedule. Tasks with GPUs tolerate "
         "nvidia.com/gpu:NoSchedule anyway.",
     )
-    kueue_queue: Label | Literal[""] = Field(
+    kueue_queue: LabelOrNone = Field(
         default="",
         title="Kueue queue",
         description="The LocalQueue of every business line's namespace through which runs go. Empty without Kueue.",
@@ -142,7 +141,7 @@ class Settings:
         ge=0,
         le=3600,
     )
-    disk: Quantity | Literal[""] = Field(
+    disk: QuantityOrNone = Field(
         default="",
         title="Disk of a task",
         description="How much a task may write to the node's disk, S3 data included, e.g. 200Gi. Empty for no limit.",
@@ -165,7 +164,7 @@ class Settings:
         title="Namespaces with storage",
         description="Where S3 servers inside the cluster run that tasks may reach by names like minio.storage.svc.",
     )
-    gateway_namespace: Label | Literal[""] = Field(
+    gateway_namespace: LabelOrNone = Field(
         default="",
         title="Namespace of the gateway",
         description="From there the ports of tasks are reached. Empty for nobody.",
