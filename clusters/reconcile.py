@@ -45,6 +45,7 @@ from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
 from portal.models import Appcode
+from portal.rows import update_rows
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +241,7 @@ def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int]) -> bool:
 
 def _save_judged(runs: list[Run]) -> None:
     if runs:
-        Run.objects.bulk_update(runs, ["admitted_at", "wait_reason", "wait_message"])
+        update_rows(runs, ["admitted_at", "wait_reason", "wait_message"])
         refresh(runs, timezone.now())
 
 
