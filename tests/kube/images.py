@@ -33,6 +33,8 @@ TAGS = {
 }
 SUITE = "bookworm"
 BASE = f"docker.io/library/debian:{SUITE}-slim"
+# Its sources change all the time, what they need does not: each step is kept, up to so many of them.
+LAYERED, LAYERS = "portal", 60
 # Of each image, so that going back and forth between two versions builds nothing.
 KEPT = 2
 
@@ -117,6 +119,8 @@ def _build(name: str, archive: Path) -> None:
         raise BuildError("Images are built as root.")
     began = time.monotonic()
     _buildah("rm", "--all")  # what a build that failed left behind
+    if _buildah("images", "--quiet", "--all", "--filter=dangling=true").count("\n") > LAYERS:
+        _buildah("rmi", "--prune", "--force")
     _base()
     _say(f"Building docker/{name} (once; minutes) …")
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
@@ -124,13 +128,13 @@ def _build(name: str, archive: Path) -> None:
         volumes = [f"--volume={path}:{target}:ro" for target, path in _configuration(Path(folder)).items()]
         _buildah(
             "bud", "--isolation=chroot", "--network=host", "--pull-never", "--format=docker", *volumes,
-            f"--file=docker/{name}/Dockerfile", f"--tag={tag}", ".",
+            f"--layers={str(name == LAYERED).lower()}", f"--file=docker/{name}/Dockerfile", f"--tag={tag}", ".",
         )  # fmt: skip
         partly = archive.with_suffix(".new")
         partly.unlink(missing_ok=True)
         _buildah("push", "--quiet", tag, f"docker-archive:{partly}:{TAGS[name]}")
-        _buildah("rmi", "--prune", "--force")
-        _buildah("rmi", tag)
+        if name != LAYERED:
+            _buildah("rmi", tag)
         partly.replace(archive)
     _tidy(name)
     _say(f"docker/{name}: {archive.stat().st_size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
