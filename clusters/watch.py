@@ -35,13 +35,14 @@ from clusters.observe import readable, refresh
 from clusters.task_rows import ENDED
 from portal.events import entry, record_all
 from portal.models import Event
+from portal.rows import update_rows
 
 log = logging.getLogger(__name__)
 
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
     "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
-    "release_asked_at",
+    "release_asked_at", "claim_token", "claimed_until",
 ]  # fmt: skip
 
 
@@ -128,7 +129,9 @@ def machine_notes(nodes: Sequence[Node]) -> list[str]:
 
 def _save_position(cloud: str, position: str) -> None:
     told = {"position": position, "heard_at": timezone.now(), "trouble": ""}
-    CloudState.objects.update_or_create(name=cloud, defaults=told)
+    # Several times a second, and only one process writes for a cloud: without reading it before.
+    if not CloudState.objects.filter(name=cloud).update(**told):
+        CloudState.objects.update_or_create(name=cloud, defaults=told)
 
 
 def _write(cloud: str, items: Sequence[Seen]) -> None:
@@ -143,9 +146,10 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     known = [_clean(item) for item in items if _expected(cloud, runs, item)]
     failed = task_rows.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
     _tell_failures([(runs[item.run_id], item) for item in failed])
-    for item in known:
+    noted = [item for item in known if not isinstance(item, TaskSeen)]
+    for item in noted:
         _note(runs[item.run_id], item)
-    Run.objects.bulk_update(runs.values(), NOTED)
+    update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
     refresh(list(runs.values()), at)
 
 
@@ -180,6 +184,9 @@ def _note(run: Run, item: Seen) -> None:
         if run.desired == Run.Desired.RUNNING and not run.verdict:
             record_all([_cloud_event(run, "run.changed_by_hand", f"{item.message} The run is applied again.")])
             run.applied_at = None
+            if run.claim_token is not None:
+                # Whoever applies it at this moment may have been there before the change: their word counts no more.
+                run.claim_token = run.claimed_until = None
             transaction.on_commit(lambda: wakeups.wake(run.pk))
     elif isinstance(item, RunBlocked):
         run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message

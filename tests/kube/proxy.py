@@ -1,31 +1,50 @@
-"""A bad network in front of an API server: calls that fail, watches that fall silent."""
+"""A bad network in front of an API server: calls that fail, watches that fall silent, and a moment at which something happens."""
 
 from __future__ import annotations
 
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import urllib3
 
+from clusters.clouds.kubernetes.client import Client
+from tests.kube.following import portal_kubeconfig
 from tests.kube.plane import Plane
+
+PASSED_ON = ("Accept", "Content-Type")
 
 
 class Proxy:
-    """`failing` is the share of calls answered with 429 or 500; while `silent` is set, watches bring nothing more."""
+    """`failing` is the share of calls answered with 429 or 500; while `silent` is set, watches bring nothing more. `calls` are
+    the method and path of every call; `before` is told each before it is passed on. It has the portal's rights."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
         self.failing = 0.0
         self.silent = threading.Event()
         self.failed = 0
+        self.calls: list[tuple[str, str]] = []
+        self.before: Callable[[str, str], None] = lambda method, path: None
         self.random = random.Random(7)
+        self.pool = Client.connect(str(portal_kubeconfig(plane)))._pool
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
+
+    @property
+    def lists(self) -> list[str]:
+        """What was listed; looking for one object by its name is not counted."""
+        return [
+            path
+            for method, path in self.calls
+            if method == "GET" and "watch=1" not in path and "fieldSelector=metadata.name" not in path
+        ]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
@@ -38,22 +57,26 @@ class Proxy:
 
             def _pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.calls.append((self.command, self.path))
+                proxy.before(self.command, self.path)
                 if proxy.random.random() < proxy.failing:
                     proxy.failed += 1
                     self._fail()
                     return
-                # Beneath the API server may be away: then so is this.
+                # Beneath the API server may be away, or go away meanwhile: then so is this.
                 try:
-                    answer = proxy.plane._pool.request(
+                    answer = proxy.pool.request(
                         self.command,
                         f"{proxy.plane.url}{self.path}",
                         body=body or None,
-                        headers={"Content-Type": self.headers.get("Content-Type", "application/json")},
+                        headers={name: self.headers[name] for name in PASSED_ON if name in self.headers},
                         preload_content=False,
                     )
-                except urllib3.exceptions.HTTPError:
+                    self._answer(answer)
+                except (urllib3.exceptions.HTTPError, OSError):
                     self.close_connection = True
-                    return
+
+            def _answer(self, answer: urllib3.BaseHTTPResponse) -> None:
                 self.send_response(answer.status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Transfer-Encoding", "chunked")
@@ -63,6 +86,8 @@ class Proxy:
                         threading.Event().wait(60)
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                     self.wfile.flush()
+                if proxy.silent.is_set() and "watch=1" in self.path:
+                    threading.Event().wait(60)
                 self.wfile.write(b"0\r\n\r\n")
 
             def _fail(self) -> None:
@@ -79,9 +104,11 @@ class Proxy:
 
         return Handler
 
-    def kubeconfig(self, folder: Path) -> Path:
+    @property
+    def config(self) -> dict[str, Any]:
+        """A kubeconfig for it."""
         url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        document = {
+        return {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "proxy",
@@ -89,9 +116,15 @@ class Proxy:
             "users": [{"name": "proxy", "user": {}}],
             "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
         }
+
+    def kubeconfig(self, folder: Path) -> Path:
         path = folder / "proxy.kubeconfig"
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps(self.config))
         return path
+
+
+def is_write(method: str, path: str) -> bool:
+    return method != "GET" and "dryRun" not in urlsplit(path).query
 
 
 @contextmanager

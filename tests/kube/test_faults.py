@@ -1,24 +1,29 @@
-"""A bad network between the portal and the API server: it converges, and nothing is left over."""
+"""What goes wrong between the portal and Kubernetes, through the whole loop: it converges within 30 s of the fault's end, nothing
+is left over, nothing is there twice, nothing is metered twice, and meanwhile the page says what is going on.
+"""
 
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
-from tests.kube.following import Following
-from tests.kube.plane import Plane
-from tests.kube.plans import plan, role, run_ref
-from tests.kube.proxy import Proxy, proxied
+from tests.kube.loops import Loops
+from tests.kube.plane import Object, Plane
+from tests.kube.proxy import Proxy, is_write, proxied
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+AWAY_SECONDS = 20.0
+AGAIN = "is asked again: The API server does not answer"
 
 
 @pytest.fixture
@@ -28,63 +33,339 @@ def proxy(plane: Plane) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def cloud(proxy: Proxy, tmp_path: Path) -> KubernetesCloud:
-    client = Client.connect(str(proxy.kubeconfig(tmp_path)))
-    return KubernetesCloud(client, Settings(portal=f"bad-{secrets.token_hex(4)}"))
+def loops(plane: Plane, proxy: Proxy, people: Any) -> Iterator[Loops]:
+    loops = Loops(plane, f"bad-{secrets.token_hex(4)}", proxy.config)
+    loops.catalogue()
+    loops.start()
+    try:
+        yield loops
+        end_all(loops)
+    finally:
+        loops.stop()
 
 
-@pytest.fixture
-def space(plane: Plane) -> Iterator[str]:
-    name = f"line-{secrets.token_hex(4)}"
-    yield name
-    plane.request("DELETE", f"/api/v1/namespaces/{name}")
+def end_all(loops: Loops) -> None:
+    from clusters.models import Run
+
+    runs = list(Run.objects.filter(gone=False))
+    Run.objects.filter(gone=False).update(desired="ended", release_asked_at=None)
+    loops.until(lambda: not Run.objects.filter(gone=False).exists(), seconds=60)
+    for run in runs:
+        loops.until_nothing_is_left(run)
+
+
+def trouble() -> str:
+    from clusters.models import CloudState
+
+    return CloudState.objects.get(name="kubernetes").trouble
+
+
+def silence() -> str:
+    from django.utils.timezone import now
+
+    from clusters.models import CloudState
+    from clusters.news import silence
+
+    return silence(CloudState.objects.get(name="kubernetes"), "Kubernetes", now())
+
+
+def test_the_api_server_is_away_while_runs_are_made_ended_and_watched(
+    plane: Plane, proxy: Proxy, loops: Loops, people: Any
+) -> None:
+    """It stops after the third write of a launch and in the moment in which another run is ended; what it had told is
+    compacted before it comes back, so that nobody can go on where they were."""
+    ending, staying = loops.create(people, "ending", workers=1), loops.create(people, "staying", workers=1, ps=1)
+    loops.until_running(ending)
+    before = {pod["metadata"]["uid"] for pod in loops.pods(loops.until_running(staying))}
+    writes, stop = [0], threading.Event()
+
+    def before_call(method: str, path: str) -> None:
+        if "-making-" in path and is_write(method, path):
+            writes[0] += 1
+            if writes[0] == 3:
+                plane.compact()
+                plane.stop_apiserver()
+                stop.set()
+
+    proxy.before = before_call
+    making = loops.create(people, "making", workers=2, ps=1)
+    assert stop.wait(30)
+    proxy.before = lambda method, path: None
+    stopped = time.monotonic()
+    try:
+        loops.disable(people, ending)
+        for cluster in (making, ending):
+            loops.until(lambda run=cluster: AGAIN in loops.run(run).message, AWAY_SECONDS)  # type: ignore[misc]
+        loops.until(lambda: "does not answer" in trouble(), AWAY_SECONDS)
+        assert loops.run(staying).phase == "Running"
+        loops.until(lambda: silence().startswith("Kubernetes has not answered for"), AWAY_SECONDS)
+        time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - stopped)))
+    finally:
+        plane.start_apiserver()
+
+    back = time.monotonic()
+    loops.until(lambda: loops.run(ending).phase == "Stopped")
+    loops.until_nothing_is_left(loops.run(ending))
+    loops.until_running(making)
+    assert {pod["metadata"]["uid"] for pod in loops.pods(loops.until_running(staying))} == before
+    assert time.monotonic() - back < 30
+    assert not trouble()
+    assert not silence()
+    for cluster in (ending, making, staying):
+        run = loops.run(cluster)
+        assert run.tasks.count() == sum(facts["count"] for facts in run.roles.values())
+        loops.check_usage(run)
 
 
 def test_a_third_of_all_calls_fail_and_everything_still_happens_once(
-    plane: Plane, proxy: Proxy, cloud: KubernetesCloud, space: str
+    plane: Plane, proxy: Proxy, loops: Loops, people: Any
 ) -> None:
-    run = run_ref(space)
     proxy.failing = 0.3
-    with Following(cloud) as following:
-        while True:
-            try:
-                cloud.apply(plan(role("master"), role("worker", 10), run=run))
-                break
-            except CloudError:
-                continue
-        following.until(lambda: len(following.of(run, "Running")) == 11)
-        while True:
-            try:
-                cloud.delete(run)
-                break
-            except CloudError:
-                continue
-        following.until(lambda: following.is_gone(run))
-        assert len(following.of(run, "Failed")) == 11
-        plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
-        assert plane.request("GET", f"/api/v1/namespaces/{space}/pods")["items"] == []
+    cluster = loops.create(people, workers=7, ps=1)
+    run = loops.until_running(cluster, seconds=60)
+    loops.end(run, "worker", 0)
+    loops.until(lambda: run.tasks.filter(phase="Succeeded").count() == 7)
+    loops.disable(people, cluster)
+    loops.until_phase(cluster, "Stopped", seconds=60)
+    loops.until_nothing_is_left(run)
+    assert run.tasks.count() == 9
+    loops.check_usage(run)
     assert proxy.failed > 5
 
 
 def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
-    plane: Plane, proxy: Proxy, cloud: KubernetesCloud, space: str
+    plane: Plane, proxy: Proxy, loops: Loops, people: Any
 ) -> None:
-    run = run_ref(space)
-    with Following(cloud) as following:
-        cloud.apply(plan(role("worker", 2), run=run))
-        following.until(lambda: len(following.of(run, "Running")) == 2)
-        proxy.silent.set()
-        plane.end_pods(space, names.selector(run_id=run.id), 0)
-        following.until(lambda: following.errors, seconds=40)
-        proxy.silent.clear()
-        following.until(lambda: len(following.of(run, "Succeeded")) == 2)
-        cloud.delete(run)
-        following.until(lambda: following.is_gone(run))
+    cluster = loops.create(people, workers=1)
+    run = loops.until_running(cluster)
+    listed = len(proxy.lists)
+    proxy.silent.set()
+    loops.end(run, "worker", 0)
+    loops.end(run, "master", 0)
+    loops.until(lambda: silence() and trouble())
+    assert loops.run(cluster).phase == "Running"
+    proxy.silent.clear()
+    run = loops.until_phase(cluster, "Succeeded")
+    assert not silence()
+    assert len(proxy.lists) == listed, "a watch goes on where it was; nothing is listed"
+    loops.check_usage(run)
+
+
+def test_nothing_is_listed_while_watches_are_well(proxy: Proxy, loops: Loops, people: Any) -> None:
+    loops.until_running(loops.create(people, workers=1))
+    listed, watched = len(proxy.lists), len(proxy.calls)
+    time.sleep(12)
+    assert proxy.lists[listed:] == []
+    assert len(proxy.calls) > watched, "each watch was begun again"
 
 
 def test_a_server_that_only_fails_is_an_error_within_seconds(plane: Plane, tmp_path: Path) -> None:
     with proxied(plane) as proxy:
         client = Client.connect(str(proxy.kubeconfig(tmp_path)))
         proxy.failing = 1.0
+        began = time.monotonic()
         with pytest.raises(CloudError, match="The proxy says no"):
             client.get("/api/v1/nodes")
+        assert time.monotonic() - began < 10
+
+
+def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people: Any) -> None:
+    from clusters.models import Task
+    from portal.models import Event
+
+    cluster = loops.create(people, workers=3, ps=1, retries=1)
+    run = loops.until_running(cluster)
+
+    # A Job is made smaller: the pod that was ended counts as nobody's failure.
+    job = f"{names_of(loops, run, 'worker')}"
+    plane.request("PATCH", loops.path("Job", run, job), {"spec": {"parallelism": 2}})
+    loops.until(lambda: spec_of(plane, loops.path("Job", run, job))["parallelism"] == 3)
+    loops.until_running(cluster)
+    told = Event.objects.filter(verb="run.changed_by_hand").values_list("message", flat=True)
+    assert any("was changed by hand. The run is applied again." in message for message in told)
+
+    # A Deployment is scaled, and its image exchanged.
+    ps = names_of(loops, run, "ps")
+    path = loops.path("Deployment", run, ps)
+    plane.request("PATCH", f"{path}/scale", {"spec": {"replicas": 0}})
+    loops.until(lambda: spec_of(plane, path)["replicas"] == 1)
+    loops.until_running(cluster)
+    image = {"spec": {"template": {"spec": {"containers": [{"name": "task", "image": "evil/miner:1"}]}}}}
+    plane.request("PATCH", path, image, content_type="application/strategic-merge-patch+json")
+    loops.until(lambda: "evil" not in str(spec_of(plane, path)["template"]["spec"]["containers"]))
+    loops.until_running(cluster)
+
+    # What belongs to it is deleted.
+    for kind, name in (("Service", names_of(loops, run)), ("NetworkPolicy", names_of(loops, run)), ("Deployment", ps)):
+        plane.request("DELETE", loops.path(kind, run, name))
+        loops.until(
+            lambda kind=kind, name=name: name in [each["metadata"]["name"] for each in loops.objects(kind, run)]
+        )  # type: ignore[misc]
+    loops.until_running(cluster)
+    plane.request("DELETE", loops.path("Job", run, job), propagationPolicy="Background")
+    loops.until(lambda: job in [each["metadata"]["name"] for each in loops.objects("Job", run)])
+    loops.until_running(cluster)
+    assert not run.tasks.filter(role="worker", phase="Failed", disrupted=False).exists()
+
+    # Labels and finalizers are taken off, so that nobody would see its end.
+    pod = next(each for each in loops.pods(run) if each["metadata"]["labels"][names.ROLE] == "worker")
+    path = loops.path("Pod", run, pod["metadata"]["name"])
+    for taken in ([names.PORTAL], [names.RUN_ID], [names.ROLE, names.RUN_ID, names.PORTAL]):
+        plane.request("PATCH", path, {"metadata": {"labels": dict.fromkeys(taken)}})
+        loops.until(lambda: metadata_of(plane, path)["labels"].items() >= pod["metadata"]["labels"].items())
+    plane.request("PATCH", path, {"metadata": {"finalizers": None}})
+    loops.until(lambda: names.METERING in metadata_of(plane, path).get("finalizers", []))
+    owner = loops.path("ConfigMap", run, f"{names_of(loops, run)}-run")
+    plane.request("PATCH", owner, {"metadata": {"labels": None}})
+    loops.until(lambda: names.RUN_ID in metadata_of(plane, owner).get("labels", {}))
+    plane.request("PATCH", owner, {"metadata": {"finalizers": None}})
+    loops.until(lambda: names.TOLD in metadata_of(plane, owner).get("finalizers", []))
+    assert Task.objects.get(uid=pod["metadata"]["uid"]).phase == "Running"
+
+    loops.until_running(cluster)
+    loops.disable(people, cluster)
+    run = loops.until_phase(cluster, "Stopped")
+    loops.until_nothing_is_left(run)
+
+
+def test_a_pod_deleted_by_hand_comes_back(plane: Plane, loops: Loops, people: Any) -> None:
+    cluster = loops.create(people, workers=1, ps=1, retries=1)
+    run = loops.until_running(cluster)
+    for role in ("worker", "ps"):
+        (pod,) = [each for each in loops.pods(run) if each["metadata"]["labels"][names.ROLE] == role]
+        plane.request("DELETE", loops.path("Pod", run, pod["metadata"]["name"]))
+        loops.until(lambda role=role: run.tasks.filter(role=role, attempt=1, phase="Running").exists())  # type: ignore[misc]
+        assert run.tasks.get(role=role, attempt=0).message == "Somebody deleted its pod."
+    run = loops.until_running(cluster)
+    assert "was started again once" in run.message
+    loops.check_usage(run)
+
+
+def test_pods_that_went_while_nobody_watched_end_when_they_were_last_seen(
+    plane: Plane, loops: Loops, people: Any
+) -> None:
+    """By force, without their finalizer: one of a run that goes on, and all of one whose owner went, too."""
+    from billing.models import UsageSegment
+    from clusters.models import CloudState
+
+    going, gone = loops.create(people, "going", workers=1), loops.create(people, "gone")
+    run, lost = loops.until_running(going), loops.until_running(gone)
+    loops.stop_controller()
+    heard_at = CloudState.objects.get(name="kubernetes").heard_at
+    assert heard_at is not None
+    (worker,) = [each for each in loops.pods(run) if each["metadata"]["labels"][names.ROLE] == "worker"]
+    owner = loops.path("ConfigMap", lost, f"{names_of(loops, lost)}-run")
+    plane.request("DELETE", owner)
+    plane.request("PATCH", owner, {"metadata": {"finalizers": None}})
+    for pod in [worker, *loops.pods(lost)]:
+        path = f"/api/v1/namespaces/ops/pods/{pod['metadata']['name']}"
+        plane.request("DELETE", path, gracePeriodSeconds="0")
+        plane.request("PATCH", path, {"metadata": {"finalizers": None}})
+    plane.until("/api/v1/namespaces/ops/pods", lambda pods: worker["metadata"]["name"] not in pods)
+    time.sleep(2)
+    loops.start_controller()
+    segment = UsageSegment.objects.filter(uid=worker["metadata"]["uid"], ended__isnull=False)
+    loops.until(segment.exists)
+    found = segment.get()
+    assert found.ended is not None
+    assert found.ended <= heard_at
+    assert "end-estimated" in found.flags
+    loops.until_running(going, seconds=45)
+    # The whole run began anew: its wish is still there.
+    loops.until_running(gone, seconds=45)
+    assert UsageSegment.objects.filter(consumer=f"run {lost.pk}", ended__isnull=True).count() == 1
+
+
+def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Loops, people: Any) -> None:
+    from billing.models import UsageSegment
+    from clusters.clouds import registry
+    from clusters.models import Run
+    from clusters.reconcile import plan_of
+    from portal.models import Event
+
+    cluster = loops.create(people, workers=1)
+    run = loops.until_running(cluster)
+    loops.disable(people, cluster)
+    run = loops.until_phase(cluster, "Stopped")
+    loops.until_nothing_is_left(run)
+    late = plan_of(Run.objects.select_related("cluster__appcode").get(pk=run.pk))
+    registry.cloud("kubernetes").apply(late)
+    loops.until(lambda: Event.objects.filter(verb="run.found").exists())
+    loops.until(lambda: loops.run(cluster).gone)
+    loops.until_nothing_is_left(run)
+    assert loops.run(cluster).phase == "Stopped"
+    # What the late pods held was held; it has ended like all else.
+    assert not UsageSegment.objects.filter(ended=None).exists()
+
+
+def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
+    plane: Plane, loops: Loops, people: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a restore from a backup."""
+    from django.core.management import call_command
+
+    from clusters.clouds import registry
+    from clusters.models import Run
+    from clusters.reconcile import plan_of
+    from portal.models import Event
+
+    known = loops.create(people, "known")
+    run = loops.until_running(known)
+    plan = plan_of(Run.objects.select_related("cluster__appcode").get(pk=run.pk))
+    unknown = type(plan.run)(run.pk + 1000, "ops", "ops-demo", "forgotten", 4)
+    registry.cloud("kubernetes").apply(type(plan)(unknown, plan.image, plan.roles, plan.mounts))
+    loops.until(lambda: Event.objects.filter(verb="cloud.unknown_run").exists())
+    loops.stop_controller()
+    loops.start_controller()
+    assert "ops-demo/forgotten" in Event.objects.get(verb="cloud.unknown_run").message
+    call_command("unknown_runs")
+    printed = capsys.readouterr().out
+    assert "ops-demo/forgotten" in printed
+    assert "ops-demo/known" not in printed
+    call_command("unknown_runs", "--end")
+    label = names.selector(portal=loops.portal, run_id=unknown.id)
+    plane.until("/api/v1/namespaces/ops/configmaps", lambda found: not found, labelSelector=label)
+    assert plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector=label)["items"] == []
+    loops.until_running(known)
+
+
+def test_volumes_and_pods_that_nobody_owns_are_cleared_away(plane: Plane, loops: Loops, people: Any) -> None:
+    """A volume comes from an order after the end of its run; pods lose their Job when it is deleted as an orphan's parent."""
+    cluster = loops.create(people)
+    run = loops.until_running(cluster)
+    plane.request("DELETE", loops.path("Job", run, names_of(loops, run, "master")), propagationPolicy="Orphan")
+    loops.until(lambda: len(loops.objects("Job", run)) == 1)
+    volume = {
+        "metadata": {"name": f"stray-{run.pk}", "labels": names.run_labels(loops.portal, late_ref(run))},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "nfs": {"server": "nfs.example", "path": "/data"},
+        },
+    }
+    loops.disable(people, cluster)
+    run = loops.until_phase(cluster, "Stopped", seconds=60)
+    plane.request("POST", "/api/v1/persistentvolumes", volume)
+    loops.until_nothing_is_left(run)
+
+
+def late_ref(run: Any) -> Any:
+    from clusters.clouds.registry import run_ref
+
+    return run_ref(run)
+
+
+def names_of(loops: Loops, run: Any, role: str = "") -> str:
+    ref = late_ref(run)
+    return names.role_name(ref, role) if role else names.base_name(ref)
+
+
+def spec_of(plane: Plane, path: str) -> Object:
+    found: Object = plane.request("GET", path)["spec"]
+    return found
+
+
+def metadata_of(plane: Plane, path: str) -> Object:
+    found: Object = plane.request("GET", path)["metadata"]
+    return found

@@ -8,6 +8,7 @@ as slowly as the server asks, and is a CloudError then; what was refused is a Cl
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -301,4 +302,11 @@ def _pause(state: RetryCallState) -> float:
 
 
 def _plain(error: BaseException) -> str:
-    return str(getattr(error, "reason", None) or error)
+    """Without the names of Python's classes and the numbers of errors, which say nothing to people."""
+    while True:
+        inner = [each for each in (getattr(error, "reason", None), *error.args[1:2]) if isinstance(each, BaseException)]
+        if not inner:
+            break
+        error = inner[0]
+    text = re.sub(r"^.*\[Errno -?\d+\] |^\w+\([^)]*\): ", "", str(error))
+    return (text if "(" in text else text.removesuffix(")")) or type(error).__name__

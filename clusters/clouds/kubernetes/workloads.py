@@ -127,16 +127,18 @@ def _count(ranges: str) -> int:
 
 
 def _is_whole(kind: str, metadata: Object) -> bool:
-    """Whether it still belongs to its run and nobody else has set anything beneath `spec`.
+    """Whether it still belongs to its run, nobody else has set anything beneath `spec`, and its size is still ours.
 
-    Read from who owns which field, as server-side apply keeps it, so that it is seen also after a time of not watching.
+    Read from who owns which field, as server-side apply keeps it, so that it is seen also after a time of not watching. A
+    size of 0 is nobody's.
     """
     if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
         return False
+    ours: set[str] = set()
     for entry in metadata.get("managedFields") or []:
-        if entry.get("manager") == names.MANAGER or entry.get("subresource") == "status":
-            continue
-        changed = set((entry.get("fieldsV1") or {}).get("f:spec") or {})
-        if changed - (_OF_QUEUES if kind == "Job" else set()):
+        fields = set((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        if entry.get("manager") == names.MANAGER and entry.get("operation") == "Apply":
+            ours |= fields
+        elif entry.get("subresource") != "status" and fields - (_OF_QUEUES if kind == "Job" else set()):
             return False
-    return True
+    return ("f:parallelism" if kind == "Job" else "f:replicas") in ours

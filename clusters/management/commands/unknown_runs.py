@@ -1,0 +1,42 @@
+"""Lists runs that are on a Kubernetes cluster under this portal's name although the database has never heard of them, and ends
+them with --end. That is so after the database was restored from a backup, or when two portals use one name.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from clusters.clouds import registry
+from clusters.clouds.base import CloudError, RunFound, RunRef
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.models import KubernetesCluster, Run
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--end", action="store_true", help="End them: their programs are stopped at once.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        for row in KubernetesCluster.objects.order_by("name"):
+            try:
+                # Of its own: another thread may be following the shared one.
+                self._look(registry.connect(row.name, row.kubeconfig, row.settings), end=options["end"])
+            except CloudError as error:
+                raise CommandError(f"{row.name}: {error}") from error
+
+    def _look(self, cloud: KubernetesCloud, *, end: bool) -> None:
+        for ref in unknown(cloud.name, [item.run for item in cloud.list().items if isinstance(item, RunFound)]):
+            about = f"run {ref.number} of {ref.appcode}/{ref.cluster} in namespace {ref.namespace} (id {ref.id})"
+            self.stdout.write(f"{cloud.name}: {about}{', ended' if end else ''}")
+            if end:
+                cloud.delete(ref)
+
+
+def unknown(cloud: str, found: list[RunRef]) -> list[RunRef]:
+    known = set(Run.objects.filter(cloud=cloud, pk__in=[ref.id for ref in found]).values_list("pk", flat=True))
+    return [ref for ref in found if ref.id not in known]

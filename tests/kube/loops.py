@@ -1,0 +1,215 @@
+"""The portal's two loops as they run in production, in threads of this process: workers and the controller.
+
+Only Celery is missing: instead of wake-ups, the worker looks for what is unsettled five times a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from clusters.clouds.kubernetes import names
+from tests.kube.plane import Object, Plane
+
+KINDS = {
+    "/api/v1": ("pods", "configmaps", "secrets", "services", "persistentvolumeclaims"),
+    "/apis/apps/v1": ("deployments", "statefulsets", "replicasets"),
+    "/apis/batch/v1": ("jobs",),
+    "/apis/networking.k8s.io/v1": ("networkpolicies",),
+}
+# How soon everything is as wanted again after a fault has ended.
+CONVERGED = 30.0
+
+
+class Loops:
+    """One portal on one Kubernetes cluster that is reached by `config`. Start it after the people are made."""
+
+    def __init__(self, plane: Plane, portal: str, config: Mapping[str, Any]) -> None:
+        self.plane = plane
+        self.portal = portal
+        self.config = config
+        self._stopped = threading.Event()
+        self._worker = threading.Thread(target=self._work, daemon=True)
+        self._controller: Any = None
+
+    def catalogue(self) -> None:
+        from clusters.models import Flavor, Image, KubernetesCluster
+
+        Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+        Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
+        Image.objects.create(
+            name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
+        )
+        KubernetesCluster.objects.create(
+            name="kubernetes",
+            title="Kubernetes",
+            kubeconfig=json.dumps(self.config),
+            settings={"portal": self.portal},
+            is_default=True,
+        )
+
+    # -- the loops -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.start_controller()
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.stop_controller()
+        if self._worker.is_alive():
+            self._worker.join()
+
+    def start_controller(self) -> None:
+        from clusters.management.commands.controller import Follower
+
+        self._controller = Follower("kubernetes", 1)
+        self._controller.start()
+
+    def stop_controller(self) -> None:
+        """It ends with its next news, and with it all that it knew."""
+        from clusters.clouds import registry
+
+        if self._controller is not None:
+            self._controller.stop()
+            self._controller.join()
+            self._controller = None
+        registry._kept.clear()
+
+    def _work(self) -> None:
+        from django.db import connections
+        from django.utils.timezone import now
+
+        from clusters import reconcile
+        from clusters.models import Run
+
+        def step(run_id: int) -> None:
+            try:
+                reconcile.reconcile(run_id)
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(4) as threads:
+            while not self._stopped.wait(0.2):
+                appcodes = Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True)
+                for appcode_id in list(appcodes.distinct()):
+                    reconcile.admit_waiting(appcode_id)
+                due = Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)
+                for done in [threads.submit(step, run_id) for run_id in list(due)]:
+                    done.result()
+        connections.close_all()
+
+    # -- what people do and see --------------------------------------------------------------------------------------
+
+    def create(self, people: Any, name: str = "mnist", **spec: Any) -> Any:
+        from clusters.actions import create_cluster
+        from clusters.specs import ClusterManifest
+
+        counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
+        flavor = spec.pop("flavor", "one-gpu")
+        roles = {
+            role: {"flavor": "small" if role == "ps" else flavor, "count": count} for role, count in counts.items()
+        }
+        body = {"image": "tensorflow", "command": "python train.py", "roles": roles, **spec}
+        document = {"kind": "cluster", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": body}
+        return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
+
+    def disable(self, people: Any, cluster: Any) -> None:
+        from clusters import actions
+
+        actions.disable(cluster, acting_user=people.bob)
+
+    def run(self, cluster: Any) -> Any:
+        from clusters.models import Run
+
+        return Run.objects.get(current_of=cluster)
+
+    def until(self, happened: Callable[[], object], seconds: float = CONVERGED) -> float:
+        """How many seconds it took."""
+        from clusters.models import CloudState, Run, Task
+
+        began = time.monotonic()
+        while not happened():
+            told = [
+                *Run.objects.values("pk", "phase", "reason", "message", "gone", "applied_at"),
+                *Task.objects.values("role", "index", "attempt", "phase", "reason", "message"),
+                *CloudState.objects.values("heard_at", "trouble"),
+            ]
+            assert time.monotonic() < began + seconds, told
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def until_phase(self, cluster: Any, *phases: str, seconds: float = CONVERGED) -> Any:
+        self.until(lambda: self.run(cluster).phase in phases, seconds)
+        return self.run(cluster)
+
+    def until_running(self, cluster: Any, *, attempts: int = 0, seconds: float = CONVERGED) -> Any:
+        """Every task of it is there once and runs, in the database and on Kubernetes."""
+
+        def happened() -> bool:
+            run = self.run(cluster)
+            wanted = sum(facts["count"] for facts in run.roles.values())
+            alive = [pod for pod in self.pods(run) if pod["status"]["phase"] == "Running"]
+            tasks = run.tasks.filter(phase="Running")
+            return (
+                run.phase == "Running"
+                and not run.reason
+                and {pod["metadata"]["uid"] for pod in alive} == set(tasks.values_list("uid", flat=True))
+                and len(alive) == wanted
+                and not any("deletionTimestamp" in pod["metadata"] for pod in alive)
+            )
+
+        self.until(happened, seconds)
+        return self.run(cluster)
+
+    def end(self, run: Any, role: str, code: int) -> None:
+        self.plane.end_pods(run.namespace, self.label(run, role=role), code)
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def label(self, run: Any, **more: Any) -> str:
+        return names.selector(portal=self.portal, run_id=run.pk, **more)
+
+    def pods(self, run: Any) -> list[Object]:
+        return self.objects("Pod", run)
+
+    def path(self, kind: str, run: Any, name: str = "") -> str:
+        from clusters.clouds.kubernetes.client import path_of
+
+        return path_of(kind, run.namespace, name)
+
+    def objects(self, kind: str, run: Any) -> list[Object]:
+        found: list[Object] = self.plane.request("GET", self.path(kind, run), labelSelector=self.label(run))["items"]
+        return found
+
+    def left_of(self, run: Any) -> list[str]:
+        label = self.label(run)
+        found = [
+            f"{kind}/{item['metadata']['name']}"
+            for api, kinds in KINDS.items()
+            for kind in kinds
+            for item in self.plane.request("GET", f"{api}/namespaces/{run.namespace}/{kind}", labelSelector=label)[
+                "items"
+            ]
+        ]
+        volumes = self.plane.request("GET", "/api/v1/persistentvolumes", labelSelector=label)["items"]
+        return found + [f"persistentvolumes/{item['metadata']['name']}" for item in volumes]
+
+    def until_nothing_is_left(self, run: Any, seconds: float = CONVERGED) -> None:
+        with suppress(AssertionError):
+            self.until(lambda: not self.left_of(run), seconds)
+        assert self.left_of(run) == []
+
+    def check_usage(self, run: Any) -> None:
+        """Every pod is metered once, from its start to its end as Kubernetes says, and nothing else is."""
+        from billing.models import UsageSegment
+
+        segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
+        tasks = {task.uid: (task.began_at, task.finished_at) for task in run.tasks.exclude(began_at=None)}
+        assert {each.uid: (each.started, each.ended) for each in segments} == tasks
