@@ -16,8 +16,9 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # The settings are imported for their types only; nothing is connected to.
 LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
 
-# What a real node is made of (tests/kube/node.py); that list is what it asks for, too.
-NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static
+# What a real node is made of (tests/kube/node.py says the same when something is missing), and what builds its images.
+NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
+	buildah debootstrap debian-archive-keyring
 
 .PHONY: run test test-kube test-node lint bench e2e clean
 .DELETE_ON_ERROR:
@@ -36,6 +37,7 @@ test-kube: $(VENV)/.installed-dev
 # Against a real node, too: containers run, in namespaces of their own. Needs root.
 test-node: $(VENV)/.installed-dev $(VENV)/.node
 	$(BIN)/python -m tests.kube.binary
+	$(BIN)/python -m tests.kube.images
 	$(BIN)/python -m pytest -m node tests/kube
 
 lint: $(VENV)/.installed-dev
