@@ -147,7 +147,7 @@ def settle(volume_id: int) -> None:
             _grow(volume)
     except CloudError as error:
         log.warning("volume %s: its cloud cannot do it now: %s", volume, error)
-        Volume.objects.filter(pk=volume_id).update(trouble=readable(f"It is tried again: {error}"))
+        Volume.objects.filter(pk=volume_id).update(trouble=readable(str(error)))
 
 
 def _delete(volume: Volume) -> None:

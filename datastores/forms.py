@@ -137,7 +137,7 @@ class VolumeForm(DatastoreForm):
         help_text="Many tasks only if the storage class can do that, as CephFS can and RBD cannot.",
         widget=forms.Select(
             choices=[
-                ("ReadWriteOnce", "one task at a time (ReadWriteOnce)"),
+                ("ReadWriteOnce", "one task (ReadWriteOnce)"),
                 ("ReadWriteMany", "many tasks (ReadWriteMany)"),
             ]
         ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import AccessMode, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
+from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import Following, cloud_of, registered
@@ -133,17 +133,30 @@ def test_it_grows_where_its_class_can(plane: Plane, cloud: KubernetesCloud, spac
     assert bound(plane, space)["spec"]["resources"]["requests"] == {"storage": "40Gi"}
 
 
-def test_why_it_does_not_grow_is_the_cluster_s_own_sentence(plane: Plane, cloud: KubernetesCloud, space: str) -> None:
+def test_why_it_does_not_grow_is_told(plane: Plane, cloud: KubernetesCloud, space: str) -> None:
     rigid = Storage(plane, grows=False)
     rigid.make()
     wanted = source(space, rigid)
     cloud.apply_volume(wanted)
     bound(plane, space)
-    with pytest.raises(CloudRefused, match="must support resize"):
+    with pytest.raises(CloudRefused, match="Its storage class cannot make a volume larger"):
         cloud.apply_volume(replace(wanted, size="40Gi"))
     with pytest.raises(CloudRefused, match="at most 1Ti here"):
         cloud.apply_volume(replace(wanted, size="2Ti"))
     cloud.apply_volume(wanted)
+
+
+def test_one_that_waits_for_its_first_mount_grows_later(
+    plane: Plane, cloud: KubernetesCloud, space: str, storage: Storage
+) -> None:
+    wanted = source(space, storage)
+    cloud.apply_volume(wanted)
+    with pytest.raises(CloudError, match="grows when a run has mounted it") as caught:
+        cloud.apply_volume(replace(wanted, size="40Gi"))
+    assert not isinstance(caught.value, CloudRefused)
+    storage.make("100Gi")
+    bound(plane, space)
+    cloud.apply_volume(replace(wanted, size="40Gi"))
 
 
 def test_it_goes_when_nobody_mounts_it_any_more(
@@ -309,7 +322,7 @@ def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loo
     settle()
     volume = Volume.objects.get()
     assert (volume.told_size, volume.refused_size) == ("20Gi", "40Gi")
-    assert "must support resize" in volume.trouble
+    assert volume.trouble == "Its storage class cannot make a volume larger."
     Volume.objects.update(tried_at=None)
     settle()
     assert Volume.objects.get().tried_at is None, "nothing was tried again"

@@ -26,7 +26,7 @@ from clusters.clouds.base import (
     VolumeSource,
 )
 from clusters.clouds.kubernetes import inside, logs, manifests, names, storage
-from clusters.clouds.kubernetes.client import Client, Missing, Taken, path_of
+from clusters.clouds.kubernetes.client import Client, Missing, Refused, Taken, path_of
 from clusters.clouds.kubernetes.mirror import ENDING
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.upkeep import Upkeep
@@ -116,7 +116,10 @@ class KubernetesCloud:
 
     def apply_volume(self, source: VolumeSource) -> None:
         manifests.check_volume(source, self._settings)
-        self._apply_inside(storage.volume_manifest(source, self._settings))
+        try:
+            self._apply_inside(storage.volume_manifest(source, self._settings))
+        except Refused as refusal:
+            raise storage.refusal(str(refusal)) from refusal
 
     def delete_volume(self, volume: VolumeRef) -> None:
         """Kubernetes keeps it as long as a pod mounts it, and deletes the data as its class says."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from clusters.clouds.base import NfsSource, Plan, S3Source, VolumeSource, literal
+from clusters.clouds.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.settings import Settings
 
@@ -78,6 +78,15 @@ def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
         },
         "spec": spec,
     }
+
+
+def refusal(text: str) -> CloudError:
+    """Why a volume cannot be as large as wanted, from what the API server says of its claim."""
+    if "bound claims" in text or "bound persistent volume claims" in text:
+        return CloudError("It grows when a run has mounted it.")
+    if "must support resize" in text:
+        return CloudRefused("Its storage class cannot make a volume larger.")
+    return CloudRefused(text)
 
 
 def pod_parts(plan: Plan, settings: Settings) -> PodParts:
