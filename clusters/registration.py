@@ -60,6 +60,7 @@ def register(manifest: KubernetesManifest, *, acting_user: User | None) -> Kuber
     row = KubernetesCluster(name=manifest.metadata.name, kubeconfig=config, server=_server(config))
     with transaction.atomic():
         _write(row, spec)
+        CloudState.objects.filter(name=row.name).delete()
         _record("kubernetes.registered", row, acting_user, f"Registered: {_reached(row)}.")
     return row
 
@@ -184,8 +185,11 @@ def _judged(row: KubernetesCluster, found: Found) -> Report:
 
 
 def _require_the_same(row: KubernetesCluster, config: str | None) -> None:
-    """While runs or volumes are on a cluster, new credentials must be for the very same one. Raises Invalid."""
-    if not (there := _there(row)):
+    """While runs or volumes are on a cluster, new credentials must be for the very same one. Raises Invalid.
+
+    One that is not known has never been followed: nothing was ever seen there.
+    """
+    if not row.uid or not (there := _there(row)):
         return
     try:
         uid = inspect(registry.client(row.name, config), ()).uid

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from clusters.clouds.base import Cloud, CloudError, RunRef, SourceKind
 from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.inspection import uid_of
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.local.cloud import LocalCloud
 from clusters.models import LOCAL, KubernetesCluster, Run
@@ -95,6 +96,14 @@ def client(name: str, kubeconfig: str | None) -> Client:
         return Client.connect(orjson.loads(kubeconfig) if kubeconfig else "")
     except orjson.JSONDecodeError as error:
         raise CloudError(f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?") from error
+
+
+def identify(name: str) -> None:
+    """Writes down which Kubernetes cluster it is that is followed under this name, unless that is known. Raises CloudError."""
+    row = KubernetesCluster.objects.filter(name=name, uid="").first()
+    if row is not None:
+        uid = uid_of(client(name, row.kubeconfig))
+        KubernetesCluster.objects.filter(pk=row.pk, revision=row.revision, uid="").update(uid=uid)
 
 
 def mounts(name: str) -> frozenset[SourceKind]:

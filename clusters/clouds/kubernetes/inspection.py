@@ -65,7 +65,7 @@ def inspect(client: Client, wanted: Sequence[Right]) -> Found:
     nodes = _nodes(client) if not _lists("nodes", missing) else None
     return Found(
         version=version,
-        uid=_uid(client) if not _lists("namespaces", missing) else "",
+        uid=uid_of(client) if not _lists("namespaces", missing) else "",
         nodes=len(nodes) if nodes is not None else None,
         ready=sum(ready for ready, _ in nodes) if nodes is not None else None,
         gpus=sum(gpus for _, gpus in nodes) if nodes is not None else None,
@@ -88,8 +88,8 @@ def _has(client: Client, right: Right) -> bool:
     return bool(client.request("POST", _REVIEWS, body=review)["status"].get("allowed"))
 
 
-def _uid(client: Client) -> str:
-    """That of the namespace kube-system, which lives as long as the cluster."""
+def uid_of(client: Client) -> str:
+    """Tells a cluster from all others: that of the namespace kube-system, which lives as long. Raises CloudError."""
     found = client.get(path_of("Namespace"), fieldSelector="metadata.name=kube-system")["items"]
     if not found:
         raise CloudError("This is not a whole Kubernetes cluster: it has no namespace kube-system.")

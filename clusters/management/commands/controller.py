@@ -41,15 +41,25 @@ class Command(BaseCommand):
     help = __doc__
 
     def handle(self, *args: Any, **options: Any) -> None:
-        followers: dict[str, Follower] = {}
-        while True:
-            try:
-                adjust(followers, registry.followed())
-            except (OperationalError, InterfaceError) as error:
-                log.warning("which clouds there are cannot be read now: %s", error)
-                connections.close_all()
-            alive()
-            time.sleep(LOOK_SECONDS)
+        follow_all(threading.Event())
+
+
+def follow_all(stopped: threading.Event) -> None:
+    """Follows every cloud that there is, those that come later too, until it is stopped."""
+    followers: dict[str, Follower] = {}
+    while not stopped.is_set():
+        try:
+            adjust(followers, registry.followed())
+        except (OperationalError, InterfaceError) as error:
+            log.warning("which clouds there are cannot be read now: %s", error)
+            connections.close_all()
+        alive()
+        stopped.wait(LOOK_SECONDS)
+    running = list(followers.values())
+    adjust(followers, {})
+    for follower in running:
+        follower.join()
+    connections.close_all()
 
 
 def adjust(followers: dict[str, Follower], wanted: dict[str, Hashable]) -> None:
@@ -96,6 +106,7 @@ class Follower(threading.Thread):
             failures = 1 if time.monotonic() - began > STEADY else failures + 1
             self._tell(trouble)
             self._stopped.wait(min(0.1 * 2 ** min(failures, 10), LONGEST_PAUSE))
+        self._forget()
         connections.close_all()
         log.info("not following %s any more", self.cloud)
 
@@ -127,6 +138,7 @@ class Follower(threading.Thread):
         known: Capacity | None = None
         told = 0.0
         holding = Holding(source)
+        registry.identify(self.cloud)
         while not self._stopped.is_set():
             if not position:
                 asked_at = timezone.now()
@@ -151,6 +163,14 @@ class Follower(threading.Thread):
             except WatchExpired:
                 log.info("%s: listing again", source.name)
                 position = ""
+
+    def _forget(self) -> None:
+        """Of a cloud that was removed, this thread may have written the last news after that."""
+        try:
+            if self.cloud not in registry.cloud_names():
+                CloudState.objects.filter(name=self.cloud).delete()
+        except DatabaseError as error:
+            log.warning("%s: what was known of it stays for now: %s", self.cloud, error)
 
     def _tell(self, trouble: str) -> None:
         if trouble and not self._stopped.is_set():
