@@ -12,14 +12,14 @@ import datetime as dt
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
 from django.db import connection
 from django.utils import timezone
 
-from billing import sightings, sums
+from billing import ingest, sightings, sums
 from billing.models import Observation, Quarantined, UsageSegment
 from billing.rating import SECONDS_PER_HOUR, DatedDiscount, DatedPrice, Owner, Prices
 from billing.usage import PodState, Segment, segment_of
@@ -56,18 +56,19 @@ def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) ->
         raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
     if not states:
         return
-    keep_others_out()
     seen_at = seen_at or timezone.now()
-    known = _understood(states, seen_at)
-    rows = [Observation.of(replace(state, seen_at=seen_at)) for state in known]
-    Observation.objects.bulk_create(rows, ignore_conflicts=True)
-    store(segments_of(Observation.objects.filter(uid__in={state.uid for state in known}).order_by("uid")))
+    if known := _understood(states, seen_at):
+        ingest.bring(known)
+        keep_others_out()
+        ingest.add_up(seen_at)
 
 
 def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
     """Those that can be metered; the others are quarantined."""
     problems = [sightings.problem(state) for state in states]
-    missing = missing_appcodes([state for state, problem in zip(states, problems, strict=True) if not problem])
+    missing = missing_appcodes(state for state, problem in zip(states, problems, strict=True) if not problem)
+    if not any(problems) and not missing:
+        return list(states)
     known, refused = [], []
     for state, problem in zip(states, problems, strict=True):
         if not problem and state.appcode_id in missing:

@@ -15,6 +15,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail  # noqa: F401
 from billing.ledger import Entry
 from billing.rating import DatedDiscount, DatedPrice, Owner, family, money
 from billing.usage import PodState, Resources, Segment
@@ -32,7 +33,10 @@ class Observation(models.Model):
     digest = models.CharField(max_length=64)
     seen_at = models.DateTimeField()
     cloud = models.CharField(max_length=40)
-    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
+    # Checked once for a batch instead of by a constraint for each row; segments have the constraint.
+    appcode = models.ForeignKey(
+        Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
+    )
     consumer = models.CharField(max_length=40)
     labels = models.JSONField()
     phase = models.CharField(max_length=12)
@@ -98,9 +102,9 @@ class UsageSegment(models.Model):
     was clamped or estimated.
     """
 
-    uid = models.CharField(max_length=80, unique=True)
-    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="segments")
-    consumer = models.CharField(max_length=40, db_index=True)
+    uid = models.CharField(max_length=80)
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, db_index=False, related_name="segments")
+    consumer = models.CharField(max_length=40)
     labels = models.JSONField()
     gpus = models.PositiveIntegerField()
     gpu_model = models.CharField(max_length=60, blank=True)
@@ -113,11 +117,13 @@ class UsageSegment(models.Model):
 
     class Meta:
         indexes: ClassVar = [
+            models.Index(fields=["consumer"]),
             models.Index(fields=["appcode", "started"]),
             # What overlaps a month: it ended after its first second, or not yet.
             models.Index(fields=["ended"]),
         ]
         constraints: ClassVar = [
+            models.UniqueConstraint(fields=["uid"], name="segment_once"),
             models.CheckConstraint(
                 condition=Q(ended__isnull=True) | Q(ended__gte=F("started")), name="segment_forward"
             ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+from operator import attrgetter
 from typing import Any
 
 from billing.usage import PHASE_ORDER, PodState
@@ -29,7 +30,10 @@ class NotUnderstood(ValueError):
 
 def problem(state: PodState) -> str:
     """Why this cannot be metered, "" when it can. Whether the appcode exists is for the database to say."""
-    return _texts(state) or _labels(state) or _amounts(state) or _times(state)
+    return "" if _ordinary(state) else _texts(state) or _labels(state) or _amounts(state) or _times(state)
+
+
+_times_of = attrgetter(*TIMES)
 
 
 def raw(state: PodState) -> str:
@@ -61,6 +65,32 @@ def _read(name: str, value: Any) -> Any:
     if name in TIMES and value is not None:
         return dt.datetime.fromisoformat(value)
     return value
+
+
+def _ordinary(state: PodState) -> bool:
+    """What nearly every sighting is, told in a few steps: nothing is wrong with it. Others are looked at more closely."""
+    try:
+        texts: list[Any] = [*state.labels, *state.labels.values()]
+        return (
+            state.phase in PHASES
+            and 0 < len(state.uid) <= 80
+            and len(state.cloud) <= 40
+            and len(state.consumer) <= 40
+            and len(state.gpu_model) <= 60
+            and f"{state.uid}{state.cloud}{state.consumer}{state.gpu_model}".isprintable()
+            and type(state.appcode_id) is type(state.gpus) is type(state.cpu_milli) is type(state.memory_mb) is int
+            and type(state.storage_mb) is int
+            and 0 <= state.gpus <= 1024
+            and 0 <= state.cpu_milli <= MOST["cpu_milli"]
+            and 0 <= state.memory_mb <= MOST["memory_mb"]
+            and 0 <= state.storage_mb <= MOST["storage_mb"]
+            and type(state.estimated) is bool
+            and len(joined := "".join(texts)) < 400
+            and joined.isprintable()
+            and all(moment is None or EARLIEST <= moment <= LATEST for moment in _times_of(state))
+        )
+    except (TypeError, AttributeError):
+        return False
 
 
 def _texts(state: PodState) -> str:

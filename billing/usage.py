@@ -14,6 +14,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import orjson
+
 TERMINAL = frozenset({"Succeeded", "Failed"})
 # Nodes' clocks may run ahead of ours by this much; their durations are still right, so nothing is clamped. What lies
 # further in the future is no time at all.
@@ -85,24 +87,28 @@ class PodState:
     def digest(self) -> str:
         """The same for the same state, whenever it was seen: 64 hexadecimal digits."""
         times = [
-            moment and moment.astimezone(dt.UTC).isoformat()
-            for moment in (self.scheduled_at, self.started_at, self.finished_at)
+            moment and moment.astimezone(dt.UTC) for moment in (self.scheduled_at, self.started_at, self.finished_at)
         ]
         amounts = [self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb]
         # Storage came later; what was told without it keeps its digest.
         amounts += [self.storage_mb] if self.storage_mb else []
+        labels = dict(self.labels)
         parts = [
-            self.uid,
-            self.cloud,
-            self.appcode_id,
-            self.consumer,
-            dict(self.labels),
-            self.phase,
-            *amounts,
-            *times,
-            self.estimated,
-        ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+            self.uid, self.cloud, self.appcode_id, self.consumer, labels, self.phase, *amounts, *times, self.estimated,
+        ]  # fmt: skip
+        return hashlib.sha256(_canonical(parts)).hexdigest()
+
+
+def _canonical(parts: list[object]) -> bytes:
+    """JSON with sorted keys, without spaces, in ASCII. orjson says the same ten times as fast where there is only ASCII."""
+    try:
+        text = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        text = b"\x7f"
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    said = [part.isoformat() if isinstance(part, dt.datetime) else part for part in parts]
+    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,8 @@ def segment_of(states: Iterable[PodState]) -> Segment | None:
     more than MAX_SKEW counts as the sighting's, a start that far before `scheduled_at` as that; an end before the start counts
     as the start. Raises ValueError for states of several pods.
     """
-    mended = [_mended(state) for state in states]
+    told = list(states)
+    mended = [_mended(state) for state in told]
     seen = [state for state, _ in mended]
     if len({state.uid for state in seen}) > 1:
         raise ValueError("a segment belongs to one pod")
@@ -167,7 +174,9 @@ def segment_of(states: Iterable[PodState]) -> Segment | None:
         if ended < started:
             ended = started
             flags.add(END_CLAMPED)
-    last = max(holding, key=lambda state: (PHASE_ORDER.get(state.phase, 0), state.started_at is not None, state.digest))
+    # By what was told, not by what was mended of it, so that the database can say the same.
+    holding_as_told = [(state, original.digest) for state, original in zip(seen, told, strict=True) if state.started_at]
+    last, _ = max(holding_as_told, key=lambda pair: (PHASE_ORDER.get(pair[0].phase, 0), pair[1]))
     return Segment(
         uid=last.uid,
         appcode_id=last.appcode_id,

@@ -83,7 +83,8 @@ BEGIN
         SELECT id, least(ended, billing_month_end(started)), appcode_id, false FROM made;
     RETURN NULL;
 END $$;
-CREATE FUNCTION billing_segments_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Few rows of a large table each time, whatever the statistics say by now: never by reading all of it.
+CREATE FUNCTION billing_segments_changed() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
         SELECT id, n.started, n.appcode_id, true
@@ -97,7 +98,7 @@ BEGIN
             WHERE billing_due.posted;
     UPDATE billing_due SET due_at = least(n.ended, billing_month_end(n.started)), appcode_id = n.appcode_id
         FROM after n
-        WHERE segment_id = n.id AND NOT posted
+        WHERE segment_id = n.id AND segment_id = ANY(ARRAY(SELECT id FROM after)) AND NOT posted
             AND (due_at, billing_due.appcode_id) <> (least(n.ended, billing_month_end(n.started)), n.appcode_id);
     RETURN NULL;
 END $$;

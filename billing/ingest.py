@@ -1,0 +1,159 @@
+"""Observations into the database, and the segments that follow from them, in one statement for any number of sightings.
+
+`usage.segment_of` is the law; STATEMENT says the same in SQL, because fetching every sighting of every pod to add it up here is
+fifty times slower. A test compares the two, and `manage.py replay --verify` compares what is stored.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, cast
+
+from django.db import connection
+from psycopg2 import sql
+
+from billing.usage import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
+
+# Rows arrive in a table of this session, which is empty at the end of every transaction.
+TEXTS = ("uid", "digest", "cloud", "consumer", "labels", "phase", "gpu_model")
+INCOMING = """
+CREATE TEMPORARY TABLE IF NOT EXISTS billing_incoming (
+    uid text, digest text, cloud text, appcode_id bigint, consumer text, labels jsonb, phase text, gpus integer, gpu_model text,
+    cpu_milli integer, memory_mb integer, storage_mb integer, scheduled_at timestamptz, started_at timestamptz,
+    finished_at timestamptz, estimated boolean
+) ON COMMIT DELETE ROWS;
+TRUNCATE billing_incoming
+"""
+FIELDS = (
+    "uid", "digest", "cloud", "appcode_id", "consumer", "labels", "phase", "gpus", "gpu_model", "cpu_milli", "memory_mb",
+    "storage_mb", "scheduled_at", "started_at", "finished_at", "estimated",
+)  # fmt: skip
+NULL = r"\N"
+COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN (FORMAT csv, NULL '{NULL}', FORCE_NOT_NULL ({', '.join(TEXTS)}))"
+# What a segment takes from the last sighting of its pod.
+TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
+AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
+
+# `fresh` is what was not known; only its pods are looked at. `seen` is every sighting of these, `mended` the same with times
+# that can be, `made` what they add up to.
+STATEMENT = sql.SQL("""
+WITH fresh AS (
+    INSERT INTO billing_observation (seen_at, {fields})
+    SELECT %(seen_at)s, {fields} FROM billing_incoming ORDER BY uid, digest
+    ON CONFLICT (uid, digest) DO NOTHING RETURNING id, seen_at, {fields}
+),
+pod AS MATERIALIZED (SELECT DISTINCT uid FROM fresh),
+seen AS (
+    SELECT * FROM fresh
+    UNION ALL
+    SELECT o.* FROM pod CROSS JOIN LATERAL (
+        SELECT id, seen_at, {fields} FROM billing_observation WHERE uid = pod.uid OFFSET 0
+    ) o
+),
+mended AS MATERIALIZED (
+    SELECT seen.*, ended, rank,
+        CASE WHEN scheduled > latest THEN known ELSE scheduled END AS reserved,
+        CASE WHEN began > latest THEN known ELSE began END AS running,
+        CASE WHEN ended THEN CASE WHEN finished > latest THEN known ELSE finished END END AS finish,
+        coalesce(scheduled > latest, false) OR coalesce(began > latest, false) AS start_clamped,
+        ended AND coalesce(finished > latest, false) AS end_clamped
+    FROM seen
+    CROSS JOIN LATERAL (
+        SELECT date_trunc('second', seen_at) AS known, date_trunc('second', seen_at) + {skew} AS latest,
+            date_trunc('second', scheduled_at) AS scheduled, date_trunc('second', started_at) AS began,
+            date_trunc('second', finished_at) AS finished, phase IN {terminal} AS ended,
+            CASE phase {ranks} ELSE 0 END AS rank
+    ) told
+),
+summed AS (
+    SELECT uid, min(reserved) AS reserved, min(running) AS running,
+        greatest(max(reserved), max(running)) AS last_known,
+        bool_or(ended) AS ended,
+        max(finish) FILTER (WHERE NOT estimated) AS certain, max(finish) FILTER (WHERE estimated) AS guess,
+        bool_or(start_clamped) AS start_clamped, bool_or(end_clamped) AS end_clamped, {changed} AS changed,
+        (array_agg(id ORDER BY rank DESC, digest COLLATE "C" DESC) FILTER (WHERE running IS NOT NULL))[1] AS last
+    FROM mended GROUP BY uid HAVING min(running) IS NOT NULL
+),
+made AS (
+    SELECT summed.*, begun, early, finish
+    FROM summed
+    CROSS JOIN LATERAL (SELECT coalesce(running < reserved - {skew}, false) AS early) a
+    CROSS JOIN LATERAL (SELECT CASE WHEN early THEN reserved ELSE running END AS begun) b
+    CROSS JOIN LATERAL (SELECT CASE WHEN ended THEN coalesce(certain, guess, last_known) END AS finish) c
+)
+INSERT INTO billing_usagesegment AS held (uid, started, ended, flags, {taken})
+SELECT made.uid, begun, CASE WHEN finish < begun THEN begun ELSE finish END, to_jsonb(array_remove(ARRAY[
+        CASE WHEN start_clamped OR early THEN 'start-clamped' END,
+        CASE WHEN end_clamped OR finish < begun THEN 'end-clamped' END,
+        CASE WHEN ended AND certain IS NULL AND guess IS NULL THEN 'end-missing' END,
+        CASE WHEN ended AND certain IS NULL AND guess IS NOT NULL THEN 'end-estimated' END,
+        CASE WHEN changed THEN 'amounts-changed' END
+    ], NULL)), {last}
+FROM made JOIN seen ON seen.id = made.last
+ORDER BY made.uid
+ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excluded})
+""")
+
+
+def _names(names: Sequence[str], form: str = "{}") -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(name)) for name in names)
+
+
+WRITTEN = ("started", "ended", "flags", *TAKEN)
+INGEST = STATEMENT.format(
+    fields=_names(FIELDS),
+    skew=sql.SQL("interval {}").format(sql.Literal(f"{int(MAX_SKEW.total_seconds())} seconds")),
+    terminal=sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, sorted(TERMINAL)))),
+    ranks=sql.SQL(" ").join(
+        sql.SQL("WHEN {} THEN {}").format(sql.Literal(phase), sql.Literal(rank)) for phase, rank in PHASE_ORDER.items()
+    ),
+    changed=sql.SQL("({})").format(
+        sql.SQL(" OR ").join(
+            sql.SQL(
+                "min({0}) FILTER (WHERE running IS NOT NULL) <> max({0}) FILTER (WHERE running IS NOT NULL)"
+            ).format(sql.Identifier(name))
+            for name in AMOUNTS
+        )
+    ),
+    taken=_names(TAKEN),
+    last=_names(TAKEN, "seen.{}"),
+    updated=_names(WRITTEN, "{0} = excluded.{0}"),
+    held=_names(WRITTEN, "held.{}"),
+    excluded=_names(WRITTEN, "excluded.{}"),
+)
+
+
+def bring(states: Sequence[PodState]) -> None:
+    """Puts the sightings into this session's table; nobody else is kept waiting for that."""
+    with connection.cursor() as cursor:
+        cursor.execute(INCOMING)
+        cursor.copy_expert(COPY, _rows(states))
+
+
+def add_up(seen_at: dt.datetime) -> None:
+    """Appends those that are not known yet, seen at `seen_at`, and brings the segments of their pods up to date."""
+    with connection.cursor() as cursor:
+        cursor.execute(cast("Any", INGEST), {"seen_at": seen_at})
+
+
+_told = attrgetter("cloud", "appcode_id", "consumer")
+_amounts = attrgetter("phase", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _rows(states: Sequence[PodState]) -> io.StringIO:
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows(
+        (
+            state.uid, state.digest, *_told(state), _as_json(dict(state.labels)), *_amounts(state),
+            state.scheduled_at or NULL, state.started_at or NULL, state.finished_at or NULL, state.estimated,
+        )
+        for state in states
+    )  # fmt: skip
+    buffer.seek(0)
+    return buffer

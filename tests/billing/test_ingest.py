@@ -1,0 +1,78 @@
+"""What the database makes of sightings is what `usage.segment_of` makes of them, to the last field."""
+
+import datetime as dt
+import hashlib
+import json
+from dataclasses import replace
+
+from django.db import transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing import metering
+from billing.models import Observation, UsageSegment
+from billing.usage import PodState, segment_of
+
+T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
+ZONES = (dt.UTC, dt.timezone(dt.timedelta(hours=8)), dt.timezone(-dt.timedelta(hours=3, minutes=30)))
+
+# Around T0, with fractions of seconds, near the skew that is forgiven, and far beyond it.
+moments = st.one_of(
+    st.integers(-30, 30).map(lambda n: T0 + dt.timedelta(seconds=n / 4)),
+    st.integers(-1000, 1000).map(lambda n: T0 + dt.timedelta(seconds=n)),
+    st.datetimes(dt.datetime(2020, 1, 1), dt.datetime(2090, 1, 1), timezones=st.sampled_from(ZONES)),  # noqa: DTZ001
+)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+labels = st.dictionaries(st.sampled_from(["role", "run", 'a"b\\']), st.one_of(texts, st.integers(-9, 9)), max_size=2)
+states = st.builds(
+    PodState,
+    uid=st.sampled_from(["p-1", "p-2", 'p,"3"\\N']),
+    cloud=st.just("local"),
+    appcode_id=st.just(0),
+    consumer=texts,
+    labels=labels,
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
+    gpus=st.integers(0, 2),
+    gpu_model=st.sampled_from(["", "A100", "\\N"]),
+    cpu_milli=st.sampled_from([0, 1000]),
+    memory_mb=st.sampled_from([0, 1024]),
+    scheduled_at=st.none() | moments,
+    started_at=st.none() | moments,
+    finished_at=st.none() | moments,
+    estimated=st.booleans(),
+    storage_mb=st.sampled_from([0, 5]),
+)
+batches = st.lists(st.tuples(moments, st.lists(states, max_size=6)), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(batches)
+def test_the_database_adds_up_as_the_pure_function_does(ops, drawn):
+    with transaction.atomic():
+        kept: dict[tuple[str, str], PodState] = {}
+        for seen_at, batch in drawn:
+            told = [replace(state, appcode_id=ops.pk) for state in batch]
+            metering.record(told, seen_at=seen_at)
+            for state in told:
+                kept.setdefault((state.uid, state.digest), replace(state, seen_at=seen_at))
+        pods: dict[str, list[PodState]] = {}
+        for state in kept.values():
+            pods.setdefault(state.uid, []).append(state)
+        made = {uid: segment for uid, seen in pods.items() if (segment := segment_of(seen))}
+        assert {row.uid: row.segment for row in UsageSegment.objects.all()} == made
+        assert {(row.uid, row.digest): row.state for row in Observation.objects.all()} == kept
+        transaction.set_rollback(True)
+
+
+@given(states, st.booleans())
+def test_a_digest_is_of_json_in_ascii_with_sorted_keys(state, far):
+    """However it is made: digests of years ago must be those of today."""
+    state = replace(state, appcode_id=2**70) if far else state
+    times = [t and t.astimezone(dt.UTC).isoformat() for t in (state.scheduled_at, state.started_at, state.finished_at)]
+    amounts = [state.gpus, state.gpu_model, state.cpu_milli, state.memory_mb, *filter(None, [state.storage_mb])]
+    parts = [
+        state.uid, state.cloud, state.appcode_id, state.consumer, dict(state.labels), state.phase, *amounts, *times,
+        state.estimated,
+    ]  # fmt: skip
+    said = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+    assert state.digest == hashlib.sha256(said).hexdigest()
