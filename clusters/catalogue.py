@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
 
 from clusters import volumes
 from clusters.admission import Quota, judge_quota
 from clusters.clouds.registry import mounts
-from clusters.models import Flavor, Image
+from clusters.models import LOCAL, Flavor, Image
 from clusters.places import Place, place_of, title_of
 from clusters.plans import Resources
 from clusters.specs import ClusterSpec
+from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from portal.access import OPERATE, appcodes_for, require
@@ -163,6 +165,8 @@ def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
             f"“{store.name}” is of kind {store.get_kind_display()}, which {title_of(cloud)} cannot reach; choose a datastore of "
             f"kind {kinds}."
         )
+    if cloud != LOCAL and is_loopback(_host(store)):
+        return f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(cloud)} cannot reach."
     try:
         source = source_for(store)
     except SourceError as error:
@@ -170,3 +174,8 @@ def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
     if writing and source.read_only:
         return f"The folder of “{store.name}” may only be read; choose another datastore for output."
     return ""
+
+
+def _host(store: Datastore) -> str:
+    server = store.spec.get("server", "")
+    return (urlsplit(server).hostname or "") if store.kind == Datastore.Kind.S3 else server

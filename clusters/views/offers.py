@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
 from clusters.models import CloudState, Flavor, Image
+from clusters.news import silence
 from clusters.offers import save_offer
 from clusters.places import titles
 from clusters.views.listing import forget_flavors
@@ -18,6 +21,8 @@ from portal.access import require_administrator
 from portal.errors import Invalid
 from portal.forms import show_errors
 from portal.views import person
+
+MAX_NODES = 200
 
 
 class FlavorForm(forms.Form):
@@ -83,12 +88,39 @@ class ImageForm(forms.Form):
         return {name: getattr(image, name) for name in ImageForm.base_fields}
 
 
+@dataclass(frozen=True)
+class CloudNodes:
+    """The nodes of one cloud, as old as the news of it. Of very many the busiest are shown."""
+
+    state: CloudState
+    title: str
+    silence: str
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        nodes: list[dict[str, Any]] = self.state.capacity.get("nodes", [])
+        return sorted(nodes, key=lambda node: (node["gpus_free"] - node["gpus"], node["name"]))[:MAX_NODES]
+
+    @property
+    def hidden(self) -> int:
+        return max(0, len(self.state.capacity.get("nodes", [])) - MAX_NODES)
+
+    @property
+    def gpus(self) -> int:
+        return sum(node["gpus"] for node in self.state.capacity.get("nodes", []))
+
+    @property
+    def gpus_free(self) -> int:
+        return sum(node["gpus_free"] for node in self.state.capacity.get("nodes", []))
+
+
 @require_safe
 def flavors(request: HttpRequest) -> HttpResponse:
     require_administrator(person(request))
-    names = titles()
-    clouds = [(state, names.get(state.name, state.name)) for state in CloudState.objects.order_by("name")]
-    context = {"flavors": Flavor.objects.all(), "clouds": clouds, "several": len(clouds) > 1}
+    names, now = titles(), timezone.now()
+    states = CloudState.objects.filter(name__in=names).order_by("name")
+    clouds = [CloudNodes(state, names[state.name], silence(state, names[state.name], now)) for state in states]
+    context = {"flavors": Flavor.objects.all(), "clouds": clouds}
     return render(request, "clusters/admin_flavors.html", context)
 
 

@@ -33,21 +33,31 @@ def check(address: str) -> None:
 
 def check_literal(host: str) -> None:
     """Raises Denied when `host` is itself an address, or a name of loopback, that is not allowed. Resolves nothing."""
+    if address := _literal(host):
+        check(address)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is loopback by its address or name, which only the portal's own machine reaches. Resolves nothing."""
+    address = _literal(host)
+    return bool(address) and _plain(ipaddress.ip_address(address.split("%", 1)[0])).is_loopback
+
+
+def _literal(host: str) -> str:
+    """The address that `host` itself says, "" for a name that has to be resolved."""
     host = host.strip("[]").lower().rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
-        check("127.0.0.1")
-        return
+        return "127.0.0.1"
     try:
         # Also in the old spellings that the system's resolver takes, such as 2130706433 and 0x7f.1.
-        check(socket.inet_ntoa(socket.inet_aton(host)))
-        return
+        return socket.inet_ntoa(socket.inet_aton(host))
     except OSError:
         pass
     try:
-        ipaddress.ip_address(host)
+        ipaddress.ip_address(host.split("%", 1)[0])
     except ValueError:
-        return
-    check(host)
+        return ""
+    return host
 
 
 def check_peer(connection: socket.socket) -> None:

@@ -114,6 +114,16 @@ def test_what_can_be_used_depends_on_where_it_lands(training, people, ops_line, 
     )
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "s3.localhost", "[::1]", "0x7f.1"])
+def test_a_server_that_only_this_machine_reaches_serves_nobody_else(training, people, ops_line, manifest, host):
+    spec = {"server": f"http://{host}:9000", "bucket": "tmp", "prefix": "", "access_key": "x", "region": "us-east-1"}
+    Datastore.objects.create(appcode=people.ops, name="mine", kind="s3", spec=spec, secret="x")
+    assert resolve(manifest(input="mine").spec, people.ops).place.is_local
+    registration.place(ops_line, "training", acting_user=people.root)
+    errors = refused(lambda: resolve(manifest(image="container-only", input="mine").spec, people.ops))
+    assert "lies on the portal's own machine" in errors["spec.input"]
+
+
 def test_a_run_stays_where_it_was_made(training, people, ops_line, manifest):
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     registration.place(ops_line, "training", acting_user=people.root)

@@ -192,6 +192,13 @@ class TestCommand:
             {"quota": {"count/pods": "9"}},
         )
         assert place_of(people.flight).cloud == "plane"
+        KubernetesCluster.objects.update(is_default=False)
+        KubernetesCluster.objects.create(name="chosen", title="Chosen by an administrator", is_default=True)
+        run("--default")
+        row.refresh_from_db()
+        assert not row.is_default
+        KubernetesCluster.objects.exclude(pk=row.pk).delete()
+        run("--default")
         run("--set", "store_seconds=5")
         row.refresh_from_db()
         assert (row.revision, row.title, row.is_default) == (2, "Plane", True)
@@ -200,6 +207,7 @@ class TestCommand:
         assert verbs == [
             ("kubernetes.registered", "portal"),
             ("org.placed", "portal"),
+            ("kubernetes.changed", "portal"),
             ("kubernetes.changed", "portal"),
         ]
 

@@ -44,7 +44,11 @@ class Command(BaseCommand):
         parser.add_argument("--context", default="", help="of the kubeconfig; its current one when absent")
         parser.add_argument("--insecure", action="store_true", help="the server's certificate need not be checked")
         parser.add_argument("--title", help="as people call it")
-        parser.add_argument("--default", action="store_true", help="business lines run here that are placed nowhere")
+        parser.add_argument(
+            "--default",
+            action="store_true",
+            help="business lines run here that are placed nowhere, unless there is another default already",
+        )
         parser.add_argument("--business-line", metavar="PATH", action="append", default=[], help="place this one here")
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting, its value in YAML"
@@ -74,7 +78,10 @@ class Command(BaseCommand):
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])
-        spec |= {key: options[key] for key in ("title", "default") if options[key]}
+        if options["title"]:
+            spec["title"] = options["title"]
+        if options["default"] and not KubernetesCluster.objects.filter(is_default=True).exists():
+            spec["default"] = True
         if options["kubeconfig"]:
             spec |= {
                 "kubeconfig": _kubeconfig(options["kubeconfig"]),
