@@ -228,6 +228,53 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     loops.until_nothing_is_left(run)
 
 
+def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
+    plane: Plane, loops: Loops, people: Any
+) -> None:
+    """Jobs, a Deployment and a StatefulSet: what their controllers cannot make, they would try again only after minutes."""
+    first = loops.create(people, "first")
+    loops.until_running(first)
+    path = "/api/v1/namespaces/ops/resourcequotas"
+    quota = {"metadata": {"name": "tests"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}}}
+    plane.request("POST", path, quota)
+    plane.until(path, lambda found: found["tests"].get("status", {}).get("used", {}).get("pods") == "1")
+    try:
+        batch = loops.create(people, "batch", workers=1, ps=2)
+        service = loops.create(people, "service", mode="service")
+        for cluster in (batch, service):
+            loops.until(lambda run=cluster: loops.run(run).reason == "NamespaceQuota", seconds=10)  # type: ignore[misc]
+            run = loops.run(cluster)
+            assert run.phase == "Queued"
+            assert run.message.startswith("The quota of namespace ops (tests) is used up: ")
+            assert "pods 1 of 1" in run.message or "requests.nvidia.com/gpu 1 of 1" in run.message
+        # Long enough for the controllers to have made their pauses long.
+        time.sleep(8)
+        plane.request("PATCH", f"{path}/tests", {"spec": {"hard": {"requests.nvidia.com/gpu": "9", "pods": "3"}}})
+        loops.until(lambda: loops.run(batch).tasks.count() + loops.run(service).tasks.count() == 2)
+        loops.until(lambda: {loops.run(batch).reason, loops.run(service).reason} & {"NamespaceQuota", "Degraded"})
+        plane.request("PATCH", f"{path}/tests", {"spec": {"hard": {"requests.nvidia.com/gpu": "9", "pods": "9"}}})
+        for cluster in (batch, service):
+            run = loops.until_running(cluster)
+            assert run.blocked_message == ""
+            loops.check_usage(run)
+    finally:
+        plane.request("DELETE", f"{path}/tests")
+
+
+def test_what_admission_refuses_is_told_in_its_words(plane: Plane, loops: Loops, people: Any) -> None:
+    loops.until_running(loops.create(people, "first"))
+    limits = {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}
+    path = "/api/v1/namespaces/ops/limitranges"
+    plane.request("POST", path, {"metadata": {"name": "tests"}, "spec": limits})
+    try:
+        cluster = loops.create(people, "refused", workers=1)
+        loops.until(lambda: loops.run(cluster).reason == "AdmissionDenied", seconds=10)
+        message = "The limits of namespace ops do not allow its pods: maximum memory usage per Container is 64Mi, but limit is"
+        assert loops.run(cluster).message.startswith(message)
+    finally:
+        plane.request("DELETE", f"{path}/tests")
+
+
 def test_a_pod_deleted_by_hand_comes_back(plane: Plane, loops: Loops, people: Any) -> None:
     cluster = loops.create(people, workers=1, ps=1, retries=1)
     run = loops.until_running(cluster)
