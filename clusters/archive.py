@@ -2,15 +2,16 @@
 
     logs/<cloud>/<run id>/<role>-<index>-<attempt>.log
 
-Objects are written as streams (never more than a few MiB of a log in memory) and read by ranges. There are no rows in here
-and no clouds; `archiving.py` decides what is copied when.
+Objects are written in parts and read by ranges. There are no rows in here and no clouds; `archiving.py` decides what is
+copied when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import IO
 
 from django.conf import settings
 
@@ -20,18 +21,13 @@ from datastores.drivers.s3 import S3
 
 
 class Archive:
-    def __init__(self, store: S3, longest: int) -> None:
-        self._store, self._longest = store, longest
+    def __init__(self, store: S3) -> None:
+        self._store = store
 
-    def keep(self, key: str, pieces: Iterable[bytes]) -> int:
-        """Stores a log, replacing what was there; all of it or nothing. Returns its size.
-
-        What `pieces` raises is passed on. Of a log that is longer than allowed the beginning is kept, and says so at its end.
-        """
-        stream = _Limited(pieces, self._longest)
+    def keep(self, key: str, file: IO[bytes], size: int) -> None:
+        """Stores a log, replacing what was there; all of it or nothing."""
         with _told():
-            self._store.upload(key, stream, None)
-        return stream.size
+            self._store.upload(key, file, size)
 
     def read(self, key: str, size: int, *, offset: int, limit: int, tail: int | None) -> LogChunk:
         """A piece of a log of `size` bytes; as `Cloud.log`."""
@@ -53,42 +49,6 @@ class Gone(CloudError):
     """Somebody removed it from the bucket."""
 
 
-class _Limited:
-    """The pieces as a file to read from, up to `longest` bytes."""
-
-    def __init__(self, pieces: Iterable[bytes], longest: int) -> None:
-        self._pieces, self._longest = self._cut(iter(pieces)), longest
-        self._rest = b""
-        self.size = 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        kept = [self._rest]
-        length = len(self._rest)
-        while size < 0 or length < size:
-            piece = next(self._pieces, b"")
-            if not piece:
-                break
-            kept.append(piece)
-            length += len(piece)
-        data = b"".join(kept)
-        cut = len(data) if size < 0 else size
-        self._rest = data[cut:]
-        self.size += len(data[:cut])
-        return data[:cut]
-
-    def _cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        left = self._longest
-        for piece in pieces:
-            if not piece:
-                continue
-            if len(piece) > left:
-                yield piece[:left]
-                yield b"\n[The log is longer than %d bytes; only its beginning was kept.]\n" % self._longest
-                return
-            left -= len(piece)
-            yield piece
-
-
 def folder_of(cloud: str, run_id: int) -> str:
     return f"logs/{cloud}/{run_id}"
 
@@ -99,13 +59,12 @@ def key_of(cloud: str, run_id: int, role: str, index: int, attempt: int) -> str:
 
 def archive() -> Archive | None:
     """That of this installation; None where logs last as long as their pods."""
-    return _archive(*settings.LOGS_S3.values(), settings.LOGS_MAX_BYTES) if settings.LOGS_S3["server"] else None
+    return _archive(*settings.LOGS_S3.values()) if settings.LOGS_S3["server"] else None
 
 
 @lru_cache(maxsize=4)
-def _archive(server: str, bucket: str, prefix: str, region: str, access_key: str, secret: str, longest: int) -> Archive:
-    store = S3(server=server, bucket=bucket, prefix=prefix, region=region, access_key=access_key, secret=secret)
-    return Archive(store, longest)
+def _archive(server: str, bucket: str, prefix: str, region: str, access_key: str, secret: str) -> Archive:
+    return Archive(S3(server=server, bucket=bucket, prefix=prefix, region=region, access_key=access_key, secret=secret))
 
 
 @contextmanager

@@ -1,21 +1,28 @@
 """Copying logs into the archive before they are gone, for clouds that do not keep them.
 
-The watch marks the log of every task that has ended as due, in the transaction of that news. `copy_due` takes due logs by
-claims that run out, copies them outside of any transaction and writes down what became of them; it is woken on commit, and
-by the sweep as long as one is due, so it may die anywhere. Nodes throw logs of deleted pods away within a minute, and the
-API forgets a pod as soon as nobody holds it: `Holding` lets go of the pods of ended tasks only when their logs are copied,
-but never later than HOLD_SECONDS. Neither metering nor the controller ever waits for a log.
+A node throws a container's log away within a second after its pod was deleted and has ended. So before a run is ended, all
+its logs are opened: `prepare` marks them as due, `copy_due` opens and follows them to their end, and only then the cloud is
+told to end the run (or after PREPARE, should nobody open them). What ends by itself is marked by the watch (`note`) in the
+transaction of that news and can still be read then; `Holding` keeps the controller from letting such a pod go before that
+was done, for HOLD_SECONDS at most.
+
+`copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
+something is due, so it may die anywhere. Logs are collected in files here and stored as a whole, so that an object store
+that is away for a while holds up nothing. Neither metering nor the controller ever waits for a log.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
+import tempfile
+import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import IO
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -25,25 +32,32 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.archive import Archive, archive, folder_of, key_of
 from clusters.clouds import registry
-from clusters.clouds.base import Cloud, CloudError, RunRef, Seen, TaskSeen
+from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef, Seen, TaskSeen
 from clusters.models import Run, Task
 from clusters.observe import readable
 
 log = logging.getLogger(__name__)
 
 ENDED = ("Succeeded", "Failed")
-DUE, KEPT, LOST = Task.LogState.DUE, Task.LogState.KEPT, Task.LogState.LOST
+DUE, OPEN, KEPT, LOST = Task.LogState.DUE, Task.LogState.OPEN, Task.LogState.KEPT, Task.LogState.LOST
+# How long a run waits to be ended, and the pod of a task that has ended to be let go, while logs are not open yet.
+PREPARE = dt.timedelta(seconds=3)
 HOLD_SECONDS = 20.0
-CLAIM = dt.timedelta(minutes=5)
-# What failed is tried again after half the time that it has been due for, within these bounds.
+CLAIM = dt.timedelta(seconds=60)
+# What failed is tried again after half the time that it has been due for, within these bounds …
 SHORTEST, LONGEST = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
-# As long as it may fail for other reasons than that the log is gone.
+# … and as long as it may fail for other reasons than that the log is gone.
 PATIENCE = dt.timedelta(days=3)
-# Loops in the whole installation, each with so many copies at a time and for so long, so that other work is not kept waiting.
-LOOPS, COPIES, LOOP_SECONDS = 2, 8, 45.0
+# Loops in the whole installation, each with so many logs at a time, and taking new ones for so long.
+LOOPS, AT_ONCE, LOOP_SECONDS = 2, 128, 300.0
 LOOP_LOCK = 6_117_100
-# A log of a task that has ended comes to its end within so many seconds after its last piece.
-SILENCE_SECONDS = 30.0
+TICK = 0.5
+# A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
+ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
+# How long a log that was read waits here for the object store.
+STORE_SECONDS = 900.0
+IN_MEMORY = 256 * 1024
+CUT = "\n[The log is longer than {} MiB; only its beginning was kept.]\n"
 BROKEN_OFF = b"\n[The rest of this log was lost with its pod.]\n"
 GONE = "Its pod was gone before the log could be copied."
 
@@ -64,6 +78,17 @@ def note(cloud: str, seen: Iterable[TaskSeen], known: Collection[str]) -> None:
     ended = [item.uid for item in told if item.phase in ENDED and item.started_at]
     if ended and Task.objects.filter(uid__in=ended, log_state="").update(log_state=DUE, log_claimed_until=None):
         transaction.on_commit(wakeups.wake_logs)
+
+
+def prepare(run: Run) -> bool:
+    """Before a run is ended: whether somebody has to open the logs of its running tasks first, who then wakes it."""
+    if run.release_asked_at is not None or run.cluster.deleted_at is not None or not is_wanted(run.cloud):
+        return False
+    with transaction.atomic():
+        marked = run.tasks.filter(phase="Running", log_state="").update(log_state=DUE, log_claimed_until=None)
+    if marked:
+        wakeups.wake_logs()
+    return bool(marked)
 
 
 class Holding:
@@ -94,25 +119,17 @@ class Holding:
 # -- copying -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Outcome:
-    state: str
-    size: int | None = None
-    message: str = ""
-
-
 def is_due(at: dt.datetime) -> Q:
-    return Q(log_state=DUE) & (Q(log_claimed_until=None) | Q(log_claimed_until__lt=at))
+    return Q(log_state__in=[DUE, OPEN]) & (Q(log_claimed_until=None) | Q(log_claimed_until__lt=at))
 
 
 def copy_due() -> None:
-    """Copies what is due until nothing is, or for LOOP_SECONDS. At once at an end when enough of these are at work."""
-    end = time.monotonic() + LOOP_SECONDS
-    while Task.objects.filter(is_due(timezone.now())).exists() and time.monotonic() < end:
+    """Copies what is due until nothing is. At once at an end when enough of these are at work."""
+    while Task.objects.filter(is_due(timezone.now())).exists():
         with _one_of_few() as is_ours:
             if not is_ours:
                 return
-            _copy_all(end)
+            Copying().run()
     # What became due in the last moment found the others at work and went away, so it is looked for once more above.
 
 
@@ -132,27 +149,89 @@ def _one_of_few() -> Iterator[bool]:
             cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [LOOP_LOCK, number])
 
 
-def _copy_all(end: float) -> None:
-    store = archive()
-    clouds: dict[str, Cloud] = {}
-    at_work: dict[Future[Outcome], Task] = {}
-    with ThreadPoolExecutor(COPIES, thread_name_prefix="archive") as threads:
-        while True:
-            for task in _claim(COPIES - len(at_work)) if time.monotonic() < end else []:
-                outcome = _without_copying(task, store)
-                if outcome is None and store is not None:
-                    try:
-                        cloud = clouds.setdefault(task.run.cloud, registry.cloud_of(task.run))
-                    except CloudError as error:
-                        outcome = Outcome(DUE, message=str(error))
-                    else:
-                        at_work[threads.submit(_copy, store, cloud, registry.run_ref(task.run), task)] = task
-                if outcome is not None:
-                    _write(task, outcome)
-            if not at_work:
-                return
-            for done in wait(at_work, return_when=FIRST_COMPLETED).done:
-                _write(at_work.pop(done), done.result())
+@dataclass(frozen=True)
+class Outcome:
+    state: str
+    size: int | None = None
+    message: str = ""
+
+
+@dataclass
+class Job:
+    """One log on its way, seen by the thread that copies it and by the loop that writes down how it goes."""
+
+    task: Task
+    is_ending: bool
+    opened: threading.Event = field(default_factory=threading.Event)
+    trouble: str = ""
+    written: str = ""
+
+
+class Copying:
+    """One loop: the only one here with a database; each log has a thread."""
+
+    def __init__(self) -> None:
+        self._store = archive()
+        self._clouds: dict[str, Cloud] = {}
+        self._jobs: dict[Future[Outcome], Job] = {}
+        self._opened = threading.Event()
+        self._renewed = time.monotonic()
+
+    def run(self) -> None:
+        end = time.monotonic() + LOOP_SECONDS
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="archive") as threads:
+            while True:
+                found = _claim(AT_ONCE - len(self._jobs)) if time.monotonic() < end else []
+                for task in found:
+                    self._begin(threads, task)
+                if not self._jobs:
+                    return
+                done = wait(self._jobs, TICK if self._all_open() else 0.02, return_when=FIRST_COMPLETED).done
+                self._note_opened()
+                for each in done:
+                    _finish(self._jobs.pop(each).task, each.result())
+                self._note_trouble()
+
+    def _begin(self, threads: ThreadPoolExecutor, task: Task) -> None:
+        if task.run.cluster.deleted_at is not None or self._store is None:
+            _finish(task, Outcome(""))
+            return
+        try:
+            cloud = self._clouds.setdefault(task.run.cloud, registry.cloud_of(task.run))
+        except CloudError as error:
+            _finish(task, Outcome(DUE, message=str(error)))
+            return
+        job = Job(task, is_ending=task.phase not in ENDED)
+        self._jobs[threads.submit(_copy, job, self._store, cloud, registry.run_ref(task.run))] = job
+
+    def _all_open(self) -> bool:
+        return all(job.opened.is_set() for job in self._jobs.values())
+
+    def _note_opened(self) -> None:
+        """Writes down which logs are open now, and wakes the runs that waited for that."""
+        opened = [job.task for job in self._jobs.values() if job.opened.is_set() and job.task.log_state == DUE]
+        if not opened:
+            return
+        for task in opened:
+            task.log_state = OPEN
+        Task.objects.filter(pk__in=[task.pk for task in opened], log_state=DUE).update(log_state=OPEN)
+        runs = {task.run_id for task in opened}
+        waiting = set(Task.objects.filter(run__in=runs, log_state=DUE).values_list("run", flat=True))
+        for run_id in runs - waiting:
+            paused = Run.objects.filter(pk=run_id, claim_token=None, release_asked_at=None)
+            if paused.update(claimed_until=None):
+                wakeups.wake(run_id)
+
+    def _note_trouble(self) -> None:
+        """Writes down what copies wait for, and that they are still at work."""
+        for job in self._jobs.values():
+            if job.trouble != job.written:
+                job.written = job.trouble
+                Task.objects.filter(pk=job.task.pk).update(log_message=readable(job.trouble))
+        if time.monotonic() - self._renewed > CLAIM.total_seconds() / 3:
+            self._renewed = time.monotonic()
+            ours = Task.objects.filter(pk__in=[job.task.pk for job in self._jobs.values()])
+            ours.update(log_claimed_until=timezone.now() + CLAIM)
 
 
 def _claim(count: int) -> list[Task]:
@@ -163,51 +242,88 @@ def _claim(count: int) -> list[Task]:
     with transaction.atomic():
         rows = Task.objects.select_for_update(of=("self",), no_key=True, skip_locked=True).filter(is_due(at))
         found = list(rows.select_related("run__cluster__appcode").order_by(longest_ago, "pk")[:count])
-        Task.objects.filter(pk__in=[task.pk for task in found]).update(log_claimed_until=at + CLAIM)
+        if found:
+            # Nobody has it open who let its claim run out.
+            ours = Task.objects.filter(pk__in=[task.pk for task in found])
+            ours.update(log_claimed_until=at + CLAIM, log_state=DUE)
+    for task in found:
+        task.log_state = DUE
     return found
 
 
-def _without_copying(task: Task, store: Archive | None) -> Outcome | None:
-    if task.run.cluster.deleted_at is not None or store is None:
-        return Outcome("")
-    return None
-
-
-def _copy(store: Archive, cloud: Cloud, ref: RunRef, task: Task) -> Outcome:
+def _copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
     """Runs in a thread without a database."""
-    key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
+    task = job.task
     try:
-        return Outcome(KEPT, store.keep(key, _whole(cloud, ref, task)))
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
+            size = _collect(job, cloud, ref, file)
+            key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
+            return _store(job, lambda: store.keep(key, file, size), file, size)
     except _Absent:
         return Outcome(LOST, message=GONE)
-    except CloudError as error:
+    except (CloudError, OSError) as error:
         return Outcome(DUE, message=str(error))
     except Exception:
         log.exception("the log of %s-%s of run %s cannot be copied", task.role, task.index, ref.id)
         return Outcome(DUE, message="The portal failed; its log says more.")
+    finally:
+        job.opened.set()
 
 
 class _Absent(Exception):
     pass
 
 
-def _whole(cloud: Cloud, ref: RunRef, task: Task) -> Iterator[bytes]:
-    began, last = False, time.monotonic()
-    for chunk in cloud.follow(ref, task.role, task.index, attempt=task.attempt):
+def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes]) -> int:
+    """Writes the whole log, to its end, and returns its size."""
+    task = job.task
+    left = settings.LOGS_MAX_BYTES
+    for chunk in _patiently(job, cloud.follow(ref, task.role, task.index, attempt=task.attempt)):
+        if chunk.absent and not file.tell():
+            raise _Absent
+        file.write(chunk.data[:left])
+        left -= len(chunk.data)
         if chunk.absent:
-            if not began:
-                raise _Absent
-            yield BROKEN_OFF
-            return
+            file.write(BROKEN_OFF)
+        if left < 0:
+            file.write(CUT.format(settings.LOGS_MAX_BYTES // 2**20).encode())
+            break
+    return file.tell()
+
+
+def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
+    """Raises CloudError when the end does not come."""
+    most = ENDING_SECONDS if job.is_ending else SILENCE_SECONDS
+    last = time.monotonic()
+    for chunk in chunks:
+        # The first chunk comes when the log is open, however little is in it.
+        job.opened.set()
         if chunk.data:
-            began, last = True, time.monotonic()
-            yield chunk.data
-        elif not chunk.complete and time.monotonic() - last > SILENCE_SECONDS:
+            last = time.monotonic()
+        elif not chunk.complete and time.monotonic() - last > most:
             raise CloudError("The cloud does not say that the log is at its end.")
+        yield chunk
 
 
-def _write(task: Task, outcome: Outcome) -> None:
-    """What became of it, unless another pod has taken its place meanwhile."""
+def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int) -> Outcome:
+    """Tries again while the object store is away: what was read here may be nowhere else any more."""
+    end, pause = time.monotonic() + STORE_SECONDS, SHORTEST.total_seconds()
+    while True:
+        try:
+            file.seek(0)
+            keep()
+        except CloudError as error:
+            job.trouble = str(error)
+            if time.monotonic() > end:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, 30.0)
+        else:
+            return Outcome(KEPT, size)
+
+
+def _finish(task: Task, outcome: Outcome) -> None:
+    """Writes down what became of it, unless another pod has taken its place meanwhile."""
     at = timezone.now()
     age = at - (task.finished_at or task.observed_at)
     state, message = outcome.state, outcome.message
@@ -218,14 +334,15 @@ def _write(task: Task, outcome: Outcome) -> None:
     pause = max(SHORTEST, min(age / 2, LONGEST)) if state == DUE else dt.timedelta()
     if message:
         log.warning("the log of %s-%s of run %s: %s", task.role, task.index, task.run_id, message)
-    Task.objects.filter(pk=task.pk, uid=task.uid, log_state=DUE).update(
+    Task.objects.filter(pk=task.pk, uid=task.uid, log_state__in=[DUE, OPEN]).update(
         log_state=state, log_size=outcome.size, log_message=readable(message), log_claimed_until=at + pause
     )
 
 
 def forget(runs: Sequence[Run]) -> None:
     """Removes the copies of logs of runs that are gone. Raises CloudError while one is being made: it would stay."""
-    if Task.objects.filter(run__in=runs, log_state=DUE, log_claimed_until__gt=timezone.now()).exists():
+    at_work = Task.objects.filter(run__in=runs, log_state__in=[DUE, OPEN], log_claimed_until__gt=timezone.now())
+    if at_work.exists():
         raise CloudError("A log is being copied.")
     Task.objects.filter(run__in=runs).exclude(log_state="").update(log_state="", log_size=None, log_message="")
     if (store := archive()) is not None:

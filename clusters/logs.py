@@ -42,6 +42,10 @@ class Copy:
     size: int = 0
     message: str = ""
 
+    @property
+    def is_coming(self) -> bool:
+        return self.state in (Task.LogState.DUE, Task.LogState.OPEN)
+
 
 class RunLogs:
     """The logs of all tasks of a run. It reads outside of any transaction; every call may raise CloudError.
@@ -105,7 +109,7 @@ class RunLogs:
         chunk = self.cloud.log(
             self.ref, role, index, attempt=attempt, offset=offset, limit=limit, tail=tail, cursor=cursor
         )
-        return replace(chunk, complete=False) if chunk.absent and copy.state == Task.LogState.DUE else chunk
+        return replace(chunk, complete=False) if chunk.absent and copy.is_coming else chunk
 
     def follow(self, role: str, index: int, attempt: int, *, offset: int, cursor: str) -> Iterator[LogChunk]:
         """As `Cloud.follow`."""
@@ -121,8 +125,8 @@ class RunLogs:
             # Its pod is gone: the rest is in the archive, or will be soon.
             copy = self.again(key)
             if copy.state != Task.LogState.KEPT:
-                yield replace(chunk, complete=copy.state != Task.LogState.DUE)
-                if copy.state != Task.LogState.DUE:
+                yield replace(chunk, complete=not copy.is_coming)
+                if not copy.is_coming:
                     return
                 time.sleep(LONGEST_PAUSE)
         while True:
@@ -142,7 +146,7 @@ class RunLogs:
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.LOST:
             return copy.message
-        if copy.state == Task.LogState.DUE and copy.message:
+        if copy.is_coming and copy.message:
             return f"This log is not in the archive yet: {copy.message} It is tried again."
         if chunk.absent and chunk.complete and not self.keeps and not is_wanted(self.run.cloud):
             return NO_ARCHIVE

@@ -263,6 +263,7 @@ class Task(models.Model):
 
     class LogState(models.TextChoices):
         DUE = "due"
+        OPEN = "open"
         KEPT = "kept"
         LOST = "lost"
 
@@ -296,7 +297,9 @@ class Task(models.Model):
             models.UniqueConstraint(fields=["run", "role", "index", "attempt"], name="task_attempt_once"),
         ]
         indexes: ClassVar = [
-            models.Index(fields=["log_claimed_until", "id"], condition=Q(log_state="due"), name="task_log_due"),
+            models.Index(
+                fields=["log_claimed_until", "id"], condition=Q(log_state__in=["due", "open"]), name="task_log_due"
+            ),
         ]
 
     def __str__(self) -> str:

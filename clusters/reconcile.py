@@ -151,6 +151,11 @@ def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta) -> None
 def _step(run_id: int, token: uuid.UUID) -> None:
     run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
     if run.desired == Run.Desired.ENDED or run.verdict or run.refusal:
+        if archiving.prepare(run):
+            # Woken when its logs are open, and by the sweep when nobody opens them.
+            until = timezone.now() + archiving.PREPARE
+            Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=until)
+            return
         cloud_of(run).delete(run_ref(run))
         _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):

@@ -417,8 +417,8 @@ class Cloud(Protocol):
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
     ) -> Iterator[LogChunk]:
-        """The log from `offset` as it comes, at least one (maybe empty) chunk every 10 s. It ends after a chunk that is
-        complete; close it to end it earlier."""
+        """The log from `offset` as it comes: a (maybe empty) chunk as soon as it is open, and one every 10 s. From then on all of
+        it comes, whatever becomes of the task. It ends after a chunk that is complete; close it to end it earlier."""
 
     def exec(
         self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False

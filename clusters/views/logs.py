@@ -148,7 +148,7 @@ class _Reader:
         if not chunk.data and chunk.complete and attempt < newest:
             return self._piece(row, attempt + 1, LogChunk(b"", 0, False), at_end=False)
         piece = self._piece(row, attempt, chunk, at_end=True)
-        return piece if chunk.data or piece["ended"] else None
+        return piece if chunk.data or piece["ended"] or piece["note"] else None
 
     def _piece(self, row: TaskRow, attempt: int, chunk: LogChunk, *, at_end: bool) -> dict[str, Any]:
         ended = at_end and self._ended(row, attempt, chunk)
@@ -160,7 +160,7 @@ class _Reader:
             "cursor": chunk.cursor,
             "text": chunk.data.decode("utf-8", "replace"),
             "ended": ended,
-            "note": self.logs.note(row.role, row.index, attempt, chunk) if ended else "",
+            "note": self.logs.note(row.role, row.index, attempt, chunk),
         }
 
     def _ended(self, row: TaskRow, attempt: int, chunk: LogChunk) -> bool:

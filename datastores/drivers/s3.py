@@ -115,11 +115,9 @@ class S3:
             with answer["Body"] as body:
                 return bytes(body.read(length))
 
-    def upload(self, path: str, stream: Stream, size: int | None) -> None:
-        """Without a size, until the stream ends."""
-        source = stream if size is None else _Whole(stream, size)
+    def upload(self, path: str, stream: Stream, size: int) -> None:
         with self._told():
-            self._client.upload_fileobj(source, self.bucket, self._key(path), Config=TRANSFER)
+            self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
 
     def delete(self, path: str) -> None:
         with self._told():

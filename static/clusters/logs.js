@@ -22,7 +22,7 @@
     tasks.forEach((task) => { positions[task] = log.dataset.attempt ? { attempt: Number(log.dataset.attempt), offset: 0 } : null; });
     const token = document.querySelector("#post input[name=csrfmiddlewaretoken]").value;
     const width = Math.max(...tasks.map((task) => task.length));
-    let words = "", lines = 0, hits = 0, pause = FAST, timer = null, pausedAt = null;
+    let words = "", lines = 0, hits = 0, pause = FAST, timer = null, pausedAt = null, waits = "";
 
     // What a terminal would show of a line: what follows the last carriage return, without escapes.
     function visible(text) {
@@ -67,7 +67,8 @@
         if (open[piece.task]) fill(open[piece.task], piece.task, open[piece.task].raw + last);
         else open[piece.task] = line(piece.task, last, into);
       }
-      if (piece.note) { delete open[piece.task]; note(piece.task, "— " + piece.note + " —", into); }
+      if (piece.note && piece.ended) { delete open[piece.task]; note(piece.task, "— " + piece.note + " —", into); }
+      waits = piece.ended ? "" : piece.note;
       if (piece.ended) delete positions[piece.task];
       log.append(into);
       while (lines > MAX_LINES) drop(log.firstElementChild);
@@ -77,6 +78,7 @@
       const left = Object.keys(positions).length;
       $("log-hits").textContent = words ? hits.toLocaleString("en") + (hits === 1 ? " line" : " lines") : "";
       if (error) state(error + " Trying again…");
+      else if (waits) state(waits);
       else if (left) state(lines ? lines.toLocaleString("en") + " lines, more to come." : "Nothing has been written yet.");
       else state(lines ? lines.toLocaleString("en") + " lines. The end." : "Nothing was written.");
       $("log-earlier").hidden = merged || !(first[tasks[0]] > 0);

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
-import os
-import pty
-import struct
 import subprocess
-import sys
 import termios
 import time
 
@@ -19,6 +14,7 @@ from clusters import actions
 from clusters.models import Run
 from portal.models import Event
 from tests.api.client import api_of
+from tests.terminal import Terminal, database_environment, shell_into
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -143,61 +139,10 @@ class TestApi:
         assert frames(bob.post(path(), {"argv": ["true"]})[1])[0] == {"exit_code": 0}
 
 
-class Terminal:
-    """`manage.py shell-into …` at a terminal of 80 columns and 24 rows."""
-
-    def __init__(self, *argv, columns=80, rows=24):
-        self.master, slave = pty.openpty()
-        self.resize(columns, rows)
-        self.before = termios.tcgetattr(slave)
-        self.slave = slave
-        # A session of its own with this as its terminal, as a terminal window starts it.
-        self.process = subprocess.Popen(
-            command(*argv),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment(),
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        self.shown = b""
-
-    def resize(self, columns, rows):
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text):
-        os.write(self.master, text)
-
-    def until(self, text, seconds=20.0):
-        end = time.monotonic() + seconds
-        os.set_blocking(self.master, False)
-        while text not in self.shown:
-            assert time.monotonic() < end, self.shown
-            try:
-                self.shown += os.read(self.master, 65536)
-            except BlockingIOError:
-                time.sleep(0.02)
-        before, _, self.shown = self.shown.partition(text)
-        return before
-
-
-def command(*argv):
-    return [sys.executable, "manage.py", "shell-into", *argv]
-
-
-def environment():
-    from django.db import connection
-
-    url = os.environ["DATABASE_URL"]
-    base, _, query = url.partition("?")
-    name = connection.settings_dict["NAME"]
-    url = f"{base.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
-    return {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "portal.settings"}
-
-
 def run(*argv, stdin=b""):
-    done = subprocess.run(command(*argv), input=stdin, capture_output=True, env=environment(), timeout=60, check=False)
+    done = subprocess.run(
+        shell_into(*argv), input=stdin, capture_output=True, env=database_environment(), timeout=60, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 

@@ -69,7 +69,7 @@ class Text:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._from = place
+        self.begin = place
         self._passed = not place.stamp
         self._seen = 0
         self._rest = b""
@@ -100,10 +100,15 @@ class Text:
                 yield piece
         self._rest = data[at:]
 
+    def end(self) -> None:
+        """What was begun of a line is all of it."""
+        if self._stamp is not None:
+            self._end_line()
+
     def _is_new(self, stamp: int) -> bool:
-        if stamp == self._from.stamp:
+        if stamp == self.begin.stamp:
             self._seen += 1
-        return stamp > self._from.stamp or self._seen > self._from.same
+        return stamp > self.begin.stamp or self._seen > self.begin.same
 
     def _end_line(self) -> None:
         stamp, self._stamp = self._stamp or 0, None
@@ -115,11 +120,15 @@ class Text:
             self.place = Place(last, same, before.offset + self._length)
 
 
+class NoLog(CloudError):
+    """The node answered with a sentence in place of the log, as it does when it has removed the container."""
+
+
 def nanoseconds(stamp: bytes) -> int:
-    """RFC 3339 with up to nine digits of a second. Raises CloudError for what is no time: nodes answer with sentences, too."""
+    """RFC 3339 with up to nine digits of a second. Raises NoLog for what is no time."""
     found = _STAMP.fullmatch(stamp.decode("ascii", "replace"))
     if not found:
-        raise CloudError("The node does not give the log.")
+        raise NoLog("The node does not give the log.")
     seconds = dt.datetime.fromisoformat(found[1] + found[3]).timestamp()
     return int(seconds) * 10**9 + int((found[2] or "").ljust(9, "0"))
 
@@ -205,21 +214,24 @@ def _tail(client: Client, pod: Pod, limit: int, tail: int) -> LogChunk:
 def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
     """The log as it comes, by one connection for as long as the program runs. `find` gives the pod as it is now."""
     chunk = LogChunk(b"", offset, False, cursor)
-    pause = SHORTEST_PAUSE
+    # Whether all was read that the program has written by its last end.
+    at_end, pause = False, SHORTEST_PAUSE
     while not chunk.complete:
         before = chunk.offset
         pod = find()
-        if pod is None:
-            yield replace(chunk, data=b"", complete=True, absent=True)
+        if pod is None or (at_end and is_over(pod)):
+            yield replace(chunk, data=b"", complete=True, absent=not at_end)
             return
-        if not runs(pod) or _was_restarted(pod):
+        if not at_end and (not runs(pod) or _was_restarted(pod)):
             for news in _pieces(client, pod, chunk.offset, chunk.cursor):
                 chunk = news
                 yield chunk
         if runs(pod):
-            for news in _stream(client, pod, chunk):
+            stream = _Stream(client, pod, chunk)
+            for news in stream:
                 chunk = news
                 yield chunk
+            at_end = stream.has_ended if stream.has_begun else at_end
         if chunk.offset > before:
             pause = SHORTEST_PAUSE
         elif not chunk.complete:
@@ -228,59 +240,73 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _stream(client: Client, pod: Pod, chunk: LogChunk) -> Iterator[LogChunk]:
+class _Reading:
+    """A log from a chunk on: bytes of bodies become chunks."""
+
+    def __init__(self, offset: int, cursor: str) -> None:
+        place = Place.read(cursor)
+        self.text = Text(place if place.offset <= offset else Place())
+        self.position, self.done = self.text.place.offset, offset
+
+    def chunks(self, answer: urllib3.BaseHTTPResponse) -> Iterator[LogChunk]:
+        """Raises NoLog, urllib3's errors and OSError. The answer is closed."""
+        try:
+            for data in answer.stream(65536):
+                piece = b"".join(self.text.feed(data))
+                self.position += len(piece)
+                if self.position > self.done:
+                    piece = piece[-(self.position - self.done) :]
+                    self.done = self.position
+                    yield LogChunk(piece, self.done, False, self.text.cursor)
+        finally:
+            answer.close()
+
+
+class _Stream:
     """What the running program writes, until it ends, is silent for a while, or the connection breaks."""
-    place = Place.read(chunk.cursor)
-    text, position = Text(place), place.offset
-    done = chunk.offset
-    try:
-        answer = _open(client, pod, place, SILENCE, follow="true")
-    except (Missing, Refused):
-        return
-    try:
-        for data in answer.stream(65536):
-            piece = b"".join(text.feed(data))
-            position += len(piece)
-            if position > done:
-                piece = piece[-(position - done) :]
-                done = position
-                yield LogChunk(piece, done, False, text.cursor)
-    except ReadTimeoutError:
-        yield LogChunk(b"", done, False, text.cursor)
-    except (HTTPError, OSError) as error:
-        raise Unavailable(f"The API server was cut off: {error}") from error
-    finally:
-        answer.close()
+
+    def __init__(self, client: Client, pod: Pod, chunk: LogChunk) -> None:
+        self._client, self._pod = client, pod
+        self._reading = _Reading(chunk.offset, chunk.cursor)
+        self.has_begun = self.has_ended = False
+
+    def __iter__(self) -> Iterator[LogChunk]:
+        reading = self._reading
+        try:
+            answer = _open(self._client, self._pod, reading.text.place, SILENCE, follow="true")
+            # From here on the node reads to the end, also when it removes the container meanwhile.
+            self.has_begun = True
+            yield LogChunk(b"", reading.done, False, reading.text.cursor)
+            yield from reading.chunks(answer)
+            self.has_ended = True
+        except (Missing, Refused, NoLog):
+            self.has_begun = False
+        except ReadTimeoutError:
+            yield LogChunk(b"", reading.done, False, reading.text.cursor)
+        except (HTTPError, OSError) as error:
+            raise Unavailable(f"The API server was cut off: {error}") from error
 
 
 def _pieces(client: Client, pod: Pod, offset: int, cursor: str) -> Generator[LogChunk]:
     """What the pod's program has written by now, from `offset` on, by one connection for its last start and one for the start
     before; the last piece is empty and says whether that is all."""
-    place = Place.read(cursor)
-    text = Text(place if place.offset <= offset else Place())
-    position, done, found = text.place.offset, offset, False
+    reading, found = _Reading(offset, cursor), False
     for previous in [True, False] if _was_restarted(pod) else [False]:
         asked = {"previous": "true"} if previous else {}
         try:
-            answer = _open(client, pod, text.place, TIMEOUT, **asked)
-        except (Missing, Refused):  # 400 while the container has not started, or when its log is gone
-            continue
-        found = True
-        text = Text(text.place)
-        try:
-            for data in answer.stream(65536):
-                piece = b"".join(text.feed(data))
-                position += len(piece)
-                if position > done:
-                    piece = piece[-(position - done) :]
-                    done = position
-                    yield LogChunk(piece, done, False, text.cursor)
+            answer = _open(client, pod, reading.text.place, TIMEOUT, **asked)
+            reading.text = Text(reading.text.place)
+            yield from reading.chunks(answer)
+            found = True
+        except (Missing, Refused, NoLog):  # it has not been started yet, or its log is gone
+            found = found or reading.position > reading.text.begin.offset
         except (HTTPError, OSError) as error:
             raise Unavailable(f"The API server was cut off: {error}") from error
-        finally:
-            answer.close()
+        if previous:
+            reading.text.end()
     # An offset behind the end is the end.
-    yield LogChunk(b"", min(done, position) if found else offset, is_over(pod), text.cursor, absent=not found)
+    end = min(reading.done, reading.position) if found else offset
+    yield LogChunk(b"", end, is_over(pod), reading.text.cursor, absent=not found)
 
 
 def _open(client: Client, pod: Pod, place: Place, timeout: urllib3.Timeout, **query: str) -> urllib3.BaseHTTPResponse:
