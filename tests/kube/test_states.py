@@ -243,6 +243,20 @@ def test_data_is_followed_from_fetching_to_stored() -> None:
     assert storage_seen(pod("Running", state=RUNNING)) is None
 
 
+def test_storing_that_fails_while_the_task_runs_is_told() -> None:
+    def storing(ready: bool, since: int, main: Any = RUNNING) -> Any:
+        found = with_data("Running", main, terminated(0), RUNNING)
+        found["status"]["initContainerStatuses"][1]["ready"] = ready
+        found["status"]["conditions"] = [{"type": "Ready", "status": str(ready), "lastTransitionTime": at(since)}]
+        return storage_seen(found)
+
+    ready = StorageSeen(1042, "ready")
+    assert storing(True, 7) == ready
+    assert storing(False, 1) == ready, "it has just been started"
+    assert storing(False, 20).state == "failed"
+    assert storing(False, 20, terminated(0)) == StorageSeen(1042, "storing")
+
+
 def test_input_that_cannot_be_fetched_fails_the_task_with_the_reason() -> None:
     failed = with_data("Failed", None, terminated(1, message="NoSuchBucket"), {"waiting": {}})
     found = task_seen(failed)

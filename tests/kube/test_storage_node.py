@@ -221,6 +221,22 @@ def test_what_a_failed_task_wrote_is_stored(
     assert gone(cloud, following, run).stored
 
 
+def test_trouble_with_storing_is_told_while_the_task_runs(
+    cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
+) -> None:
+    program = "until [ -e /tmp/go ]; do date > /elearn/output/now; sleep 0.1; done"
+    cloud.apply(with_data(run, store, bucket, program))
+    following.until(lambda: following.of(run, "Running"), 60)
+    until(lambda: store.content(bucket, "out/now"))
+    assert "failed" not in following.storage(run)
+    (store.folder / bucket).rename(store.folder / "away")
+    following.until(lambda: following.storage(run)[-1] == "failed", 60)
+    (store.folder / "away").rename(store.folder / bucket)
+    following.until(lambda: following.storage(run)[-1] == "ready", 60)
+    assert following.of(run, "Running")
+    assert gone(cloud, following, run).stored
+
+
 def test_output_that_cannot_be_stored_is_told_with_its_reason(
     cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
 ) -> None:

@@ -150,7 +150,10 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
     for init in status.get("initContainerStatuses") or []:
         failed = init.get("state", {}).get("terminated")
         if failed and failed["exitCode"] and not ended:
-            what = "The input could not be fetched" if init["name"] == storage.FETCH else f"{init['name']} failed"
+            what = {
+                storage.FETCH: "The input could not be fetched",
+                storage.FOLDERS: "The folder of the run could not be made",
+            }.get(init["name"], f"{init['name']} failed")
             return "Error", f"{what}: {(failed.get('message') or failed.get('reason') or '').strip()}"
     if not ended:
         # The node turned it away (OutOfcpu, UnexpectedAdmissionError, …) or gave it up.

@@ -203,4 +203,15 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
         return StorageSeen(run_id, "fetching")
     if stored or is_over(pod):
         return StorageSeen(run_id, "stored" if stored else "ready")
+    if _fails_to_store(pod, store):
+        return StorageSeen(run_id, "failed", "The output cannot be stored at the moment; it is tried again.")
     return StorageSeen(run_id, "storing" if storage.STORE in containers and _terminated(_main(pod)) else "ready")
+
+
+def _fails_to_store(pod: Pod, store: Mapping[str, Any]) -> bool:
+    """Beside a task that runs, the container that stores was ready and is not any more: see its readiness probe."""
+    running = store.get("state", {}).get("running")
+    if not running or store.get("ready") or "running" not in _main(pod).get("state", {}):
+        return False
+    since, started = _condition_time(pod, "Ready"), _time(running.get("startedAt"))
+    return since is not None and started is not None and since > started

@@ -118,7 +118,10 @@ def pod_parts(plan: Plan, settings: Settings) -> PodParts:
         parts.init.append(_helper(plan, FETCH, [FETCH], copied, settings))
     if stored:
         argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
-        parts.init.append({**_helper(plan, STORE, argv, stored, settings), "restartPolicy": "Always"})
+        store = _helper(plan, STORE, argv, stored, settings)
+        # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
+        probe = {"exec": {"command": ["test", "!", "-e", f"{TMP}/failing"]}, "periodSeconds": STORE_EVERY_SECONDS}
+        parts.init.append({**store, "restartPolicy": "Always", "readinessProbe": probe})
     if copied:
         parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {}})
     parts.stores = bool(stored)
