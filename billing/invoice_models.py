@@ -192,8 +192,8 @@ class CreditNote(models.Model):
 class Mail(models.Model):
     """A mail to the notification addresses of an appcode, written down with what it tells about and sent afterwards, once.
 
-    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which whoever
-    sends it moves on first, and not again after `give_up_at`.
+    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
+    whoever sends it moves on first, and not again after `give_up_at`.
     """
 
     key = models.CharField(max_length=120, unique=True)

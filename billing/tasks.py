@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from billing import posting
+from billing import invoicing, mails, posting
 
 
 @shared_task(name="billing.tasks.post")
 def post() -> None:
     posting.post()
+
+
+@shared_task(name="billing.tasks.close_months")
+def close_months() -> None:
+    invoicing.close_due()
+
+
+@shared_task(name="billing.tasks.send_mail")
+def send_mail() -> None:
+    mails.send_due()

@@ -6,6 +6,7 @@ nothing is shown to the outside that helps an attacker.
 """
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -167,6 +168,9 @@ CELERY_BEAT_SCHEDULE = {
     "sweep": {"task": "clusters.tasks.sweep", "schedule": 5.0, "options": {"expires": 5}},
     # What has ended, and every month that is over, goes to the ledger.
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
+    # Months that are over become invoices when their grace time is over, too.
+    "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
+    "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
 }
 
 AUTH_USER_MODEL = "portal.User"
@@ -218,6 +222,8 @@ SOCIALACCOUNT_PROVIDERS = (
 )
 EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
 vars().update(EMAIL_CONFIG)
+EMAIL_TIMEOUT = 20
+DEFAULT_FROM_EMAIL = env.str("PORTAL_MAIL_FROM", default=f"GPU cloud <noreply@{_origin.hostname}>")
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
@@ -309,6 +315,8 @@ LOGS_S3 = {
 }
 LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
+# How long the invoices of a month wait for usage that is told late; what comes later is a correction on the next ones.
+INVOICE_GRACE = timedelta(hours=env.int("PORTAL_INVOICE_GRACE_HOURS", default=72))
 
 # For people on one machine; "json" on stdout is for what collects the logs of containers.
 LOG_FORMAT = env.str("PORTAL_LOG_FORMAT", default="line")

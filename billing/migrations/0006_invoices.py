@@ -154,7 +154,6 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("due_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("give_up_at", models.DateTimeField()),
-                ("held_until", models.DateTimeField(null=True)),
                 ("tries", models.PositiveIntegerField(db_default=0, default=0)),
                 ("sent_at", models.DateTimeField(null=True)),
                 (

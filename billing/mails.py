@@ -1,0 +1,106 @@
+"""Mail that is told about exactly what was committed: written into an outbox with the change itself, sent by a task afterwards.
+
+A mail is held by whoever sends it, so that two do not send the same; what a mail server refuses is tried again, ever more
+rarely, for some days. One that a process died over is sent again with the same Message-ID, by which mail programs know it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from smtplib import SMTPException
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.mail import EmailMessage
+from django.db import transaction
+from django.utils import timezone
+
+from billing import wakeups
+from billing.invoice_models import Mail
+
+log = logging.getLogger(__name__)
+
+HOLD = dt.timedelta(minutes=2)
+TRY_FOR = dt.timedelta(days=7)
+FIRST_WAIT, LONGEST_WAIT = dt.timedelta(minutes=1), dt.timedelta(hours=6)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """`key` says what it is about, once for ever."""
+
+    key: str
+    appcode_id: int
+    subject: str
+    text: str
+
+
+def configured() -> bool:
+    """Whether there is a mail server: by default mail would only be written to the log."""
+    return "console" not in settings.EMAIL_BACKEND
+
+
+def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
+    """To be called in the transaction that makes what they tell about."""
+    Mail.objects.bulk_create(
+        (
+            Mail(
+                key=letter.key, appcode_id=letter.appcode_id, subject=letter.subject, text=letter.text, due_at=now,
+                give_up_at=now + TRY_FOR,
+            )
+            for letter in letters
+        ),
+        ignore_conflicts=True,
+    )  # fmt: skip
+    transaction.on_commit(wakeups.wake_mail)
+
+
+def again(mail: Mail) -> None:
+    """Lets one that was given up be tried again."""
+    now = timezone.now()
+    Mail.objects.filter(pk=mail.pk, sent_at=None).update(due_at=now, give_up_at=now + TRY_FOR, error="")
+    transaction.on_commit(wakeups.wake_mail)
+
+
+def send_due(now: dt.datetime | None = None) -> int:
+    """Sends what is due, and says how many were sent. Without a mail server everything waits."""
+    if not configured():
+        return 0
+    sent = 0
+    while mail := _hold(now or timezone.now()):
+        sent += _send(mail, now or timezone.now())
+    return sent
+
+
+@transaction.atomic
+def _hold(now: dt.datetime) -> Mail | None:
+    """Takes the next one; whoever dies with it loses it after a while."""
+    due = Mail.objects.filter(sent_at=None, due_at__lte=now, give_up_at__gt=now).select_related("appcode")
+    mail = due.select_for_update(skip_locked=True, of=("self",)).order_by("due_at", "pk").first()
+    if mail is not None:
+        mail.due_at, mail.tries = now + HOLD, mail.tries + 1
+        mail.save(update_fields=["due_at", "tries"])
+    return mail
+
+
+def _send(mail: Mail, now: dt.datetime) -> bool:
+    to = list(mail.appcode.emails)
+    host = urlsplit(settings.PORTAL_ORIGIN).hostname
+    headers = {
+        "Message-ID": f"<{hashlib.sha256(mail.key.encode()).hexdigest()[:32]}@{host}>",
+        "Auto-Submitted": "auto-generated",
+    }
+    try:
+        EmailMessage(mail.subject, mail.text, to=to, headers=headers).send()
+    except (SMTPException, OSError) as error:
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(mail.tries, 20))
+        log.warning("mail “%s” was not sent and is tried again in %s: %s", mail.key, wait, error)
+        said = str(error) or type(error).__name__
+        Mail.objects.filter(pk=mail.pk).update(error=said[:300], due_at=now + wait)
+        return False
+    Mail.objects.filter(pk=mail.pk).update(sent_at=now, sent_to=to, error="")
+    return True

@@ -1,0 +1,621 @@
+"""Closing months: what was used is on exactly one invoice, to the second and the cent, whatever happens meanwhile."""
+
+import datetime as dt
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing import invoices, invoicing, metering, posting
+from billing.models import (
+    Closing,
+    Credit,
+    CreditNote,
+    Discount,
+    Invoice,
+    InvoiceCredit,
+    InvoiceLine,
+    LedgerEntry,
+    Mail,
+    Ownership,
+    Price,
+    UsageSegment,
+)
+from billing.rating import UNIT, WIDE, quantities
+from billing.usage import PodState
+from portal.errors import Conflict, Invalid
+from portal.models import Event
+
+# Two hours before the end of March.
+T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
+HOUR, DAY = 3600, 86400
+MARCH, APRIL, MAY = (dt.date(2026, month, 1) for month in (3, 4, 5))
+# After the grace times of March, April and May.
+IN_APRIL, IN_MAY, IN_JUNE = (dt.datetime(2026, month, 4, tzinfo=dt.UTC) for month in (4, 5, 6))
+
+
+def at(seconds: float) -> dt.datetime:
+    return T0 + dt.timedelta(seconds=seconds)
+
+
+def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, **held: object) -> PodState:
+    labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
+    held = {"gpus": 1, "cpu_milli": 1500, "memory_mb": 2048} | held
+    state = PodState(
+        uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), started_at=at(begin), **held
+    )
+    return state if end is None else replace(state, phase="Succeeded", finished_at=at(end))
+
+
+def record(*states: PodState) -> None:
+    with transaction.atomic():
+        metering.record(states)
+
+
+@pytest.fixture
+def prices(db):
+    since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    for sku, per_hour in (("gpu", "1.2"), ("cpu", "0.03"), ("memory", "0.004"), ("storage", "0.0001")):
+        Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=since)
+
+
+def check(now: dt.datetime) -> None:
+    """Everything that must hold between segments, ledger and invoices."""
+    for invoice in Invoice.objects.all():
+        assert invoicing.problems(invoice) == []
+        assert hashlib.sha256(invoice.document.canonical()).hexdigest() == invoice.sha256
+        assert invoice.total >= 0 or invoice.credited == 0
+    last = Closing.objects.exclude(closed_at=None).order_by("-month").first()
+    if last is None:
+        return
+    until, mark = invoicing.period_of(last.month).until, last.mark
+    ledger, charges, lines, line_charges = Counter(), Counter(), Counter(), Counter()
+    for row in LedgerEntry.objects.filter(pk__lte=mark, since__lt=until).exclude(kind="credit"):
+        ledger[row.appcode_id, row.sku, row.month] += row.quantity
+        charges[row.appcode_id, row.sku, row.month] += Fraction(row.charge)
+    for row in InvoiceLine.objects.select_related("invoice"):
+        lines[row.invoice.appcode_id, row.sku, row.month] += row.quantity
+        line_charges[row.invoice.appcode_id, row.sku, row.month] += Fraction(row.charge)
+        assert row.amount == invoices.cents(row.charge)
+        assert abs(Fraction(row.charge) / UNIT - Fraction(row.amount)) <= Fraction(1, 200)
+    nonzero = lambda counter: {key: value for key, value in counter.items() if value}  # noqa: E731
+    assert nonzero(ledger) == nonzero(lines)
+    assert nonzero(charges) == nonzero(line_charges)
+    for credit in Credit.objects.all():
+        spent = sum(row.amount for row in credit.uses.all())
+        assert spent <= credit.amount
+        assert spent == -sum(invoices.cents(row.charge) for row in credit.entries.all())
+    assert now
+
+
+def of_segments(until: dt.datetime) -> Counter:
+    """The seconds of all segments before a time, by SKU: no ledger in between."""
+    found = Counter()
+    for row in UsageSegment.objects.all():
+        end = min(row.ended or until, until)
+        for sku, amount in quantities(row.segment.resources).items():
+            found[row.appcode_id, sku] += amount * max(0, int((end - row.started).total_seconds()))
+    return found
+
+
+def table(invoice: Invoice) -> list[tuple]:
+    return [(row.month, row.sku, row.quantity, row.amount) for row in invoice.lines.all()]
+
+
+# One month after the other
+
+
+def test_a_month_is_closed_after_its_grace_time(ops, prices):
+    record(pod(ops.pk))
+    posting.post(at(2 * HOUR))
+    assert invoicing.close_due(dt.datetime(2026, 4, 3, 23, 59, tzinfo=dt.UTC)) == 0
+    assert Closing.objects.get().state == "closing"
+    assert invoicing.close_due(IN_APRIL) == 1
+    invoice = Invoice.objects.get()
+    assert (invoice.number, invoice.code, invoice.business_line) == ("INV-202603-ops-demo", "ops-demo", "qunarcorp.ops")
+    assert table(invoice) == [
+        (MARCH, "gpu", 3600, Decimal("1.20")),
+        (MARCH, "cpu", 5_400_000, Decimal("0.04")),  # 0.045 to even
+        (MARCH, "memory", 7_372_800, Decimal("0.01")),
+    ]
+    assert (invoice.subtotal, invoice.credited, invoice.total) == (Decimal("1.25"), 0, Decimal("1.25"))
+    assert invoicing.close_due(IN_APRIL) == 0
+    check(IN_APRIL)
+    said = list(Event.objects.values_list("verb", "appcode", "actor_name").order_by("id"))
+    assert said == [("invoice.closed", "ops-demo", "portal"), ("month.closed", "", "portal")]
+
+
+def test_who_used_nothing_has_no_invoice(ops, flight, prices):
+    record(pod(ops.pk, cpu_milli=0, memory_mb=0), pod(flight.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
+    invoicing.close_due(IN_APRIL)
+    assert [row.code for row in Invoice.objects.all()] == ["ops-demo"]
+    assert invoicing.close_due(IN_MAY) == 1
+    check(IN_MAY)
+
+
+def test_what_lasts_over_a_month_is_on_both(ops, prices):
+    record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    record(pod(ops.pk, end=3 * HOUR, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_MAY)
+    march, april = Invoice.objects.order_by("month")
+    assert table(march) == [(MARCH, "gpu", 2 * HOUR, Decimal("2.40"))]
+    assert table(april) == [(APRIL, "gpu", HOUR, Decimal("1.20"))]
+    check(IN_MAY)
+
+
+def test_late_usage_is_a_correction_that_names_its_month(ops, prices):
+    record(pod(ops.pk, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    record(
+        pod(ops.pk, "late", end=HOUR // 2, cpu_milli=0, memory_mb=0),
+        pod(ops.pk, "own", begin=3 * HOUR, end=4 * HOUR, cpu_milli=0, memory_mb=0),
+    )
+    invoicing.close_due(IN_MAY)
+    april = Invoice.objects.get(month=APRIL)
+    assert table(april) == [(APRIL, "gpu", HOUR, Decimal("1.20")), (MARCH, "gpu", HOUR // 2, Decimal("0.60"))]
+    assert april.document.facts()["lines"][1]["month"] == "2026-03"
+    check(IN_MAY)
+
+
+def test_an_end_that_was_found_out_late_gives_money_back(ops, prices):
+    record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    record(pod(ops.pk, end=HOUR // 2, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_MAY)
+    assert table(Invoice.objects.get(month=APRIL)) == [(MARCH, "gpu", -3 * HOUR // 2, Decimal("-1.80"))]
+    check(IN_MAY)
+
+
+def test_a_correction_that_changes_nothing_is_no_line(ops, prices):
+    record(pod(ops.pk, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    Ownership.objects.create(appcode=ops, business_line="elsewhere", valid_from=at(HOUR // 2))
+    posting.post(IN_APRIL)
+    Ownership.objects.create(appcode=ops, business_line="qunarcorp.ops", valid_from=at(HOUR // 2 + 1))
+    posting.post(IN_APRIL)
+    invoicing.close_due(IN_MAY)
+    # One second of another business line: taken from the one, given to the other.
+    lines = Invoice.objects.get(month=APRIL).lines.values_list("business_line", "quantity", "amount")
+    assert sorted(lines) == [("elsewhere", 1, Decimal("0.00")), ("qunarcorp.ops", -1, Decimal("0.00"))]
+    check(IN_MAY)
+
+
+def test_usage_of_the_next_month_that_is_posted_already_waits_for_its_own(ops, prices):
+    record(pod(ops.pk, begin=-DAY), pod(ops.pk, "p-2", begin=5 * HOUR, end=6 * HOUR))
+    posting.post(IN_APRIL)
+    invoicing.close_due(IN_APRIL)
+    assert {line.month for line in InvoiceLine.objects.all()} == {MARCH}
+    invoicing.close_due(IN_MAY)
+    assert Invoice.objects.get(month=APRIL).lines.count() == 3
+    check(IN_MAY)
+
+
+def test_months_of_the_past_are_closed_in_their_order_without_mail(ops, prices):
+    record(
+        pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR), pod(ops.pk, "p-3", begin=40 * DAY, end=41 * DAY)
+    )
+    posting.post(IN_JUNE)
+    assert invoicing.close_due(IN_JUNE) == 3
+    assert list(Closing.objects.values_list("month", flat=True)) == [MARCH, APRIL, MAY]
+    assert {mail.key for mail in Mail.objects.all()} == {"invoice INV-202604-ops-demo", "invoice INV-202605-ops-demo"}
+    check(IN_JUNE)
+
+
+def test_a_month_waits_for_the_one_before(ops, prices):
+    record(pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
+    posting.post(IN_MAY)
+    invoicing.plan(IN_MAY)
+    assert invoicing.close(Closing.objects.get(month=APRIL), IN_MAY) == 0
+    assert not Invoice.objects.exists()
+
+
+def test_an_administrator_may_end_the_grace_time(ops, alice, root, prices):
+    record(pod(ops.pk))
+    posting.post()
+    with pytest.raises(Exception, match="no such page"):
+        invoicing.close_now(MARCH, acting_user=alice)
+    for month in (dt.date(2026, 2, 1), dt.date(2036, 2, 1)):
+        with pytest.raises(Conflict, match="is over"):
+            invoicing.close_now(month, acting_user=root)
+    invoicing.close_now(MARCH, acting_user=root)
+    invoicing.close_due()
+    with pytest.raises(Conflict, match="closed already"):
+        invoicing.close_now(MARCH, acting_user=root)
+
+
+# Money
+
+
+def test_rounding_is_half_to_even_once_per_line():
+    def charge(amount: str) -> Decimal:
+        return Decimal(amount) * UNIT
+
+    assert [str(invoices.cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
+        "0.00", "0.02", "0.02", "0.00", "-0.02",
+    ]  # fmt: skip
+    # A hair over the half is up, however large the sum; 28 digits would have lost it.
+    assert invoices.cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal("123456789012.01")
+
+
+def credit(appcode, amount, since=T0, until=None) -> Credit:
+    return Credit.objects.create(
+        appcode=appcode, amount=Decimal(amount), reason="sorry", valid_from=since, expires_at=until, created_by="root"
+    )
+
+
+def test_credits_are_used_up_what_ends_first_first(ops, flight, prices):
+    endless = credit(ops, "1")
+    ending = credit(ops, "0.5", until=at(30 * DAY))
+    credit(ops, "9", until=at(-40 * DAY), since=at(-50 * DAY))
+    credit(flight, "9")
+    later = credit(ops, "9", since=at(2 * HOUR))
+    record(pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
+    invoicing.close_due(IN_APRIL)
+    march = Invoice.objects.get()
+    assert (march.subtotal, march.credited, march.total) == (Decimal("1.25"), Decimal("1.25"), 0)
+    used = [(row.credit_id, row.amount) for row in march.credits.all()]
+    assert used == [(ending.pk, Decimal("0.50")), (endless.pk, Decimal("0.75"))]
+    invoicing.close_due(IN_MAY)
+    april = Invoice.objects.get(month=APRIL)
+    assert [(row.credit_id, row.amount) for row in april.credits.all()] == [
+        (endless.pk, Decimal("0.25")), (later.pk, Decimal("1.00")),
+    ]  # fmt: skip
+    check(IN_MAY)
+    assert LedgerEntry.objects.filter(kind="credit").count() == 4
+
+
+def test_a_credit_cannot_be_spent_twice(ops, prices):
+    given_ = credit(ops, "1")
+    facts = {
+        "kind": "credit", "credit": given_, "appcode": ops, "sku": "credit", "since": at(0), "until": at(1),
+        "quantity": 0, "per_hour": 0, "discount": 0, "labels": {},
+    }  # fmt: skip
+    LedgerEntry.objects.create(charge=-UNIT, **facts)
+    with pytest.raises(IntegrityError, match="used up"), transaction.atomic():
+        LedgerEntry.objects.create(charge=-1, **facts)
+
+
+def test_discounts_make_lines_of_their_own(ops, prices):
+    Discount.objects.create(sku="gpu", percent=Decimal("12.5"), valid_from=at(1800))
+    record(pod(ops.pk, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    lines = Invoice.objects.get().lines.values_list("discount", "quantity", "amount")
+    assert list(lines) == [(Decimal(0), 1800, Decimal("0.60")), (Decimal("12.50"), 1800, Decimal("0.52"))]
+
+
+# Closed is closed
+
+
+@pytest.fixture
+def closed(ops, prices):
+    record(pod(ops.pk))
+    credit(ops, "0.25")
+    invoicing.close_due(IN_APRIL)
+    return Invoice.objects.get()
+
+
+def test_the_hash_is_that_of_the_canonical_document(closed):
+    text = closed.document.canonical()
+    assert hashlib.sha256(text).hexdigest() == closed.sha256
+    facts = json.loads(text)
+    assert text == json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert (facts["subtotal"], facts["credited"], facts["total"]) == ("1.25", "0.25", "1.00")
+    assert facts["lines"][0]["charge"] == f"{Decimal('1.2') * UNIT:.10f}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE billing_invoice SET total = 0, subtotal = credited", "DELETE FROM billing_invoice", "DELETE FROM billing_closing",
+        "UPDATE billing_invoiceline SET amount = 0", "DELETE FROM billing_invoiceline", "DELETE FROM billing_invoicecredit",
+        "UPDATE billing_closing SET mark = mark + 1", "UPDATE billing_closing SET closed_at = NULL",
+        (
+            "INSERT INTO billing_invoiceline SELECT id + 1000, place + 1000, month, business_line, sku, price_id, per_hour,"
+            " discount, quantity, charge, amount, invoice_id FROM billing_invoiceline"
+        ),
+    ],
+)  # fmt: skip
+def test_nothing_of_a_closed_invoice_changes(closed, change):
+    words = r"append-only|has begun|no more lines"
+    with pytest.raises(DatabaseError, match=words), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(change)
+
+
+def test_an_invoice_without_its_lines_cannot_be_committed(closed, flight):
+    closed.pk, closed.number, closed.appcode = None, "INV-202603-flight-demo", flight
+    with pytest.raises(IntegrityError, match="not complete"), transaction.atomic():
+        closed.save(force_insert=True)
+        with connection.cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
+    with pytest.raises(Exception, match="no such page"):
+        invoicing.credit_note(closed, Decimal("0.5"), "mistake", acting_user=alice)
+    for amount, reason, path in [
+        ("0", "x", "amount"),
+        ("1.001", "x", "amount"),
+        ("1.01", "x", "amount"),
+        ("1", " ", "reason"),
+    ]:
+        with pytest.raises(Invalid) as caught:
+            invoicing.credit_note(closed, Decimal(amount), reason, acting_user=root)
+        assert [error.path for error in caught.value.errors] == [(path,)]
+    first = invoicing.credit_note(closed, Decimal("0.4"), "a node was slow", acting_user=root)
+    assert first.number == "CN-202603-ops-demo-1"
+    assert hashlib.sha256(first.note.canonical()).hexdigest() == first.sha256
+    with pytest.raises(Invalid, match=r"At most 0\.60"):
+        invoicing.credit_note(closed, Decimal("0.61"), "more", acting_user=root)
+    invoicing.credit_note(closed, Decimal("0.6"), "the rest", acting_user=root)
+    with pytest.raises(IntegrityError, match="exceed"), transaction.atomic():
+        CreditNote.objects.create(
+            number="x", invoice=closed, amount=1, reason="", issued_at=IN_MAY, issued_by="root", sha256=""
+        )
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        first.delete()
+    assert invoicing.problems(closed) == []
+    assert Event.objects.filter(verb="invoice.credit-note", appcode="ops-demo", actor=root).count() == 2
+
+
+def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("ALTER TABLE billing_invoiceline DISABLE TRIGGER append_only")
+        cursor.execute("UPDATE billing_invoiceline SET quantity = quantity - 1 WHERE place = 1")
+    found = invoicing.problems(Invoice.objects.get())
+    assert len(found) == 2
+    assert "hash" in found[0]
+    assert "ledger" in found[1]
+
+
+# What is open
+
+
+def facts(document) -> list[dict]:
+    return [invoices.line_facts(line) for line in document.lines]
+
+
+def test_an_open_invoice_says_what_it_would_if_it_were_closed_now(ops, flight, prices):
+    record(pod(ops.pk), pod(ops.pk, "p-2", begin=HOUR, end=None, gpus=3), pod(flight.pk, "p-3"))
+    now = at(HOUR + 1800)
+    draft = invoicing.draft(ops, MARCH, now)
+    assert (draft.state, draft.due_at) == ("open", IN_APRIL)
+    gpu = draft.document.lines[0]
+    assert (gpu.quantity, gpu.amount) == (3600 + 3 * 1800, Decimal("3.00"))
+    posting.post(now)
+    assert facts(invoicing.draft(ops, MARCH, now).document) == facts(draft.document)
+    later = dt.datetime(2026, 4, 2, tzinfo=dt.UTC)
+    draft = invoicing.draft(ops, MARCH, later)
+    assert draft.state == "closing"
+    credit(ops, "1")
+    record(pod(ops.pk, "p-2", begin=HOUR, end=2 * DAY, gpus=3))
+    invoicing.close_due(IN_APRIL)
+    closed = Invoice.objects.get(appcode=ops)
+    assert facts(closed.document) == facts(draft.document)
+    assert closed.credited == 1
+
+
+def test_an_open_invoice_has_what_came_late_for_the_last_one(ops, prices):
+    record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    record(pod(ops.pk, end=HOUR, cpu_milli=0, memory_mb=0))
+    for _ in range(2):
+        (line,) = invoicing.draft(ops, APRIL, IN_APRIL).document.lines
+        assert (line.key.month, line.quantity, line.amount) == (MARCH, -HOUR, Decimal("-1.20"))
+        posting.post(IN_APRIL)
+
+
+# Whatever happened: hypothesis on the real database
+
+lengths = st.one_of(st.integers(0, 2 * HOUR), st.integers(0, 40 * DAY))
+pods = st.tuples(
+    st.integers(-20 * DAY, 60 * DAY), lengths, st.booleans(), st.booleans(),
+    st.fixed_dictionaries(
+        {
+            "gpus": st.integers(0, 8), "gpu_model": st.sampled_from(["", "A100", "T4"]), "cpu_milli": st.integers(0, 9000),
+            "memory_mb": st.integers(0, 9000), "storage_mb": st.integers(0, 3),
+        }
+    ),
+)  # fmt: skip
+terms = st.lists(
+    st.tuples(
+        st.sampled_from(["gpu", "gpu:A100", "cpu", "memory", "storage"]), st.decimals(min_value=0, max_value=1000, places=6),
+        st.integers(-20 * DAY, 60 * DAY), st.booleans(),
+    ),
+    max_size=6, unique_by=lambda row: (row[0], row[2], row[3]),
+)  # fmt: skip
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("pods"), st.lists(pods, max_size=3)),
+        st.tuples(st.just("ends"), st.lists(lengths, max_size=3)),
+        st.tuples(st.just("post"), st.integers(0, 5 * DAY)),
+        st.tuples(st.just("month"), st.just(None)),
+        st.tuples(st.just("discount"), st.decimals(min_value=Decimal("0.01"), max_value=100, places=2)),
+        st.tuples(st.just("move"), st.integers(-20 * DAY, 60 * DAY)),
+        st.tuples(st.just("credit"), st.decimals(min_value=Decimal("0.01"), max_value=5000, places=2)),
+    ),
+    min_size=2, max_size=10,
+)  # fmt: skip
+
+
+class Story:
+    """What happens to two appcodes, step by step; `now` only goes on."""
+
+    def __init__(self, ops, flight, portion: int) -> None:
+        self.codes, self.portion = (ops, flight), portion
+        self.now, self.states, self.number = at(-10 * DAY), {}, 0
+
+    def step(self, what: str, value) -> None:
+        self.number += 1
+        getattr(self, what)(value)
+
+    def pods(self, drawn) -> None:
+        new = [
+            pod(self.codes[mine].pk, f"d-{self.number}-{k}", begin=begin, end=begin + length if over else None, **held)
+            for k, (begin, length, over, mine, held) in enumerate(drawn)
+        ]
+        self.states |= {state.uid: state for state in new}
+        metering.record(new)
+
+    def ends(self, lengths) -> None:
+        """Somebody saw more: another end wins over none, and a later one over an earlier one."""
+        for uid, length in zip(list(self.states), lengths, strict=False):
+            state = self.states[uid]
+            end = max(state.started_at + dt.timedelta(seconds=length), state.finished_at or state.started_at)
+            self.states[uid] = replace(state, phase="Succeeded", finished_at=end)
+            metering.record([self.states[uid]])
+
+    def post(self, seconds: int) -> None:
+        self.now += dt.timedelta(seconds=seconds)
+        posting.post(self.now)
+
+    def discount(self, percent: Decimal) -> None:
+        Discount.objects.create(sku="*", percent=percent, valid_from=self.now, appcode=self.codes[0])
+
+    def move(self, since: int) -> None:
+        facts = {"business_line": f"line{self.number}"}
+        Ownership.objects.get_or_create(appcode=self.codes[0], valid_from=at(since), defaults=facts)
+
+    def credit(self, amount: Decimal) -> None:
+        until = self.now + dt.timedelta(days=40) if self.number % 2 else None
+        credit(self.codes[0], amount, self.now, until)
+
+    def month(self, _) -> None:
+        """A month goes by and is closed; its invoices say what their drafts said just before."""
+        self.now = invoicing.period_of(self.now.date().replace(day=1)).until + dt.timedelta(days=4)
+        posting.post(self.now)
+        invoicing.plan(self.now)
+        for closing in Closing.objects.filter(closed_at=None):
+            drafts = [invoicing.draft(code, closing.month, self.now).document for code in self.codes]
+            invoicing.close(closing, self.now, self.portion)
+            for code, document in zip(self.codes, drafts, strict=True):
+                found = Invoice.objects.filter(appcode=code, month=closing.month).first()
+                assert facts(document) == (facts(found.document) if found else [])
+                assert document.used == (found.document.used if found else ())
+        check(self.now)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(terms, steps, st.integers(1, 2))
+def test_segments_ledger_and_invoices_agree(ops, flight, drawn, steps_, portion):
+    with transaction.atomic():
+        for sku, per_hour, since, special in drawn:
+            Price.objects.create(sku=sku, per_hour=per_hour, valid_from=at(since), appcode=ops if special else None)
+        story = Story(ops, flight, portion)
+        for what, value in [*steps_, *4 * [("month", None)]]:
+            story.step(what, value)
+        if last := Closing.objects.order_by("-month").first():
+            billed: Counter = Counter()
+            for row in InvoiceLine.objects.select_related("invoice"):
+                billed[row.invoice.appcode_id, row.sku] += row.quantity
+            assert {key: value for key, value in billed.items() if value} == +of_segments(
+                invoicing.period_of(last.month).until
+            )
+        with connection.cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        transaction.set_rollback(True)
+
+
+# Processes that die, and two at once
+
+
+@pytest.fixture
+def three(transactional_db, make_appcode, request):
+    """Three appcodes with usage and credits in March that was posted."""
+    people = request.getfixturevalue("people")
+    codes = [people.ops, people.flight, make_appcode("third-demo", org="corp.x", namespace="x", owner=people.alice)]
+    since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    Price.objects.create(sku="gpu", per_hour=Decimal("1.2"), valid_from=since)
+    for n, code in enumerate(codes):
+        record(pod(code.pk, f"p-{n}", cpu_milli=0, memory_mb=0))
+        credit(code, "0.5")
+    posting.post(IN_APRIL)
+    return codes
+
+
+def close_and_die(after: int) -> bool:
+    """Closes March in a process that is killed before its statement number `after`; whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            # The parent's socket is not ours to close.
+            connection.connection = None
+            count = 0
+
+            def counting(execute, sql, params, many, context):
+                nonlocal count
+                count += 1
+                if count == after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return execute(sql, params, many, context)
+
+            invoicing.plan(IN_APRIL)
+            with connection.execute_wrapper(counting):
+                invoicing.close(Closing.objects.get(), IN_APRIL, portion=1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+    return status == 0
+
+
+def everything_once() -> None:
+    assert Invoice.objects.count() == 3
+    assert InvoiceLine.objects.count() == 3
+    assert InvoiceCredit.objects.count() == 3
+    assert LedgerEntry.objects.filter(kind="credit").count() == 3
+    assert Mail.objects.count() == 3
+    assert Event.objects.filter(verb="invoice.closed").count() == 3
+    assert Event.objects.filter(verb="month.closed").count() == 1
+    check(IN_APRIL)
+
+
+@pytest.mark.timeout(300)
+def test_killed_before_any_statement_nothing_is_half_or_twice(three):
+    """Every try is killed one statement later than the last, and goes on where that one was."""
+    after = 1
+    seen = set()
+    while not close_and_die(after):
+        made = Invoice.objects.count()
+        seen.add(made)
+        assert made == Mail.objects.count() == InvoiceCredit.objects.count() == InvoiceLine.objects.count()
+        assert made == Event.objects.filter(verb="invoice.closed").count()
+        for invoice in Invoice.objects.all():
+            assert invoicing.problems(invoice) == []
+        after += 1
+    assert seen == {0, 1, 2, 3}
+    everything_once()
+
+
+def test_two_closers_at_once_make_everything_once(three):
+    invoicing.plan(IN_APRIL)
+    barrier, errors = threading.Barrier(4), []
+
+    def closer() -> None:
+        try:
+            barrier.wait()
+            invoicing.close(Closing.objects.get(), IN_APRIL, portion=1)
+        except Exception as error:  # noqa: BLE001 - told below
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=closer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    everything_once()
