@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusters.clouds.base import CloudError, CloudRefused, Mount, NfsSource, RunRef, WatchExpired
+from clusters.clouds.base import (
+    CloudError,
+    CloudRefused,
+    Mount,
+    NfsSource,
+    RunRef,
+    VolumeRef,
+    VolumeSource,
+    WatchExpired,
+)
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import CountingClient, Following, cloud_of
@@ -207,6 +216,22 @@ def test_what_waits_says_for_what(plane: Plane, cloud: KubernetesCloud, followin
     following.until(lambda: following.is_gone(run))
     (task,) = following.of(run)
     assert (task.phase, task.reason, task.finished_at) == ("Failed", "Stopped", None)
+
+
+def test_a_volume_that_cannot_be_made_says_why(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    source = VolumeSource(VolumeRef(7, space, "demo", "scratch"), "no-such-class", "20Gi", "ReadWriteOnce", "mnist/3")
+    cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, source),)))
+    following.until(lambda: any("no-such-class" in task.message for task in following.of(run, "Pending")))
+    (task,) = following.of(run)
+    assert task.message == (
+        "Waits for its volume, which is not made yet. Its volume is not made: "
+        'storageclass.storage.k8s.io "no-such-class" not found.'
+    )
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
 
 
 def test_capacity_is_known_without_asking(

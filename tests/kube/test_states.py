@@ -6,10 +6,11 @@ import copy
 import datetime as dt
 from typing import Any
 
-from clusters.clouds.base import RunFound, RunGone, RunRef, StorageSeen, TaskSeen
-from clusters.clouds.kubernetes.mirror import Mirror
+from clusters.clouds.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
+from clusters.clouds.kubernetes.mirror import EVENT_AGE, Mirror
 from clusters.clouds.kubernetes.settings import quantity
 from clusters.clouds.kubernetes.states import storage_seen, task_seen
+from clusters.clouds.kubernetes.workloads import refusal
 
 MORNING = dt.datetime(2026, 3, 1, 8, 0, 0, tzinfo=dt.UTC)
 POD: dict[str, Any] = {
@@ -326,3 +327,172 @@ def test_each_state_is_told_once() -> None:
     running = pod("Running", state=RUNNING)
     assert len(mirror.note_pod("ADDED", running, time(6))) == 1
     assert mirror.note_pod("MODIFIED", running, time(7)) == []
+
+
+def event(kind: str, name: str, reason: str, message: str, **about: Any) -> Any:
+    involved = {"kind": kind, "namespace": "ops", "name": name, **about}
+    return {
+        "metadata": {"resourceVersion": "1"},
+        "involvedObject": involved,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at(8),
+    }
+
+
+def mirror_of_ops() -> Mirror:
+    mirror = Mirror()
+    mirror.note_namespace("ADDED", {"metadata": {"name": "ops"}})
+    return mirror
+
+
+def test_warnings_about_a_pod_that_does_not_start_are_told_until_it_does() -> None:
+    mirror = mirror_of_ops()
+    assert len(mirror.note_pod("ADDED", pod(), time(3))) == 1
+    text = 'MountVolume.SetUp failed for volume "data0" : mount failed: exit status 32\nOutput: access denied by server'
+    (told,) = mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9))
+    assert isinstance(told, TaskSeen)
+    assert told.reason == "MountingVolume"
+    assert told.message == (
+        'Its volumes cannot be mounted yet: MountVolume.SetUp failed for volume "data0" : mount failed: exit status 32 '
+        "Output: access denied by server."
+    )
+    assert mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(10)) == []
+    assert mirror.note_pod("MODIFIED", pod(), time(11)) == []
+    assert mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9) + EVENT_AGE) == []
+    (running,) = mirror.note_pod("MODIFIED", pod("Running", state=RUNNING), time(12))
+    assert isinstance(running, TaskSeen)
+    assert (running.phase, running.reason, running.message) == ("Running", "", "")
+
+
+def test_what_controllers_say_of_refused_pods_in_words() -> None:
+    assert refusal(
+        'Error creating: pods "w-0" is forbidden: exceeded quota: team, requested: pods=1,requests.nvidia.com/gpu=2, '
+        "used: pods=20,requests.nvidia.com/gpu=8, limited: pods=20,requests.nvidia.com/gpu=8",
+        "ops",
+    ) == (
+        "NamespaceQuota",
+        "The quota of namespace ops (team) is used up: pods 20 of 20, requests.nvidia.com/gpu 8 of 8 (a task needs 2).",
+    )
+    assert refusal(
+        'Error creating: admission webhook "gate.example" denied the request: no GPUs on Sundays', "ops"
+    ) == (
+        "AdmissionDenied",
+        "“gate.example” of the Kubernetes cluster does not admit its pods: no GPUs on Sundays.",
+    )
+    assert refusal(
+        'Error creating: pods "w-0" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', "ops"
+    ) == (
+        "AdmissionDenied",
+        'Pod Security of namespace ops does not admit its pods: violates PodSecurity "restricted:latest": runAsNonRoot != true.',
+    )
+
+
+def job(*, suspend: bool = False, **status: Any) -> Any:
+    labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3", "gpu-cloud/role": "worker"}
+    if suspend:
+        labels["kueue.x-k8s.io/queue-name"] = "gpus"
+    ours = {"manager": "gpu-cloud", "operation": "Apply", "fieldsV1": {"f:spec": {"f:parallelism": {}}}}
+    metadata = {
+        "name": "w",
+        "namespace": "ops",
+        "uid": "uid-job",
+        "generation": 1,
+        "labels": labels,
+        "ownerReferences": [{"kind": "ConfigMap"}],
+        "managedFields": [ours],
+    }
+    return {"metadata": metadata, "spec": {"parallelism": 3, "suspend": suspend}, "status": status}
+
+
+def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
+    mirror = mirror_of_ops()
+    assert mirror.note_workload("ADDED", "Job", job(active=1)) == []
+    quota = "exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"
+    (blocked,) = mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9))
+    assert isinstance(blocked, RunBlocked)
+    assert (blocked.run_id, blocked.reason) == (1042, "NamespaceQuota")
+    assert mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9)) == []
+    assert mirror.note_workload("MODIFIED", "Job", job(active=2)) == []
+    assert mirror.note_workload("MODIFIED", "Job", job(active=1, succeeded=1, failedIndexes="2")) == [
+        RunBlocked(1042, "", "")
+    ]
+    # Late news of what is over.
+    assert mirror.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
+
+
+def test_a_suspended_job_waits_in_its_queue() -> None:
+    mirror = mirror_of_ops()
+    assert mirror.note_workload("ADDED", "Job", job(suspend=True)) == [
+        RunBlocked(1042, "QueuedByKueue", "Waits in Kueue's queue “gpus” of namespace ops.")
+    ]
+    assert mirror.note_workload("MODIFIED", "Job", job(active=3)) == [RunBlocked(1042, "", "")]
+
+
+def test_changes_by_others_are_told_once_each() -> None:
+    mirror = mirror_of_ops()
+    mirror.note_owner("ADDED", owner("gpu-cloud/told"))
+    edited = job(active=3)
+    kubectl = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:backoffLimit": {}}}}
+    edited["metadata"] |= {"managedFields": [*edited["metadata"]["managedFields"], kubectl], "generation": 2}
+    assert mirror.note_workload("ADDED", "Job", edited) == [RunChanged(1042, "Job w was changed by hand.")]
+    assert mirror.note_workload("MODIFIED", "Job", edited) == []
+    queue = {"manager": "kueue", "operation": "Update", "fieldsV1": {"f:spec": {"f:suspend": {}, "f:template": {}}}}
+    edited["metadata"] |= {"managedFields": [edited["metadata"]["managedFields"][0], queue], "generation": 3}
+    assert mirror.note_workload("MODIFIED", "Job", edited) == []
+    assert mirror.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
+    mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))
+    assert mirror.note_workload("DELETED", "Job", edited) == []
+
+
+def test_labels_that_were_taken_off_are_put_back() -> None:
+    mirror = mirror_of_ops()
+    running = pod("Running", state=RUNNING, metadata={"finalizers": ["gpu-cloud/metering"]})
+    mirror.note_pod("ADDED", running, time(6))
+    # Without the label that is watched for: the API server says DELETED and shows what it was before.
+    assert mirror.note_pod("DELETED", running, time(7)) == []
+    assert mirror.damaged["uid-1"].metadata == {
+        "uid": "uid-1",
+        "labels": {"gpu-cloud/run-id": "1042", "gpu-cloud/role": "worker"},
+        "finalizers": ["gpu-cloud/metering"],
+    }
+    assert mirror.note_pod("ADDED", running, time(8)) == []
+    assert not mirror.damaged
+    bare = pod(
+        "Running", state=RUNNING, metadata={"labels": {"gpu-cloud/portal": "x"}, "finalizers": ["gpu-cloud/metering"]}
+    )
+    assert mirror.note_pod("MODIFIED", bare, time(9)) == []
+    assert mirror.damaged["uid-1"].metadata["labels"]["gpu-cloud/run-id"] == "1042"
+
+
+def test_a_task_on_a_node_that_is_not_heard_of_says_so() -> None:
+    mirror = mirror_of_ops()
+    lost = {
+        "metadata": {"name": "node-1"},
+        "spec": {},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+    }
+    mirror.note_node("ADDED", lost)
+    (seen,) = mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
+    assert isinstance(seen, TaskSeen)
+    assert (seen.phase, seen.reason) == ("Running", "NodeLost")
+    assert (
+        seen.message == "Node node-1 does not answer; the task may still run there until the node is back or given up."
+    )
+
+
+def test_capacity_follows_pods() -> None:
+    mirror = mirror_of_ops()
+    allocatable = {"nvidia.com/gpu": "8", "cpu": "96", "memory": "768Gi"}
+    ready = [{"type": "Ready", "status": "True"}]
+    node = {"metadata": {"name": "node-1"}, "spec": {}, "status": {"conditions": ready, "allocatable": allocatable}}
+    mirror.note_node("ADDED", node)
+    mirror.note_pod("ADDED", pod(node=""), time(1))
+    assert [(each.run_id, each.gpus) for each in mirror.capacity().queue] == [(1042, 2)]
+    mirror.note_pod("MODIFIED", pod("Running", state=RUNNING), time(6))
+    assert not mirror.capacity().queue
+    assert mirror.capacity().nodes[0].gpus_free == 6
+    mirror.note_pod("MODIFIED", pod("Succeeded", state=terminated(0)), time(30))
+    assert mirror.capacity().nodes[0].gpus_free == 8
+    mirror.note_node("MODIFIED", node | {"spec": {"unschedulable": True}})
+    assert (mirror.capacity().nodes[0].gpus_free, mirror.capacity().nodes[0].note) == (0, "It takes no new tasks.")

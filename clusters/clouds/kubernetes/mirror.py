@@ -7,7 +7,6 @@ pod behind a uid when its end has been written down, capacity without asking, an
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ ENDING = f"{names.PREFIX}/ending"
 # An older Event says nothing of today: controllers repeat them at least this often.
 EVENT_AGE = dt.timedelta(minutes=10)
 _STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
-_CLAIM = re.compile(r"-(\d+)-volume\d+")
 
 Key = tuple[str, str, str]
 
@@ -114,7 +112,10 @@ class Mirror:
         self._blocked: dict[int, Why] = {}
         self._told_changes: dict[str, int] = {}
         self._troubles: dict[str, Why] = {}
-        self._claim_troubles: dict[int, str] = {}
+        # By namespace and claim: why there is no volume, and which pods wait for it.
+        self._claim_troubles: dict[tuple[str, str], str] = {}
+        self._claimed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        self._namespaces: set[str] = set()
         self._quotas: dict[tuple[str, str], str] = {}
 
     def capacity(self) -> Capacity:
@@ -127,11 +128,15 @@ class Mirror:
         else:
             self.shares.nodes[name] = capacity.node_of(node)
 
-    def note_namespace(self, namespace: Object) -> None:
+    def note_namespace(self, kind: str, namespace: Object) -> None:
         """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
         ever (seen with Kubernetes 1.36): the runs must be ended first."""
+        name = namespace["metadata"]["name"]
+        if kind == "DELETED":
+            self._namespaces.discard(name)
+        else:
+            self._namespaces.add(name)
         if "deletionTimestamp" in namespace["metadata"]:
-            name = namespace["metadata"]["name"]
             self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == name}
 
     # -- pods ------------------------------------------------------------------------------------------------------
@@ -205,8 +210,10 @@ class Mirror:
         if seen.phase == "Pending":
             if seen.reason == "Starting" and (why := self._troubles.get(seen.uid)):
                 return replace(seen, reason=why[0], message=why[1])
-            if seen.reason == "Unschedulable" and (trouble := self._claim_troubles.get(seen.run_id)):
-                return replace(seen, message=reasons.waits_for_volume(seen.message, trouble))
+            if seen.reason == "Unschedulable" and "volume" in seen.message:
+                for claim in self._note_claims(pod, seen.uid):
+                    if trouble := self._claim_troubles.get(claim):
+                        return replace(seen, message=reasons.waits_for_volume(seen.message, trouble))
             return seen
         self._troubles.pop(seen.uid, None)
         if seen.phase == "Running" and lost:
@@ -219,6 +226,16 @@ class Mirror:
             if owner and not owner.deleted:
                 return self._ended_by_hand(pod, seen)
         return seen
+
+    def _note_claims(self, pod: Object, uid: str) -> list[tuple[str, str]]:
+        found = [
+            (pod["metadata"]["namespace"], each["persistentVolumeClaim"]["claimName"])
+            for each in pod["spec"].get("volumes") or []
+            if "persistentVolumeClaim" in each
+        ]
+        for claim in found:
+            self._claimed[claim].add(uid)
+        return found
 
     def _ended_by_hand(self, pod: Object, seen: TaskSeen) -> TaskSeen:
         """Where somebody deleted or suspended the whole Job, its pods are made anew and the program is not to blame. A single
@@ -308,7 +325,7 @@ class Mirror:
             self.damaged.pop(found["metadata"]["uid"], None)
 
     def _forget_run(self, run_id: int) -> None:
-        for kept in (self.owners, self._storage, self._numbers, self._blocked, self._claim_troubles):
+        for kept in (self.owners, self._storage, self._numbers, self._blocked):
             kept.pop(run_id, None)
         self._forget_rest(run_id)
 
@@ -409,6 +426,8 @@ class Mirror:
         if at is None or now - dt.datetime.fromisoformat(at) > EVENT_AGE:
             return []
         about, text = event["involvedObject"], event.get("message") or ""
+        if about.get("namespace") not in self._namespaces:
+            return []
         if event["reason"] == "FailedCreate":
             key = (about["kind"], about.get("namespace", ""), about["name"])
             workload = self.workloads.get(key)
@@ -436,16 +455,18 @@ class Mirror:
         return [seen]
 
     def _note_claim_trouble(self, about: Object, text: str) -> list[Seen]:
-        found = _CLAIM.search(about["name"])
-        run_id = int(found[1]) if found else 0
-        if run_id not in self.runs or self._claim_troubles.get(run_id) == text:
+        claim = (about["namespace"], about["name"])
+        if self._claim_troubles.get(claim) == text:
             return []
-        self._claim_troubles[run_id] = text
+        self._claim_troubles[claim] = text
         news: list[Seen] = []
-        for uid in self.runs.get(run_id, ()):
-            pod = self.pods[uid]
-            if pod.namespace == about.get("namespace") and pod.seen.reason == "Unschedulable":
-                seen = replace(pod.seen, message=reasons.waits_for_volume(pod.seen.message, text))
+        for uid in list(self._claimed.get(claim, ())):
+            pod = self.pods.get(uid)
+            if pod is None or pod.seen.reason != "Unschedulable":
+                self._claimed[claim].discard(uid)
+                continue
+            seen = replace(pod.seen, message=reasons.waits_for_volume(pod.seen.message, text))
+            if seen != pod.seen:
                 self.pods[uid] = replace(pod, seen=seen)
                 news.append(seen)
         return news

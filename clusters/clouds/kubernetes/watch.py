@@ -296,7 +296,7 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
         return mirror.note_part(event, kind, item)
     silently: dict[str, Callable[[], None]] = {
         "Node": lambda: mirror.note_node(event, item),
-        "Namespace": lambda: mirror.note_namespace(item),
+        "Namespace": lambda: mirror.note_namespace(event, item),
         "PersistentVolume": lambda: mirror.note_volume(event, item),
         "ResourceQuota": lambda: mirror.note_quota(event, item),
     }

@@ -95,13 +95,12 @@ def refusal(text: str, namespace: str) -> Why:
         name, asked, used, limits = found.groups()
         needs = dict(part.split("=", 1) for part in asked.split(","))
         have, most = (dict(part.split("=", 1) for part in each.split(",")) for each in (used, limits))
-        parts = [f"{what} {have.get(what, '0')} of {limit}" for what, limit in most.items()]
-        more = ", ".join(f"{needs[what]} {what}" for what in most if what in needs)
-        return (
-            QUOTA,
-            f"The quota of namespace {namespace} ({name}) is used up: {', '.join(parts)}"
-            + (f"; one task needs {more}." if more else "."),
-        )
+        parts = [
+            f"{what} {have.get(what, '0')} of {limit}"
+            + (f" (a task needs {needs[what]})" if needs.get(what, "1") != "1" else "")
+            for what, limit in most.items()
+        ]
+        return QUOTA, f"The quota of namespace {namespace} ({name}) is used up: {', '.join(parts)}."
     if found := _WEBHOOK.search(text):
         return ADMISSION, f"“{found[1]}” of the Kubernetes cluster does not admit its pods: {_end(found[2])}"
     why = found[1] if (found := _FORBIDDEN.search(text)) else text
