@@ -290,8 +290,9 @@ def _field(info: FieldInfo) -> forms.Field:
     if isinstance(info.default, int):
         return Words(widget=forms.NumberInput(attrs={"min": 0, "inputmode": "numeric"}), **options)
     if isinstance(info.default, tuple) or info.default is None:
-        each = "name=value" if info.default is None else "One"
-        options["help_text"] = f"{info.description} {each}, one a line."
+        options["help_text"] = (
+            f"{info.description} {'Write name=value, one' if info.default is None else 'One'} a line."
+        )
         return Words(widget=forms.Textarea(attrs={"rows": 2, "class": "code", **CODE}), **options)
     return Words(widget=forms.TextInput(attrs=CODE), **options)
 

@@ -150,7 +150,7 @@ def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Clu
 
 
 def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
-    context = {"form": form, "cluster": cluster, "notes": notes()}
+    context = {"form": form, "cluster": cluster, "notes": notes(form.offer.cloud)}
     return render(request, "clusters/new.html", context)
 
 
@@ -242,6 +242,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, A
     return {
         "form": form,
         "preview": found,
+        "notes": notes(found.place.cloud if found else form.offer.cloud),
         "complete": complete,
         "missing": [label for label, value, _ in complaints if not value],
         "wrong": [(label, sentence) for label, value, sentence in complaints if value],
