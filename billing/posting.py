@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.utils import timezone
 from psycopg2 import sql
 
@@ -22,22 +23,28 @@ from billing.models import Due, LedgerEntry, UsageSegment
 from billing.sums import TERMS, terms_of
 from billing.usage import floor
 
-# The key of the advisory lock of posting: "post" in ASCII. Triggers on prices, discounts and owners take it, too.
+# The key of the advisory lock of posting: "post" in ASCII. Portions hold it shared; triggers on prices, discounts and owners, and
+# whoever closes a month, hold it alone. Appcodes are divided into shards, each with a lock of its own, so that as many processors
+# can work off a long queue: no sum by day or month belongs to two of them.
 POSTING = 0x706F7374
+SHARDS = 2
 PORTION = 20_000
 
 # Rows that somebody is just changing are left for the next time, so that nobody waits for each other in a circle. Segments are
 # read in the statement after this one: whoever has changed one before it is seen, and whoever does later waits for the queue.
 TAKE = """
-SELECT segment_id, posted FROM billing_due WHERE due_at <= %s ORDER BY due_at, segment_id LIMIT %s FOR UPDATE SKIP LOCKED
+SELECT segment_id, posted FROM billing_due WHERE due_at <= %s AND appcode_id %% %s = %s
+ORDER BY due_at, segment_id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 # `final`: the end of what cannot grow any more (`ledger.final_until`). Everything is cut at months, at changes of the owner and
-# at changes of the rate; `key` finds the rates of a SKU for a payer. `standing` is what was posted and not reversed.
+# at changes of the rate; `key` finds the rates of a SKU for a payer. `standing` is what was posted and not reversed. Rows are
+# kept narrow until they are inserted: names are wide.
 STATEMENT = sql.SQL("""
 WITH {terms},
 taken(segment_id, posted) AS (SELECT * FROM unnest(%(segments)s::bigint[], %(posted)s::boolean[])),
 due AS MATERIALIZED (
-    SELECT s.*, taken.posted, f.final, coalesce(p.payer, 0) * %(keys)s AS payer_key,
+    SELECT s.id, s.uid, s.appcode_id, s.consumer, s.labels, s.gpus, s.gpu_model, s.cpu_milli, s.memory_mb, s.storage_mb,
+        s.started, s.ended, taken.posted, f.final, coalesce(p.payer, 0) * %(keys)s AS payer_key,
         coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key
     FROM taken JOIN billing_usagesegment s ON s.id = taken.segment_id
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
@@ -57,8 +64,9 @@ owner_ AS MATERIALIZED (
     WHERE business_line IS DISTINCT FROM before
     WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
 ),
-part AS MATERIALIZED (
-    SELECT d.*, coalesce(o.business_line, '') AS business_line,
+part AS (
+    SELECT d.id, d.gpus, d.gpu_model, d.cpu_milli, d.memory_mb, d.storage_mb, d.posted, d.payer_key, d.model_key,
+        coalesce(o.business_line, '') AS business_line,
         greatest(d.started, month_.since, o.since) AS part_since, least(d.final, month_.until, o.until) AS part_until
     FROM due d
     CROSS JOIN LATERAL (
@@ -70,9 +78,8 @@ part AS MATERIALIZED (
     WHERE greatest(d.started, month_.since, o.since) < least(d.final, month_.until, o.until)
 ),
 expected AS MATERIALIZED (
-    SELECT p.id AS segment_id, p.uid, r.sku, greatest(p.part_since, t.since) AS since, least(p.part_until, t.until) AS until,
-        q.quantity, t.price_id, t.per_hour, t.discount, q.quantity * t.rate AS charge,
-        p.appcode_id, p.business_line, p.consumer, p.labels, p.posted
+    SELECT p.id AS segment_id, r.sku, greatest(p.part_since, t.since) AS since, least(p.part_until, t.until) AS until,
+        q.quantity, t.price_id, t.per_hour, t.discount, q.quantity * t.rate AS charge, p.business_line, p.posted
     FROM part p
     CROSS JOIN LATERAL (VALUES
         (p.payer_key + p.model_key, CASE p.gpu_model WHEN '' THEN 'gpu' ELSE 'gpu:' || p.gpu_model END, p.gpus),
@@ -82,11 +89,11 @@ expected AS MATERIALIZED (
     ) r(key, sku, units)
     JOIN terms t ON t.key = r.key AND t.since < p.part_until AND t.until > p.part_since
     CROSS JOIN LATERAL (
-        SELECT extract(epoch FROM least(p.part_until, t.until) - greatest(p.part_since, t.since))::bigint * r.units AS quantity
+        SELECT date_part('epoch', least(p.part_until, t.until) - greatest(p.part_since, t.since))::bigint * r.units AS quantity
     ) q
     WHERE r.units > 0
 ),
-standing AS MATERIALIZED (
+standing AS (
     SELECT line.* FROM due CROSS JOIN LATERAL (
         SELECT e.id, {line} FROM billing_ledgerentry e
         WHERE e.segment_id = due.id AND e.kind = 'usage'
@@ -97,25 +104,35 @@ standing AS MATERIALIZED (
 ),
 differing AS MATERIALIZED (
     SELECT array_agg(id ORDER BY id) FILTER (WHERE id IS NOT NULL) AS ids, count(*) FILTER (WHERE id IS NULL) AS wanted, {line}
-    FROM (SELECT NULL::bigint AS id, {line} FROM expected WHERE posted UNION ALL SELECT id, {line} FROM standing) both_
+    FROM (
+        SELECT NULL::bigint AS id, {new} FROM expected e JOIN due d ON d.id = e.segment_id WHERE e.posted
+        UNION ALL SELECT id, {line} FROM standing
+    ) both_
     GROUP BY {line} HAVING count(*) FILTER (WHERE id IS NULL) <> count(id)
 ),
 reversed AS (
     INSERT INTO billing_ledgerentry (kind, reverses_id, segment_id, uid, sku, since, until, quantity, price_id, per_hour,
-        discount, charge, appcode_id, business_line, consumer, labels)
-    SELECT 'reversal', id, segment_id, uid, sku, since, until, -quantity, price_id, per_hour, discount, -charge, appcode_id,
-        business_line, consumer, labels
+        discount, charge, business_line, appcode_id, consumer, labels)
+    SELECT 'reversal', id, segment_id, uid, sku, since, until, -quantity, price_id, per_hour, discount, -charge, business_line,
+        appcode_id, consumer, labels
     FROM differing CROSS JOIN LATERAL unnest(ids[wanted + 1:]) id
     ORDER BY id
-    RETURNING {line}
+    RETURNING id
 ),
 added AS (
     INSERT INTO billing_ledgerentry (kind, {line})
-    SELECT 'usage', {line} FROM expected WHERE NOT posted
+    SELECT 'usage', {new} FROM expected e JOIN due d ON d.id = e.segment_id WHERE NOT e.posted
     UNION ALL SELECT 'usage', {line} FROM differing WHERE ids IS NULL
-    RETURNING {line}
+    RETURNING id
 ),
-posted AS MATERIALIZED (SELECT * FROM reversed UNION ALL SELECT * FROM added),
+names AS MATERIALIZED (SELECT id, appcode_id, {labels} FROM due WHERE NOT posted),
+changed AS (
+    SELECT e.sku, e.since, e.until, e.quantity, e.charge, e.business_line, n.appcode_id, n.cluster, n."user", n.framework
+    FROM expected e JOIN names n ON n.id = e.segment_id
+    UNION ALL
+    SELECT sku, since, until, quantity * n, charge * n, business_line, appcode_id, {labels}
+    FROM differing CROSS JOIN LATERAL (SELECT CASE WHEN ids IS NULL THEN 1 ELSE wanted - cardinality(ids) END AS n) times
+),
 {rollups},
 finished AS (
     DELETE FROM billing_due WHERE segment_id = ANY(ARRAY(SELECT id FROM due WHERE ended <= %(now)s))
@@ -129,8 +146,16 @@ waiting AS (
 SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM added), (SELECT count(*) FROM reversed)
 """)
 LINE = sql.SQL(
-    "segment_id, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line, consumer,"
+    "segment_id, sku, since, until, quantity, price_id, per_hour, discount, charge, business_line, uid, appcode_id, consumer,"
     " labels"
+)
+NEW = sql.SQL(
+    "e.segment_id, e.sku, e.since, e.until, e.quantity, e.price_id, e.per_hour, e.discount, e.charge, e.business_line, d.uid,"
+    " d.appcode_id, d.consumer, d.labels"
+)
+LABELS = sql.SQL(", ").join(
+    sql.SQL("coalesce(left(labels->>{}, 200), '') AS {}").format(sql.Literal(name), sql.Identifier(name))
+    for name in ("cluster", "user", "framework")
 )
 
 RESOURCES = {
@@ -142,7 +167,9 @@ RESOURCES = {
 GROUPING = ("appcode_id", "business_line", "cluster", "user", "framework", "gpu_model")
 GROUPED = sql.SQL(", ").join(map(sql.Identifier, GROUPING))
 # All lines that are usage, and what was taken back of it.
-LINES = sql.SQL("(SELECT * FROM billing_ledgerentry WHERE kind <> 'credit')")
+LINES = sql.SQL(
+    "(SELECT sku, since, until, quantity, charge, business_line, appcode_id, {} FROM billing_ledgerentry WHERE kind <> 'credit')"
+).format(LABELS)
 REVERSED = (
     "segment_id", "uid", "sku", "since", "until", "price_id", "per_hour", "discount", "appcode_id", "business_line", "consumer",
     "labels",
@@ -153,19 +180,34 @@ SUMS = {"billing_dailyusage": ("day", "daily"), "billing_monthlyusage": ("month"
 # A line may last for many days; each gets the share of its seconds, which is exact because quantities and charges are products
 # of seconds.
 DAILY = sql.SQL("""
-SELECT day, appcode_id, business_line, coalesce(left(labels->>'cluster', 200), '') AS cluster,
-    coalesce(left(labels->>'user', 200), '') AS "user", coalesce(left(labels->>'framework', 200), '') AS framework,
+SELECT day, appcode_id, business_line, cluster, "user", framework,
     CASE resource WHEN 'gpu' THEN substr(sku, 5) ELSE '' END AS gpu_model, {sums}
-FROM {lines} line
-CROSS JOIN LATERAL (
-    SELECT split_part(sku, ':', 1) AS resource, extract(epoch FROM line.until - line.since)::bigint AS seconds
-) whole
-CROSS JOIN LATERAL (
-    SELECT day::date AS day, extract(epoch FROM least(line.until AT TIME ZONE 'UTC', day + interval '1 day')
-        - greatest(line.since AT TIME ZONE 'UTC', day))::bigint AS of_day
-    FROM generate_series(date_trunc('day', line.since AT TIME ZONE 'UTC'),
-        (line.until AT TIME ZONE 'UTC') - interval '1 second', interval '1 day') day
-) days
+FROM (
+    SELECT day, appcode_id, business_line, cluster, "user", framework, sku, split_part(sku, ':', 1) AS resource,
+        sum(quantity) AS quantity, sum(charge) AS charge
+    FROM (
+        SELECT first AS day, appcode_id, business_line, cluster, "user", framework, sku, quantity, charge
+        FROM {lines} line
+        CROSS JOIN LATERAL (
+            SELECT (since AT TIME ZONE 'UTC')::date AS first, (until AT TIME ZONE 'UTC' - interval '1 second')::date AS last
+        ) of_line
+        WHERE first = last
+        UNION ALL
+        SELECT day::date, appcode_id, business_line, cluster, "user", framework, sku, quantity / seconds * of_day,
+            charge / seconds * of_day
+        FROM {lines} line
+        CROSS JOIN LATERAL (
+            SELECT since AT TIME ZONE 'UTC' AS begun, until AT TIME ZONE 'UTC' AS over,
+                date_part('epoch', until - since)::bigint AS seconds
+        ) of_line
+        CROSS JOIN LATERAL generate_series(date_trunc('day', begun), over - interval '1 second', interval '1 day') day
+        CROSS JOIN LATERAL (
+            SELECT date_part('epoch', least(over, day + interval '1 day') - greatest(begun, day))::bigint AS of_day
+        ) of_days
+        WHERE begun::date <> (over - interval '1 second')::date
+    ) share
+    GROUP BY 1, 2, 3, 4, 5, 6, 7
+) by_sku
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 """)
 MONTHLY = sql.SQL(
@@ -181,9 +223,7 @@ ON CONFLICT ({time}, key) DO UPDATE SET {added}
 def daily(lines: sql.Composable) -> sql.Composed:
     """A query for the sums by day of ledger lines, which the table or subquery `lines` has."""
     shares = [
-        sql.SQL(
-            "coalesce(sum({value} / seconds * of_day) FILTER (WHERE resource = {resource}), 0){cast} AS {name}"
-        ).format(
+        sql.SQL("coalesce(sum({value}) FILTER (WHERE resource = {resource}), 0){cast} AS {name}").format(
             value=sql.Identifier(value), resource=sql.Literal(resource), name=sql.Identifier(name), cast=sql.SQL(cast_)
         )
         for value, cast_, names in (
@@ -216,12 +256,15 @@ def _add(table: str, time: str, source: str) -> sql.Composed:
 ROLLUPS = sql.SQL(
     "daily AS MATERIALIZED ({daily}), monthly AS MATERIALIZED ({monthly}), by_day AS ({by_day}), by_month AS ({by_month})"
 ).format(
-    daily=daily(sql.Identifier("posted")),
+    daily=daily(sql.Identifier("changed")),
     monthly=monthly(),
     by_day=_add("billing_dailyusage", "day", "daily"),
     by_month=_add("billing_monthlyusage", "month", "monthly"),
 )
-POST = STATEMENT.format(terms=TERMS, line=LINE, rollups=ROLLUPS)
+POST = STATEMENT.format(terms=TERMS, line=LINE, new=NEW, labels=LABELS, rollups=ROLLUPS)
+PLANNING = """
+SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off; SET LOCAL work_mem = '64MB'
+"""
 
 
 @dataclass(frozen=True)
@@ -244,18 +287,41 @@ def keep_others_out() -> None:
 
 def post(now: dt.datetime | None = None) -> Posted:
     """Posts everything that is due at `now`, in portions that are each a transaction of their own."""
+    now = now or timezone.now()
     total = Posted()
-    while (posted := post_portion(now or timezone.now())).segments:
-        total += posted
+    for shard in range(SHARDS):
+        first = post_portion(now, shard)
+        total += first
+        if first.segments == PORTION:
+            # A long queue, for example at the end of a month.
+            return sum(_side_by_side(now), total)
     return total
 
 
+def _side_by_side(now: dt.datetime) -> list[Posted]:
+    """Every shard in a thread of its own, with a connection of its own."""
+
+    def work_off(shard: int) -> Posted:
+        try:
+            total = Posted()
+            while (posted := post_portion(now, shard)).segments:
+                total += posted
+            return total
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(SHARDS) as pool:
+        return list(pool.map(work_off, range(SHARDS)))
+
+
 @transaction.atomic
-def post_portion(now: dt.datetime, size: int = PORTION) -> Posted:
-    """Posts up to `size` segments that are due at `now`."""
-    keep_others_out()
+def post_portion(now: dt.datetime, shard: int, size: int = PORTION) -> Posted:
+    """Posts up to `size` segments of the appcodes of one shard that are due at `now`."""
     with connection.cursor() as cursor:
-        cursor.execute(TAKE, [now, size])
+        cursor.execute(
+            "SELECT pg_advisory_xact_lock_shared(%s), pg_advisory_xact_lock(%s, %s)", [POSTING, POSTING, shard]
+        )
+        cursor.execute(TAKE, [now, SHARDS, shard, size])
         taken = cursor.fetchall()
         if not taken:
             return Posted()
@@ -267,7 +333,7 @@ def post_portion(now: dt.datetime, size: int = PORTION) -> Posted:
             **terms_of(price_book()),
         }
         # A portion is a small part of large tables, whatever their statistics say by now; its own rows fit in memory.
-        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL work_mem = '32MB'")
+        cursor.execute(PLANNING)
         cursor.execute(cast("Any", POST), parameters)
         return Posted(*cursor.fetchone())
 
