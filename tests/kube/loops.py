@@ -58,6 +58,9 @@ class Loops:
 
     def start(self) -> None:
         self.start_controller()
+        self.start_workers()
+
+    def start_workers(self) -> None:
         self._worker.start()
 
     def stop(self) -> None:

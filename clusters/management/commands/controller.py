@@ -119,6 +119,11 @@ class Follower(threading.Thread):
         connections.close_all()
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('lock_timeout', %s, false)", [f"{LEAD_SECONDS}s"])
+            # A leader whose machine is gone says no goodbye; its lock is free when PostgreSQL has asked in vain.
+            cursor.execute(
+                "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
+                "set_config('tcp_keepalives_count', '3', false)"
+            )
             while not self._stopped.is_set():
                 try:
                     cursor.execute("SELECT pg_advisory_lock(hashtextextended(%s, %s))", [self.cloud, LEADER_LOCK])

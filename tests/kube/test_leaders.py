@@ -1,0 +1,93 @@
+"""Two real controllers on one database: one works, the other takes over when it is killed, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kube.following import portal_kubeconfig
+from tests.kube.loops import Loops
+from tests.kube.plane import Plane
+from tests.terminal import database_environment
+
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+MANAGE = Path(__file__).parents[2] / "manage.py"
+TAKEN_OVER = 10.0
+
+
+class Controller:
+    def __init__(self, number: int, folder: Path) -> None:
+        self.name = f"controller-{number}"
+        environment = database_environment() | {"PGAPPNAME": self.name, "LOCAL_CLOUD_SOCKET": ""}
+        self.log = folder / f"{self.name}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, MANAGE, "controller"], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def leaders() -> set[str]:
+    """Who holds the lock of the cluster."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
+            "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND application_name LIKE 'controller-%'"
+        )
+        return {name for (name,) in cursor.fetchall()}
+
+
+@pytest.fixture
+def loops(plane: Plane, people: Any) -> Iterator[Loops]:
+    """Workers in this process; the controllers are processes of their own."""
+    loops = Loops(plane, f"two-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))
+    loops.catalogue()
+    loops.start_workers()
+    yield loops
+    loops.stop()
+
+
+def test_the_other_takes_over_within_seconds(plane: Plane, loops: Loops, people: Any, tmp_path: Path) -> None:
+    first = Controller(1, tmp_path)
+    second = None
+    try:
+        loops.until(lambda: leaders() == {"controller-1"})
+        cluster = loops.create(people, workers=2, ps=1)
+        run = loops.until_running(cluster)
+        second = Controller(2, tmp_path)
+        loops.until(lambda: b"following kubernetes" in second.log.read_bytes())
+        assert leaders() == {"controller-1"}
+
+        # In the middle of the news of an end.
+        loops.end(run, "worker", 0)
+        loops.until(lambda: run.tasks.filter(phase="Succeeded").exists())
+        first.kill()
+        loops.end(run, "master", 0)
+        assert loops.until(lambda: leaders() == {"controller-2"}, seconds=TAKEN_OVER) < TAKEN_OVER
+        third = Controller(3, tmp_path)
+        try:
+            loops.until_phase(cluster, "Succeeded")
+            loops.until_nothing_is_left(run)
+            assert leaders() == {"controller-2"}
+        finally:
+            third.kill()
+    finally:
+        first.kill()
+        if second:
+            second.kill()
+    loops.check_usage(run)
+    assert run.tasks.count() == 4
