@@ -130,9 +130,13 @@ TEMPLATES = [
 ]
 FORM_RENDERER = "django.forms.renderers.TemplatesSetting"
 
+_database = env.db_url("DATABASE_URL")
+# A server whose machine is gone says no goodbye; it is noticed within half a minute all the same.
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 DATABASES = {
     "default": {
-        **env.db_url("DATABASE_URL"),
+        **_database,
+        "OPTIONS": {**_KEEPALIVES, **_database.get("OPTIONS", {})},
         "CONN_MAX_AGE": 600,
         "CONN_HEALTH_CHECKS": True,
         "ATOMIC_REQUESTS": False,
