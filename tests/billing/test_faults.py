@@ -1,0 +1,288 @@
+"""The same ledger whatever goes wrong on the way: news that is lost, repeated and shuffled, clocks that differ, nodes that
+vanish, controllers that work at once or are killed at any instruction. Real PostgreSQL, real processes, real SIGKILL.
+"""
+
+import datetime as dt
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from itertools import count
+
+import psycopg2.extensions
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing import ledger, metering, posting
+from billing.models import DailyUsage, Due, LedgerEntry, Observation, Ownership, Price, UsageSegment
+from billing.usage import END_ESTIMATED, MAX_SKEW, PodState, segment_of
+
+# Half an hour before a year ends.
+T0 = dt.datetime(2025, 12, 31, 23, 30, tzinfo=dt.UTC)
+NOW = dt.datetime(2026, 3, 5, tzinfo=dt.UTC)
+HOUR, DAY = 3600, 86400
+
+
+def at(seconds: float) -> dt.datetime:
+    return T0 + dt.timedelta(seconds=seconds)
+
+
+def history(
+    appcode: int, uid: str, begin: float, run: float, length: float | None, *, fails: bool = False, **held: object
+) -> list[PodState]:
+    """All that a cloud has to tell of a pod that was reserved at `begin`, ran `run` seconds later and ended after `length`
+    (None: it still runs)."""
+    labels = {"cluster": "show1", "run": "1", "role": "worker", "index": uid}
+    pending = PodState(uid, "kubernetes", appcode, "run 1", labels, "Pending", **({"gpus": 1, "cpu_milli": 500} | held))
+    reserved = replace(pending, scheduled_at=at(begin))
+    running = replace(reserved, phase="Running", started_at=at(begin + run))
+    if length is None:
+        return [pending, reserved, running]
+    end = at(begin + run + length)
+    return [pending, reserved, running, replace(running, phase="Failed" if fails else "Succeeded", finished_at=end)]
+
+
+def record(states: list[PodState], seen_at: dt.datetime | None = None) -> None:
+    with transaction.atomic():
+        metering.record(states, seen_at=seen_at)
+
+
+def standing() -> list[ledger.Entry]:
+    lines = LedgerEntry.objects.filter(kind="usage", reversals=None).order_by("uid", "sku", "since")
+    return [line.entry for line in lines]
+
+
+def true_ledger(histories: list[list[PodState]], now: dt.datetime) -> list[ledger.Entry]:
+    """What the pure functions make of everything that happened, told in order and once."""
+    prices, owners = metering.price_book(), [row.owner for row in Ownership.objects.all()]
+    segments = filter(None, map(segment_of, histories))
+    lines = [e for s in segments for e in ledger.entries_of(s, prices, owners, ledger.final_until(s, now))]
+    return sorted(lines, key=lambda line: (line.uid, line.sku, line.since))
+
+
+@pytest.fixture
+def prices(db):
+    for sku, since, per_hour in (("gpu", -DAY, "1.2"), ("gpu", 2000, "2.4"), ("cpu", -DAY, "0.03")):
+        Price.objects.create(sku=sku, valid_from=at(since), per_hour=Decimal(per_hour))
+
+
+spans = st.floats(min_value=0, max_value=3 * HOUR)
+pods = st.tuples(
+    st.floats(min_value=-DAY, max_value=40 * DAY), spans, st.none() | spans, st.booleans(),
+    # A node's clock may be minutes away from ours, in either direction.
+    st.integers(-840, 840),
+)  # fmt: skip
+# A batch of news: which pod, and which of its sightings. Several may be lost, come twice, or in any order.
+news = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=8), max_size=6)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(pods, min_size=1, max_size=5),
+    news,
+    st.lists(st.integers(-DAY, 60 * DAY), max_size=6),
+    st.booleans(),
+)
+def test_lost_repeated_and_shuffled_news_give_the_ledger_of_what_happened(
+    ops, prices, drawn, batches, times, backwards
+):
+    histories = [
+        history(ops.pk, f"p-{n}", begin + skew, run, length, fails=fails)
+        for n, (begin, run, length, fails, skew) in enumerate(drawn)
+    ]
+    with transaction.atomic():
+        for n, batch in enumerate(batches):
+            told = [histories[pod % len(histories)] for pod, _ in batch]
+            record([states[which % len(states)] for states, (_, which) in zip(told, batch, strict=True)], NOW)
+            if n < len(times):
+                # Meanwhile whatever is known gets posted; what comes later corrects it.
+                posting.post(at(times[n]))
+        # The watch was lost; a new listing has every pod as it is now.
+        listing = [states[-1] for states in histories]
+        record(listing[::-1] if backwards else listing, NOW)
+        posting.post(NOW)
+        assert standing() == true_ledger(histories, NOW)
+        seconds = sum(s.segment.seconds(ledger.final_until(s.segment, NOW)) for s in UsageSegment.objects.all())
+        assert sum(line.quantity for line in LedgerEntry.objects.filter(sku="gpu")) == seconds
+        assert sum(cell.gpu_seconds for cell in DailyUsage.objects.all()) == seconds
+        transaction.set_rollback(True)
+
+
+def test_a_pod_that_is_seen_only_after_its_end_is_billed_all_the_same(ops, prices):
+    states = history(ops.pk, "p-1", 0, 5, HOUR)
+    record(states[-1:], NOW)
+    posting.post(NOW)
+    assert standing() == true_ledger([states], NOW)
+
+
+def test_a_lost_node_ends_by_estimate_until_somebody_knows_better(ops, prices):
+    """The controller gives up on a node; if it comes back with the true end, the bill is corrected."""
+    states = history(ops.pk, "p-1", 0, 5, 2 * HOUR)
+    given_up = replace(states[2], phase="Failed", finished_at=at(5 * HOUR), estimated=True)
+    record([*states[:3], given_up], at(5 * HOUR))
+    posting.post(NOW)
+    assert UsageSegment.objects.get().flags == [END_ESTIMATED]
+    assert sum(line.quantity for line in standing() if line.sku == "gpu") == 5 * HOUR - 5
+    record(states[3:], NOW)
+    posting.post(NOW)
+    assert standing() == true_ledger([states], NOW)
+    assert UsageSegment.objects.get().flags == []
+
+
+def test_a_clock_beyond_all_reason_counts_as_the_time_of_the_sighting(ops, prices):
+    (running,) = history(ops.pk, "p-1", 400 * DAY, 0, None)[2:]
+    record([running], at(100))
+    assert UsageSegment.objects.get().started == at(100)
+    within = replace(running, uid="p-2", started_at=at(100) + MAX_SKEW)
+    record([within], at(100))
+    assert UsageSegment.objects.get(uid="p-2").started == at(100) + MAX_SKEW
+
+
+# Several at once
+
+
+@pytest.mark.django_db(transaction=True)
+def test_recorders_posters_and_changes_of_terms_at_once(ops, flight, prices):
+    """Two controllers tell everything in their own order, two workers post, prices and owners change, all the time."""
+    codes = [ops, flight]
+    histories = [history(codes[n % 2].pk, f"p-{n:03}", n * 10, 1, 60 + n) for n in range(60)]
+    everything = [state for states in histories for state in states]
+    shuffled = [everything[n * 37 % len(everything)] for n in range(len(everything))]
+    done = threading.Event()
+
+    def controller(states: list[PodState]) -> None:
+        for n in range(0, len(states), 9):
+            record(states[n : n + 9])
+
+    def worker() -> None:
+        while not done.is_set():
+            posting.post()
+
+    def administrator() -> None:
+        """Terms in the past, as a transaction that took very long would leave them."""
+        for n in range(6):
+            Price.objects.create(sku="gpu", valid_from=at(100 + n), per_hour=Decimal(n), appcode=codes[n % 2])
+            Ownership.objects.create(appcode=ops, valid_from=at(50 + n), business_line=f"line-{n}")
+
+    finite = [lambda: controller(everything), lambda: controller(shuffled), administrator]
+    failures = at_once(finite, [worker, worker], done)
+    assert not failures
+    posting.post()
+    assert standing() == true_ledger(histories, timezone.now())
+    assert not Due.objects.exists()
+    call_command("replay", "--verify")
+
+
+def at_once(
+    finite: list[Callable[[], None]], endless: list[Callable[[], None]], done: threading.Event
+) -> list[BaseException]:
+    """Runs all of them side by side, each with a connection of its own, the endless ones until the others are through."""
+    start = threading.Barrier(len(finite) + len(endless), timeout=30)
+    failures: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            work()
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in [*finite, *endless]]
+    for thread in threads:
+        thread.start()
+    for thread in threads[: len(finite)]:
+        thread.join(100)
+    done.set()
+    for thread in threads[len(finite) :]:
+        thread.join(100)
+    return failures
+
+
+# Killed between any two statements
+
+
+class _Mortal:
+    """How many more calls of the database a process may make before it is killed, without a chance to clean up."""
+
+    left = 0
+
+    @classmethod
+    def step(cls) -> None:
+        if cls.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        cls.left -= 1
+
+
+class _Cursor(psycopg2.extensions.cursor):
+    def execute(self, *args: object) -> None:
+        _Mortal.step()
+        super().execute(*args)
+
+    def copy_expert(self, *args: object) -> None:
+        _Mortal.step()
+        super().copy_expert(*args)
+
+
+class _Connection(psycopg2.extensions.connection):
+    def commit(self) -> None:
+        _Mortal.step()
+        super().commit()
+
+
+def _child(allowed: int, work) -> int:
+    """Runs `work` in a process of its own that is killed after `allowed` calls; returns how it ended."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    status = 1
+    try:
+        # The parent's connection is the parent's: a new one, that counts.
+        connection.connection = None
+        connection.settings_dict["OPTIONS"] |= {"connection_factory": _Connection, "cursor_factory": _Cursor}
+        _Mortal.left = 10**6
+        connection.ensure_connection()
+        _Mortal.left = allowed
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops, flight, prices):
+    """A controller and a poster in one process, killed after each of their statements in turn; the next one begins with the
+    same news, as a watch does whose position was not saved."""
+    histories = [history(code.pk, f"{code.code}-{n}", n, 1, 70) for code in (ops, flight) for n in range(3)]
+    early = [state for states in histories for state in states[:3]]
+    wrong = [replace(states[2], phase="Failed", finished_at=at(30 * DAY), estimated=True) for states in histories]
+    late = [states[3] for states in histories]
+
+    def work() -> None:
+        for batch in (early, wrong, late):
+            record(batch)
+            posting.post()
+
+    connection.close()
+    seen = set()
+    for allowed in count():
+        status = _child(allowed, work)
+        seen.add((Observation.objects.count(), LedgerEntry.objects.count()))
+        call_command("replay", "--verify")
+        connection.close()
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    # It was killed in the middle of each of its six parts, and got further every time.
+    assert allowed > 20
+    assert len(seen) >= 6
+    assert standing() == true_ledger(histories, timezone.now())
