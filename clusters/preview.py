@@ -56,7 +56,7 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     )
     roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
     sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
-    per_hour = hourly(price_book(), timezone.now(), sizes)
+    per_hour = hourly(price_book(), timezone.now(), sizes, appcode.pk)
     return Preview(
         place=resolved.place,
         notice=silences(timezone.now()).get(resolved.place.cloud, ""),
