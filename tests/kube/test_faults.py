@@ -323,6 +323,30 @@ def test_pods_that_went_while_nobody_watched_end_when_they_were_last_seen(
     assert UsageSegment.objects.filter(consumer=f"run {lost.pk}", ended__isnull=True).count() == 1
 
 
+@pytest.mark.timeout(300)
+def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane, loops: Loops, people: Any) -> None:
+    """Kubernetes itself waits for a minute until it believes that a node is gone; from then on it is 30 s."""
+    from clusters.models import CloudState, Flavor
+
+    (node,) = plane.add_nodes(1, model="NVIDIA-DOOMED")
+    Flavor.objects.create(
+        name="doomed", title="Doomed", cpu_milli=100, memory_mb=128, gpus=1, gpu_model="NVIDIA-DOOMED"
+    )
+    cluster = loops.create(people, workers=1, flavor="doomed")
+    run = loops.until_running(cluster)
+    plane.lose_node(node)
+    loops.until(lambda: loops.run(cluster).reason == "Degraded")
+    assert f"Node {node} does not answer" in loops.run(cluster).message
+    loops.until(lambda: any("It does not answer." in note for note in CloudState.objects.get(name="kubernetes").notes))
+    plane.remove_node(node)
+    plane.add_nodes(1, model="NVIDIA-DOOMED")
+    loops.until(lambda: run.tasks.filter(phase="Failed").count() == 2, seconds=90)
+    lost = run.tasks.filter(phase="Failed").first()
+    assert (lost.reason, lost.message, lost.disrupted) == ("Disrupted", "Its node is gone.", True)
+    loops.until_running(cluster)
+    loops.check_usage(run)
+
+
 def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Loops, people: Any) -> None:
     from billing.models import UsageSegment
     from clusters.clouds import registry

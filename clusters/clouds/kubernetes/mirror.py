@@ -121,12 +121,29 @@ class Mirror:
     def capacity(self) -> Capacity:
         return self.shares.capacity()
 
-    def note_node(self, kind: str, node: Object) -> None:
+    def note_node(self, kind: str, node: Object) -> list[Seen]:
+        """News of its tasks when it is not heard of any more, or again."""
         name = node["metadata"]["name"]
+        before = self.shares.nodes.pop(name, None)
         if kind == "DELETED":
-            self.shares.nodes.pop(name, None)
-        else:
-            self.shares.nodes[name] = capacity.node_of(node)
+            return []
+        now = self.shares.nodes[name] = capacity.node_of(node)
+        was_lost, is_lost = before is not None and before.note == capacity.LOST, now.note == capacity.LOST
+        return self._note_silence(name, is_lost) if is_lost != was_lost else []
+
+    def _note_silence(self, node: str, is_lost: bool) -> list[Seen]:
+        news: list[Seen] = []
+        why = (reasons.NODE_LOST, reasons.node_lost(node)) if is_lost else ("", "")
+        for uid, pod in self.pods.items():
+            if (
+                pod.seen.node == node
+                and pod.seen.phase == "Running"
+                and (is_lost or pod.seen.reason == reasons.NODE_LOST)
+            ):
+                seen = replace(pod.seen, reason=why[0], message=why[1])
+                self.pods[uid] = replace(pod, seen=seen)
+                news.append(seen)
+        return news
 
     def note_namespace(self, kind: str, namespace: Object) -> None:
         """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
@@ -217,7 +234,7 @@ class Mirror:
             return seen
         self._troubles.pop(seen.uid, None)
         if seen.phase == "Running" and lost:
-            return replace(seen, reason="NodeLost", message=reasons.node_lost(seen.node))
+            return replace(seen, reason=reasons.NODE_LOST, message=reasons.node_lost(seen.node))
         if seen.phase == "Failed" and seen.reason == "Stopped" and seen.scheduled_at:
             if before and before.over:
                 told = before.seen

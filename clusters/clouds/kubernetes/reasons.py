@@ -17,6 +17,7 @@ _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _OF_KUEUE = "kueue.x-k8s.io/queue-name"
+NODE_LOST = "NodeLost"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
 JOB_SUSPENDED = "Its Job was suspended to make room for others; it starts again when it is let go."

@@ -288,6 +288,8 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
         return mirror.note_pod(event, item, now)
     if kind == "ConfigMap":
         return mirror.note_owner(event, item)
+    if kind == "Node":
+        return mirror.note_node(event, item)
     if kind == "Event":
         return mirror.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):
@@ -295,7 +297,6 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
     if kind in ("Service", "NetworkPolicy"):
         return mirror.note_part(event, kind, item)
     silently: dict[str, Callable[[], None]] = {
-        "Node": lambda: mirror.note_node(event, item),
         "Namespace": lambda: mirror.note_namespace(event, item),
         "PersistentVolume": lambda: mirror.note_volume(event, item),
         "ResourceQuota": lambda: mirror.note_quota(event, item),
