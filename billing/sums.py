@@ -27,36 +27,43 @@ COLUMNS: dict[Group, sql.SQL] = {
     "run": sql.SQL("s.labels->>'run'"),
     "role": sql.SQL("s.labels->>'role'"),
 }
-# A segment's part in a window, then the rates that held during that part. Times are whole seconds, so epochs are exact.
+# A segment's part in a window, then each of its SKUs at the rates that held during that part; one row more stands for the pod.
+# Times are whole seconds, so epochs are exact; terms cover all time, so quantities add up from priced rows, too.
 STATEMENT = sql.SQL("""
 WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
 {terms},
 part AS (
     SELECT {groups}, w.since AS window_since, s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb,
-        CASE WHEN s.gpu_model = ANY(%(models)s) THEN s.gpu_model ELSE '' END AS model, coalesce(p.payer, 0) AS payer,
+        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
         greatest(s.started, w.since) AS since, least(coalesce(s.ended, w.until), w.until, %(now)s) AS until,
         s.ended IS NULL AND w.until >= %(now)s AS live
     FROM billing_usagesegment s
     JOIN window_ w ON s.started < w.until AND (s.ended IS NULL OR s.ended > w.since)
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
     WHERE s.started <= %(now)s AND w.since <= %(now)s AND {where}
+),
+priced AS (
+    SELECT {names}, window_since, r.resource, live, units, terms.rate,
+        greatest(0, date_part('epoch', least(terms.until, part.until) - greatest(terms.since, part.since)))::bigint * units
+            AS quantity,
+        live AND terms.since <= %(now)s AND terms.until > %(now)s AS holds
+    FROM part
+    CROSS JOIN LATERAL (VALUES
+        ('pod', -1, 1),
+        ('gpu', payer_key + model_key, gpus),
+        ('cpu', payer_key + %(keys)s - 3, cpu_milli),
+        ('memory', payer_key + %(keys)s - 2, memory_mb),
+        ('storage', payer_key + %(keys)s - 1, storage_mb)
+    ) r(resource, key, units)
+    LEFT JOIN terms ON terms.key = r.key AND terms.since <= part.until AND terms.until > part.since
+    WHERE units > 0
 )
-SELECT {names}, window_since, count(*) FILTER (WHERE live),
-    sum(seconds * gpus), sum(seconds * cpu_milli), sum(seconds * memory_mb), sum(seconds * storage_mb),
-    coalesce(sum(charge), 0), coalesce(sum(gpus) FILTER (WHERE live), 0), coalesce(sum(charge_now) FILTER (WHERE live), 0)
-FROM part
-CROSS JOIN LATERAL (SELECT greatest(0, extract(epoch FROM part.until - part.since))::bigint AS seconds) length
-CROSS JOIN LATERAL (
-    SELECT sum(priced * units * rate) AS charge, sum(units * rate) FILTER (WHERE holds) AS charge_now
-    FROM (
-        SELECT rate, terms.since <= %(now)s AND terms.until > %(now)s AS holds,
-            CASE resource WHEN 'gpu' THEN gpus WHEN 'cpu' THEN cpu_milli WHEN 'memory' THEN memory_mb ELSE storage_mb END
-                AS units,
-            greatest(0, extract(epoch FROM least(terms.until, part.until) - greatest(terms.since, part.since)))::bigint
-                AS priced
-        FROM terms WHERE terms.payer = part.payer AND (resource <> 'gpu' OR terms.model = part.model)
-    ) priced
-) money
+SELECT {names}, window_since, count(*) FILTER (WHERE live AND resource = 'pod'),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'gpu'), 0), coalesce(sum(quantity) FILTER (WHERE resource = 'cpu'), 0),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'memory'), 0),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'storage'), 0), coalesce(sum(quantity * rate), 0),
+    coalesce(sum(units) FILTER (WHERE holds AND resource = 'gpu'), 0), coalesce(sum(units * rate) FILTER (WHERE holds), 0)
+FROM priced
 GROUP BY {names}, window_since
 ORDER BY {names}, window_since
 """)
