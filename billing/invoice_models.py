@@ -20,12 +20,14 @@ from portal.models import Appcode
 
 class Closing(models.Model):
     """The closing of one month for everybody: due at `due_at`; `mark`, once it is set, is the last number of the ledger that
-    the month's invoices cover, whatever is posted later. Months are closed in their order, so that marks grow with them."""
+    the month's invoices cover, whatever is posted later. Months are closed in their order, so that marks grow with them. Nothing
+    up to the mark began after `latest`, so that a month that begins later need not read it."""
 
     month = models.DateField(unique=True)
     due_at = models.DateTimeField()
     mark = models.BigIntegerField(null=True)
     marked_at = models.DateTimeField(null=True)
+    latest = models.DateTimeField(null=True)
     closed_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -17,11 +17,10 @@ from fractions import Fraction
 from typing import Any
 
 from billing.ledger import Entry
-from billing.rating import SECONDS_PER_HOUR, SIZE, UNIT, WIDE, family
+from billing.rating import SECONDS_PER_HOUR, SIZE, UNIT, WIDE, family, money
 
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
-CENT = Decimal("0.01")
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,18 @@ class Line:
         return cents(self.charge)
 
     @property
+    def exact(self) -> Decimal:
+        """The amount before it is rounded."""
+        return money(self.charge)
+
+    @property
     def hours(self) -> Decimal:
         """Priced units × hours, for reading; the quantity is what counts."""
         return hours(self.key.sku, self.quantity)
+
+    @property
+    def unit(self) -> str:
+        return UNITS[family(self.key.sku)]
 
 
 @dataclass(frozen=True)

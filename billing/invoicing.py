@@ -16,7 +16,7 @@ from decimal import Decimal
 
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Min, Q, Sum
+from django.db.models import Max, Min, Q, Sum
 from django.utils import timezone
 
 from billing import invoices, ledger, mails, periods, posting, wakeups
@@ -69,6 +69,11 @@ class Span:
         return row.month == self.month or row.pk > self.after
 
 
+def grace() -> dt.timedelta:
+    found: dt.timedelta = settings.INVOICE_GRACE
+    return found
+
+
 def period_of(month: dt.date) -> periods.Period:
     return periods.month(dt.datetime(month.year, month.month, 1, tzinfo=dt.UTC))
 
@@ -101,7 +106,7 @@ def plan(now: dt.datetime) -> None:
     this = periods.month(now).since.date()
     rows, month = [], first
     while month is not None and month < this:
-        rows.append(Closing(month=month, due_at=period_of(month).until + settings.INVOICE_GRACE))
+        rows.append(Closing(month=month, due_at=period_of(month).until + grace()))
         month = following(month)
     if rows:
         Closing.objects.bulk_create(rows, ignore_conflicts=True)
@@ -135,8 +140,13 @@ def _mark(closing: Closing, now: dt.datetime) -> Span | None:
     if row.mark is None:
         last = LedgerEntry.objects.order_by("-pk").values_list("pk", flat=True).first()
         # Never lower than the one before, whatever becomes of the ledger.
-        row.mark, row.marked_at = max(last or 0, _after(row.month)), now
-        row.save(update_fields=["mark", "marked_at"])
+        after = _after(row.month)
+        row.mark, row.marked_at = max(last or 0, after), now
+        before = Closing.objects.filter(month__lt=row.month).aggregate(latest=Max("latest"))["latest"]
+        new = LedgerEntry.objects.filter(pk__gt=after, pk__lte=row.mark).exclude(kind=LedgerEntry.Kind.CREDIT)
+        begun = new.aggregate(latest=Max("since"))["latest"]
+        row.latest = max(filter(None, (before, begun)), default=None)
+        row.save(update_fields=["mark", "marked_at", "latest"])
     return span_of(row)
 
 
@@ -152,10 +162,9 @@ def _after(month: dt.date) -> int:
 
 
 def _low(month: dt.date) -> int:
-    """A number that no entry of the month, nor one that came late for the month before, is below: the mark that was set a day or
-    more before the month began."""
-    begun = period_of(month).since - periods.DAY
-    early = Closing.objects.filter(month__lt=month, marked_at__lt=begun).order_by("-month").first()
+    """The last mark up to which nothing belongs to this month, nor to one after it."""
+    marked = Closing.objects.filter(month__lt=month).exclude(mark=None)
+    early = marked.filter(Q(latest=None) | Q(latest__lt=period_of(month).since)).order_by("-month").first()
     return early.mark or 0 if early else 0
 
 
@@ -344,7 +353,7 @@ def _draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
     credits_ = _available([appcode.pk], span.period).get(appcode.pk, [])
     owner = _owners([appcode.pk], span.period.until).get(appcode.pk, "")
     document = _document(appcode, owner, span, lines, credits_, now)
-    due = closing.due_at if closing else span.period.until + settings.INVOICE_GRACE
+    due = closing.due_at if closing else span.period.until + grace()
     return Draft(document, "open" if span.period.until > now else "closing", due)
 
 

@@ -43,6 +43,7 @@ NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Billing", "billing", "billing"),
+    Entry("Invoices", "invoices", "file"),
     Entry("Appcodes", "appcodes", "appcode"),
 )
 ADMINISTRATION = (
@@ -54,6 +55,7 @@ ADMINISTRATION = (
     Entry("Allowed folders", "admin_folders", "folder"),
     Entry("Prices", "admin_prices", "price"),
     Entry("Usage", "admin_usage", "usage"),
+    Entry("Months", "admin_months", "file"),
     Entry("People", "admin_people", "people"),
     Entry("Audit", "admin_audit", "audit"),
 )

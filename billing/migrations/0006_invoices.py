@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
                 ("due_at", models.DateTimeField()),
                 ("mark", models.BigIntegerField(null=True)),
                 ("marked_at", models.DateTimeField(null=True)),
+                ("latest", models.DateTimeField(null=True)),
                 ("closed_at", models.DateTimeField(null=True)),
             ],
             options={

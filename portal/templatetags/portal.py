@@ -24,9 +24,9 @@ register = template.Library()
 # Which of the six shapes a word gets. Words are those of design.md, for runs, tasks, appcodes, tokens and tests alike.
 SHAPES = {
     "queued": ("queued", "pending", "requested", "waiting", "scheduled", "new"),
-    "starting": ("starting", "stopping", "testing", "deploying", "storing", "fetching"),
-    "running": ("running", "active", "ready", "enabled", "live"),
-    "succeeded": ("succeeded", "ok", "reachable", "approved"),
+    "starting": ("starting", "stopping", "closing", "testing", "deploying", "storing", "fetching"),
+    "running": ("running", "open", "active", "ready", "enabled", "live"),
+    "succeeded": ("succeeded", "closed", "ok", "reachable", "approved"),
     "failed": ("failed", "refused", "unreachable", "error", "unschedulable", "lost"),
     "stopped": ("stopped", "disabled", "cancelled", "expired", "inactive", "deleted"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,26 +10,22 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.contrib import messages
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404, render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from billing import access, actions, periods
+from billing import access, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.columns import draw
-from billing.forms import PriceForm
-from billing.metering import price_book
-from billing.models import Price
+from billing.files import csv_file
 from billing.periods import Period
 from billing.rating import SECONDS_PER_HOUR, display
 from billing.usage import floor
 from portal.access import appcode_for, appcodes_for, require_administrator
-from portal.errors import Conflict, Invalid
-from portal.forms import show_errors
+from portal.errors import Invalid
 from portal.frame import selected_appcode
 from portal.models import Appcode
 from portal.views import person
@@ -195,55 +190,4 @@ def _segment_cells(row: SegmentRow) -> tuple[object, ...]:
 
 def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
     period = f"{asked.period.since:%Y-%m-%d}-{asked.period.last_day:%Y-%m-%d}"
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="usage-{name}-{period}.csv"'
-    writer = csv.writer(response)
-    writer.writerow(head)
-    writer.writerows(rows)
-    return response
-
-
-# Prices
-
-
-@require_http_methods(["GET", "HEAD", "POST"])
-def prices(request: HttpRequest) -> HttpResponse:
-    """The price book: what holds, what will, what did; POST adds a price."""
-    user = person(request)
-    require_administrator(user)
-    form = PriceForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            price = actions.add_price(*form.price(), acting_user=user)
-        except Invalid as invalid:
-            show_errors(form, invalid, {name: name for name in form.fields})
-        else:
-            messages.success(request, f"{price.sku}: the new price is in the book.")
-            return HttpResponseRedirect(reverse("admin_prices"))
-    now, book = timezone.now(), price_book()
-    rows = list(Price.objects.select_related("appcode").order_by("sku", "-valid_from"))
-    # The last version of each price that has begun, for each of whom it is for.
-    holding = {
-        (row.sku, row.appcode_id, row.business_line): row.pk
-        for row in sorted(rows, key=lambda row: row.valid_from)
-        if row.valid_from <= now
-    }
-    context = {
-        "form": form, "rows": rows, "now": now, "holding": set(holding.values()), "next_change": book.next_change(now),
-        "skus": sorted({"gpu", "cpu", "memory", "storage"} | {row.sku for row in rows} | access.metered_skus()),
-    }  # fmt: skip
-    return render(request, "billing/prices.html", context, status=422 if form.errors else 200)
-
-
-@require_POST
-def withdraw_price(request: HttpRequest, pk: int) -> HttpResponse:
-    user = person(request)
-    require_administrator(user)
-    price = get_object_or_404(Price, pk=pk)
-    try:
-        actions.withdraw_price(price, acting_user=user)
-    except Conflict as conflict:
-        messages.error(request, str(conflict))
-    else:
-        messages.success(request, f"The price of {price.sku} was taken back.")
-    return HttpResponseRedirect(reverse("admin_prices"))
+    return csv_file(f"usage-{name}-{period}", head, rows)
