@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from portal.services import ServiceError, free_port, private_folder, socket_folder, write_private
 
 NEEDED_MB = 500
+LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name
 # A server of a killed `up` dies within moments; its port is worth waiting for.
 PORT_SECONDS = 3.0
 
@@ -79,7 +80,14 @@ class Data:
     @property
     def public_env(self) -> dict[str, str]:
         """What every program may know: the given environment without the portal's secrets, our programs first in PATH."""
-        hidden = {"PORTAL_SECRET_KEY", "PORTAL_SALT_KEYS", "DATABASE_URL", "REDIS_URL", "PORTAL_S3_SECRET_KEY"}
+        hidden = {
+            "PORTAL_SECRET_KEY",
+            "PORTAL_SALT_KEYS",
+            "DATABASE_URL",
+            "REDIS_URL",
+            "PORTAL_S3_SECRET_KEY",
+            LOGS_SECRET,
+        }
         env = {name: value for name, value in self.given.items() if name not in hidden}
         path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
         return env | {"PATH": path, "PORTAL_DATA": str(self.folder), "PYTHONUNBUFFERED": "1"}
@@ -89,7 +97,7 @@ class Data:
         given, own = self.given, self.secrets
         return {
             "PORTAL_SECRET_KEY": given.get("PORTAL_SECRET_KEY") or own["PORTAL_SECRET_KEY"],
-            **({"PORTAL_SALT_KEYS": given["PORTAL_SALT_KEYS"]} if "PORTAL_SALT_KEYS" in given else {}),
+            **{name: given[name] for name in ("PORTAL_SALT_KEYS", LOGS_SECRET) if name in given},
             "PORTAL_ORIGIN": self.origin,
             "DATABASE_URL": urls.get("postgres") or given["DATABASE_URL"],
             "REDIS_URL": urls.get("valkey") or given["REDIS_URL"],

@@ -195,7 +195,7 @@ class TestLogs:
         content = {0: b"", 1: b""}
 
         class Written:
-            def log(self, run, role, index, *, attempt, offset=0, limit=262144, tail=None):
+            def log(self, run, role, index, *, attempt, offset=0, limit=262144, tail=None, cursor=""):
                 data = content[attempt] if role == "worker" else b""
                 start = max(0, len(data) - tail) if tail is not None else min(offset, len(data))
                 piece = data[start : start + limit]
