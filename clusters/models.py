@@ -315,7 +315,7 @@ class CloudState(models.Model):
     """
 
     name = models.CharField(max_length=40, primary_key=True)
-    position = models.CharField(max_length=200, blank=True)
+    position = models.CharField(max_length=1000, blank=True)
     heard_at = models.DateTimeField(null=True)
     trouble = models.TextField(blank=True)
     capacity = models.JSONField(default=dict)

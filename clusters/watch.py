@@ -164,15 +164,16 @@ def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:
 def _clean(item: Seen) -> Seen:
     """The item with texts that its columns take: programs and machines may say anything, of any length."""
     if isinstance(item, TaskSeen):
-        return replace(
-            item,
-            reason=readable(item.reason, 40),
-            message=readable(item.message),
-            node=readable(item.node, 253),
-            gpus=tuple(readable(gpu) for gpu in item.gpus),
-            gpu_model=readable(item.gpu_model, 60),
-            log_tail=readable(item.log_tail),
-        )
+        texts = {
+            "reason": readable(item.reason, 40),
+            "message": readable(item.message),
+            "node": readable(item.node, 253),
+            "gpus": tuple(readable(gpu) for gpu in item.gpus),
+            "gpu_model": readable(item.gpu_model, 60),
+            "log_tail": readable(item.log_tail),
+        }
+        is_clean = all(getattr(item, name) == text for name, text in texts.items())
+        return item if is_clean else replace(item, **texts)  # type: ignore[arg-type]
     return item if isinstance(item, RunFound) else replace(item, message=readable(item.message))
 
 

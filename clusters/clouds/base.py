@@ -184,13 +184,14 @@ class Plan:
 class TaskSeen:
     """One seen state of one pod. Times are UTC; `gpus` are the device ids (or names) that this pod holds.
 
-    `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word:
-    for Pending Unschedulable (waits for GPUs), PullingImage, FetchingInput, BackOff, Starting; for Running BackOff (its
-    program ended and is started again in the same pod); for Failed Error, OOMKilled, Disrupted, Lost, Stopped. `message` is
-    a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when the first container of the pod ran, be it
-    to fetch its data (metering starts), `started_at` when its program did, `finished_at` when the last process had ended and its
-    GPUs were free. `disrupted` marks an end that is the cloud's fault and not counted as a failure;
-    `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a failed task's log.
+    `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word: for Pending
+    Unschedulable (waits for GPUs), PullingImage, MountingVolume, FetchingInput, BackOff, Starting; for Running BackOff (its
+    program ended and is started again in the same pod), NodeLost (its machine does not answer); for Failed Error, OOMKilled,
+    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when
+    the first container of the pod ran, be it to fetch its data (metering starts), `started_at` when its program did,
+    `finished_at` when the last process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault
+    and not counted as a failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a
+    failed task's log.
     """
 
     run_id: int

@@ -303,23 +303,6 @@ def test_an_owner_deleted_by_hand_takes_everything_with_it(
     assert left_of(plane, run) == []
 
 
-def test_the_api_server_goes_away_and_comes_back(
-    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
-) -> None:
-    run = run_ref(space)
-    cloud.apply(plan(role("worker", 2), run=run))
-    following.until(lambda: len(following.of(run, "Running")) == 2)
-    plane.stop_apiserver()
-    try:
-        following.until(lambda: following.errors)
-        with pytest.raises(CloudError):
-            cloud.apply(plan(role("worker", 2), run=run))
-    finally:
-        plane.start_apiserver()
-    cloud.delete(run)
-    following.until(lambda: following.is_gone(run), seconds=60)
-
-
 def test_a_position_that_was_compacted_is_told_as_expired(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str
 ) -> None:

@@ -41,6 +41,9 @@ JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
+# The API server was put back to an older state: what it said after that is forgotten, too.
+_IN_THE_FUTURE = "ResourceVersionTooLarge"
+
 # kind → (API, plural, whether it lies in a namespace)
 KINDS = {
     "Namespace": ("/api/v1", "namespaces", False),
@@ -268,7 +271,8 @@ def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: 
 
 
 def _raise_event(status: Json) -> None:
-    if status.get("code") == 410:
+    causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
+    if status.get("code") == 410 or _IN_THE_FUTURE in causes:
         raise WatchExpired(status.get("message", "The position is too old."))
     raise Unavailable(status.get("message", "The watch failed."))
 
@@ -280,7 +284,7 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
         status = {}
     message = status.get("message") or data.decode(errors="replace")[:300] or f"HTTP {answer.status}"
     causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
-    if answer.status == 410:
+    if answer.status == 410 or _IN_THE_FUTURE in causes:
         return WatchExpired(message)
     if answer.status == 404:
         return Missing(404, message)

@@ -47,6 +47,9 @@ class Upkeep:
                     self._due[item.uid] = pod
             elif isinstance(item, RunGone) and (owner := self.mirror.owners.get(item.run_id)) and owner.held:
                 self._due[f"run {item.run_id}"] = owner
+        with self._lock:
+            now = time.monotonic()
+            self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         counting = {seen.run_id for seen in self.mirror.unnumbered.values()}
         for uid in list(self.mirror.unnumbered):
             self._begin(("number", uid), self._number_pod, uid)
@@ -71,10 +74,8 @@ class Upkeep:
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
-        now = time.monotonic()
         with self._lock:
-            self._not_before = {each: at for each, at in self._not_before.items() if at > now}
-            if key in self._busy or key in self._not_before:
+            if key in self._busy or self._not_before.get(key, 0.0) > time.monotonic():
                 return False
             self._busy.add(key)
         self._client.in_background(self._do, key, task, *arguments)
