@@ -15,6 +15,14 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing.dashboard_models import (  # noqa: F401
+    CapacityRecord,
+    GeneratedAppcode,
+    MonthlySpending,
+    Outcome,
+    Waste,
+    Watermark,
+)
 from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail  # noqa: F401
 from billing.ledger import Entry
 from billing.rating import DatedDiscount, DatedPrice, Owner, family, money
@@ -121,6 +129,7 @@ class UsageSegment(models.Model):
             models.Index(fields=["appcode", "started"]),
             # What overlaps a month: it ended after its first second, or not yet.
             models.Index(fields=["ended"]),
+            models.Index(fields=["ended"], name="segment_flagged", condition=~Q(flags=[])),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["uid"], name="segment_once"),
@@ -373,6 +382,7 @@ class LedgerEntry(models.Model):
             # An invoice takes the lines of its appcode up to a number.
             models.Index(fields=["appcode", "id"], name="ledger_appcode"),
             models.Index(fields=["credit"], name="ledger_credits", condition=Q(credit__isnull=False)),
+            models.Index(fields=["posted_at"], name="ledger_reversals", condition=Q(reverses__isnull=False)),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(
