@@ -46,7 +46,7 @@ due AS MATERIALIZED (
     SELECT s.id, s.uid, s.appcode_id, s.consumer, s.labels, s.gpus, s.gpu_model, s.cpu_milli, s.memory_mb, s.storage_mb,
         s.started, s.ended, taken.posted, f.final, coalesce(p.payer, 0) * %(keys)s AS payer_key,
         coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key
-    FROM taken JOIN billing_usagesegment s ON s.id = taken.segment_id
+    FROM taken CROSS JOIN LATERAL (SELECT * FROM billing_usagesegment WHERE id = taken.segment_id OFFSET 0) s
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
     CROSS JOIN LATERAL (
         SELECT CASE WHEN s.ended <= %(now)s THEN s.ended ELSE billing_month(%(now)s) END AS final
@@ -64,7 +64,7 @@ owner_ AS MATERIALIZED (
     WHERE business_line IS DISTINCT FROM before
     WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
 ),
-part AS (
+part AS MATERIALIZED (
     SELECT d.id, d.gpus, d.gpu_model, d.cpu_milli, d.memory_mb, d.storage_mb, d.posted, d.payer_key, d.model_key,
         coalesce(o.business_line, '') AS business_line,
         greatest(d.started, month_.since, o.since) AS part_since, least(d.final, month_.until, o.until) AS part_until
@@ -127,10 +127,10 @@ added AS (
 ),
 names AS MATERIALIZED (SELECT id, appcode_id, {labels} FROM due WHERE NOT posted),
 changed AS (
-    SELECT e.sku, e.since, e.until, e.quantity, e.charge, e.business_line, n.appcode_id, n.cluster, n."user", n.framework
+    SELECT e.sku, {seconds}, e.quantity, e.charge, e.business_line, n.appcode_id, n.cluster, n."user", n.framework
     FROM expected e JOIN names n ON n.id = e.segment_id
     UNION ALL
-    SELECT sku, since, until, quantity * n, charge * n, business_line, appcode_id, {labels}
+    SELECT sku, {seconds}, quantity * n, charge * n, business_line, appcode_id, {labels}
     FROM differing CROSS JOIN LATERAL (SELECT CASE WHEN ids IS NULL THEN 1 ELSE wanted - cardinality(ids) END AS n) times
 ),
 {rollups},
@@ -153,6 +153,8 @@ NEW = sql.SQL(
     "e.segment_id, e.sku, e.since, e.until, e.quantity, e.price_id, e.per_hour, e.discount, e.charge, e.business_line, d.uid,"
     " d.appcode_id, d.consumer, d.labels"
 )
+# Days are counted in whole days of 86,400 s since 1970, which is UTC's calendar and much cheaper than asking it.
+SECONDS = sql.SQL("date_part('epoch', since)::bigint AS begun, date_part('epoch', until)::bigint AS over")
 LABELS = sql.SQL(", ").join(
     sql.SQL("coalesce(left(labels->>{}, 200), '') AS {}").format(sql.Literal(name), sql.Identifier(name))
     for name in ("cluster", "user", "framework")
@@ -168,8 +170,8 @@ GROUPING = ("appcode_id", "business_line", "cluster", "user", "framework", "gpu_
 GROUPED = sql.SQL(", ").join(map(sql.Identifier, GROUPING))
 # All lines that are usage, and what was taken back of it.
 LINES = sql.SQL(
-    "(SELECT sku, since, until, quantity, charge, business_line, appcode_id, {} FROM billing_ledgerentry WHERE kind <> 'credit')"
-).format(LABELS)
+    "(SELECT sku, {}, quantity, charge, business_line, appcode_id, {} FROM billing_ledgerentry WHERE kind <> 'credit')"
+).format(SECONDS, LABELS)
 REVERSED = (
     "segment_id", "uid", "sku", "since", "until", "price_id", "per_hour", "discount", "appcode_id", "business_line", "consumer",
     "labels",
@@ -180,31 +182,21 @@ SUMS = {"billing_dailyusage": ("day", "daily"), "billing_monthlyusage": ("month"
 # A line may last for many days; each gets the share of its seconds, which is exact because quantities and charges are products
 # of seconds.
 DAILY = sql.SQL("""
-SELECT day, appcode_id, business_line, cluster, "user", framework,
+SELECT date '1970-01-01' + day::integer AS day, appcode_id, business_line, cluster, "user", framework,
     CASE resource WHEN 'gpu' THEN substr(sku, 5) ELSE '' END AS gpu_model, {sums}
 FROM (
     SELECT day, appcode_id, business_line, cluster, "user", framework, sku, split_part(sku, ':', 1) AS resource,
         sum(quantity) AS quantity, sum(charge) AS charge
     FROM (
-        SELECT first AS day, appcode_id, business_line, cluster, "user", framework, sku, quantity, charge
-        FROM {lines} line
-        CROSS JOIN LATERAL (
-            SELECT (since AT TIME ZONE 'UTC')::date AS first, (until AT TIME ZONE 'UTC' - interval '1 second')::date AS last
-        ) of_line
-        WHERE first = last
+        SELECT begun / 86400 AS day, appcode_id, business_line, cluster, "user", framework, sku, quantity, charge
+        FROM {lines} line WHERE begun / 86400 = (over - 1) / 86400
         UNION ALL
-        SELECT day::date, appcode_id, business_line, cluster, "user", framework, sku, quantity / seconds * of_day,
-            charge / seconds * of_day
+        SELECT day, appcode_id, business_line, cluster, "user", framework, sku,
+            quantity / (over - begun) * of_day, charge / (over - begun) * of_day
         FROM {lines} line
-        CROSS JOIN LATERAL (
-            SELECT since AT TIME ZONE 'UTC' AS begun, until AT TIME ZONE 'UTC' AS over,
-                date_part('epoch', until - since)::bigint AS seconds
-        ) of_line
-        CROSS JOIN LATERAL generate_series(date_trunc('day', begun), over - interval '1 second', interval '1 day') day
-        CROSS JOIN LATERAL (
-            SELECT date_part('epoch', least(over, day + interval '1 day') - greatest(begun, day))::bigint AS of_day
-        ) of_days
-        WHERE begun::date <> (over - interval '1 second')::date
+        CROSS JOIN LATERAL generate_series(begun / 86400, (over - 1) / 86400) day
+        CROSS JOIN LATERAL (SELECT least(over, (day + 1) * 86400) - greatest(begun, day * 86400) AS of_day) of_days
+        WHERE begun / 86400 <> (over - 1) / 86400
     ) share
     GROUP BY 1, 2, 3, 4, 5, 6, 7
 ) by_sku
@@ -261,7 +253,7 @@ ROLLUPS = sql.SQL(
     by_day=_add("billing_dailyusage", "day", "daily"),
     by_month=_add("billing_monthlyusage", "month", "monthly"),
 )
-POST = STATEMENT.format(terms=TERMS, line=LINE, new=NEW, labels=LABELS, rollups=ROLLUPS)
+POST = STATEMENT.format(terms=TERMS, line=LINE, new=NEW, seconds=SECONDS, labels=LABELS, rollups=ROLLUPS)
 PLANNING = """
 SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off; SET LOCAL work_mem = '64MB'
 """
@@ -328,14 +320,19 @@ def post_portion(now: dt.datetime, shard: int, size: int = PORTION) -> Posted:
         # Terms and owners are read after the lock was given: they are those that whoever held it has left.
         parameters: dict[str, Any] = {
             "now": floor(now),
-            "segments": [segment_id for segment_id, _ in taken],
-            "posted": [posted for _, posted in taken],
+            # As text: a list of constants would take the parser as long as the rest takes the database.
+            "segments": _array(str(segment_id) for segment_id, _ in taken),
+            "posted": _array("t" if posted else "f" for _, posted in taken),
             **terms_of(price_book()),
         }
         # A portion is a small part of large tables, whatever their statistics say by now; its own rows fit in memory.
         cursor.execute(PLANNING)
         cursor.execute(cast("Any", POST), parameters)
         return Posted(*cursor.fetchone())
+
+
+def _array(texts: Iterable[str]) -> str:
+    return "{" + ",".join(texts) + "}"
 
 
 def again(segment_ids: Iterable[int]) -> None:
