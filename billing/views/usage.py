@@ -19,12 +19,12 @@ from django.views.decorators.http import require_safe
 
 from billing import access, periods
 from billing.access import Amount, SegmentRow, Usage
-from billing.columns import draw
 from billing.files import csv_file
 from billing.periods import Period
 from billing.rating import SECONDS_PER_HOUR, display
 from billing.usage import floor
 from portal.access import appcode_for, appcodes_for, require_administrator
+from portal.charts import draw_columns
 from portal.errors import Invalid
 from portal.frame import selected_appcode
 from portal.models import Appcode
@@ -151,7 +151,7 @@ def _usage_page(
         return _usage_csv(f"by-{what}", what, asked, [row for row, _ in links])
     columns = [(f"{since:{form}}", {each.name or "–": each.amount.cost for each in used}) for since, used in over_time]
     context |= {
-        "asked": asked, "rows": links, "what": what, "times": times, "chart": draw(columns) if times else None,
+        "asked": asked, "rows": links, "what": what, "times": times, "chart": draw_columns("Cost over time", columns, unit=settings.CURRENCY) if times else None,
         "total": Amount.total(row.amount for row, _ in links),
     }  # fmt: skip
     return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)

@@ -17,7 +17,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.charts import Chart, Line, draw, number
 from clusters.models import Run
 from clusters.plans import output_folder
 from clusters.scalars import Point, Progress, Scalars, is_event_file, read
@@ -25,6 +24,7 @@ from clusters.views.cluster import page_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry
 from datastores.models import Datastore
+from portal.charts import Chart, Line, draw, number
 
 REMEMBER_SECONDS = 3600
 # Files of the output that are looked at for event files among them; checkpoints may be many.

@@ -1,9 +1,9 @@
-"""Line charts as data: ticks and paths for an SVG that stretches with its page, drawn without JavaScript.
+"""Charts as data, for SVG that stretches with its page and is drawn by templates without JavaScript: lines, and stacked columns.
 
-The idea: the drawing knows no pixels. Lines live in a square of 1000 by 1000 that the browser stretches to whatever width
-there is (with strokes that do not stretch), while ticks are words of the page, placed by percent. So letters have their
-ordinary size on a telephone, and colours are those of the theme, light or dark. Libraries that draw text into the SVG
-(pygal, matplotlib) shrink it with the page and fix the colours on the server.
+The idea: the drawing knows no pixels. Lines and bars live in a square of 1000 by 1000 that the browser stretches to whatever
+width there is (with strokes that do not stretch), while ticks are words of the page, placed by percent. So letters have their
+ordinary size on a telephone, and colours are those of the theme, light or dark. Libraries that draw on the server (pygal,
+matplotlib, pysvgchart) write the words into the picture, where they shrink with it, and fix the colours there.
 
 Pure: numbers in, numbers and strings out.
 """
@@ -11,12 +11,16 @@ Pure: numbers in, numbers and strings out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 SIDE = 1000.0
 # Beyond these, differences and quotients of floats overflow or vanish; such a value leaves a gap, such a span is flat.
 LARGEST, SMALLEST = 1e300, 1e-280
+# As many parts of columns as the theme has colours; the last one is everything else.
+MAX_PARTS = 6
+OTHERS = "all others"
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,43 @@ class Chart:
         )
 
 
+@dataclass(frozen=True)
+class Block:
+    """A part of a column as a rectangle of the drawing; `series` counts from 1, for the colour, and `text` is its value."""
+
+    series: int
+    name: str
+    text: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Column:
+    """`left` and `width` are its share of the drawing, which a pointer may hit; its bar is narrower. `url` leads further."""
+
+    label: str
+    text: str
+    left: float
+    width: float
+    blocks: tuple[Block, ...]
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """`names` are the parts in the order of their colours, the largest first."""
+
+    title: str
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    summary: str
+
+
 def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
     """The chart of `lines` over a common pair of axes that just contain them."""
     lines = list(lines)
@@ -93,6 +134,55 @@ def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
         lines=tuple(_drawn(line, place) for line in lines),
         x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
         y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
+    )
+
+
+def draw_columns(
+    title: str,
+    columns: Sequence[tuple[str, Mapping[str, Decimal]]],
+    *,
+    unit: str = "",
+    urls: Sequence[str] = (),
+    most: Decimal | None = None,
+    digits: int = 2,
+) -> Columns:
+    """Stacked columns of (label, value by name) pairs over an axis from zero; `most` is the least height of that axis.
+
+    The largest names get a colour each and the rest share one. A negative part, which only a correction can leave, is drawn
+    as nothing; its text says what it is.
+    """
+    sums: dict[str, Decimal] = {}
+    for _, values in columns:
+        for name, value in values.items():
+            sums[name] = sums.get(name, Decimal(0)) + value
+    ranked = sorted(sums, key=lambda name: (-sums[name], name))
+    shown = ranked if len(ranked) <= MAX_PARTS else [*ranked[: MAX_PARTS - 1], OTHERS]
+    heights = [sum((max(value, Decimal(0)) for value in values.values()), Decimal(0)) for _, values in columns]
+    top = float(max([*heights, most or Decimal(0)], default=Decimal(0))) or 1.0
+    y_ticks = ticks(0.0, top, 4)
+    scale = Decimal(y_ticks[-1])
+    width = SIDE / max(len(columns), 1)
+
+    def text(value: Decimal) -> str:
+        return f"{value:,.{digits}f} {unit}".strip()
+
+    drawn = []
+    for n, (label, values) in enumerate(columns):
+        merged = _merged(values, shown)
+        whole = text(sum(values.values(), Decimal(0)))
+        url = urls[n] if n < len(urls) else ""
+        drawn.append(Column(label, whole, n * width, width, _blocks(merged, shown, scale, n * width, width, text), url))
+    largest = max(range(len(columns)), key=lambda n: heights[n], default=None)
+    sentence = f"{title}: {text(sum(sums.values(), Decimal(0)))} in all"
+    if largest is not None and heights[largest]:
+        sentence += f", the most in {columns[largest][0]} ({drawn[largest].text})"
+    return Columns(
+        title=title,
+        names=tuple(shown),
+        columns=tuple(drawn),
+        x_ticks=_labels(drawn),
+        y_ticks=tuple(Tick(number(y), 100 * (1 - y / y_ticks[-1])) for y in y_ticks),
+        summary=sentence + ". The table below has the numbers.",
     )
 
 
@@ -140,6 +230,40 @@ def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _merged(values: Mapping[str, Decimal], shown: Sequence[str]) -> dict[str, Decimal]:
+    """The values in the order of `shown`; names that are not among them are added up as its last."""
+    merged: dict[str, Decimal] = {}
+    for name, value in values.items():
+        key = name if name in shown else OTHERS
+        merged[key] = merged.get(key, Decimal(0)) + value
+    return {name: merged[name] for name in shown if merged.get(name)}
+
+
+def _blocks(
+    values: Mapping[str, Decimal],
+    names: Sequence[str],
+    scale: Decimal,
+    left: float,
+    width: float,
+    text: Callable[[Decimal], str],
+) -> tuple[Block, ...]:
+    # A chart of few columns does not get doors.
+    bar = min(width * 0.7, SIDE * 0.08)
+    x, blocks, top = left + (width - bar) / 2, [], SIDE
+    for name, value in values.items():
+        height = float(max(value, Decimal(0)) / scale) * SIDE
+        top -= height
+        place = (round(x, 1), round(top, 2), round(bar, 1), round(height, 2))
+        blocks.append(Block(names.index(name) + 1, name, text(value), *place))
+    return tuple(blocks)
+
+
+def _labels(columns: Sequence[Column]) -> tuple[Tick, ...]:
+    """Those labels of the columns that fit below a narrow chart."""
+    step = -(-len(columns) // 6) or 1
+    return tuple(Tick(each.label, (each.left + each.width / 2) * 100 / SIDE) for each in columns[::step])
 
 
 def _finite(x: float, y: float) -> bool:
