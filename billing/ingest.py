@@ -132,7 +132,7 @@ def bring(states: Sequence[PodState]) -> None:
     """Puts the sightings into this session's table; nobody else is kept waiting for that."""
     with connection.cursor() as cursor:
         cursor.execute(INCOMING)
-        cursor.copy_expert(COPY, _rows(states))
+        cursor.copy_expert(COPY, rows(states))
 
 
 def add_up(seen_at: dt.datetime) -> None:
@@ -146,7 +146,8 @@ _amounts = attrgetter("phase", "gpus", "gpu_model", "cpu_milli", "memory_mb", "s
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _rows(states: Sequence[PodState]) -> io.StringIO:
+def rows(states: Sequence[PodState]) -> io.StringIO:
+    """What COPY takes."""
     buffer = io.StringIO()
     csv.writer(buffer).writerows(
         (
