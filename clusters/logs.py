@@ -106,6 +106,8 @@ class RunLogs:
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.KEPT:
             return self._copied((role, index, attempt), copy, offset=offset, limit=limit, tail=tail)
+        if copy.state == Task.LogState.LOST:
+            return LogChunk(b"", offset, True, absent=True)
         chunk = self.cloud.log(
             self.ref, role, index, attempt=attempt, offset=offset, limit=limit, tail=tail, cursor=cursor
         )
@@ -146,6 +148,8 @@ class RunLogs:
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.LOST:
             return copy.message
+        if copy.state == Task.LogState.KEPT and chunk.absent:
+            return "Somebody has removed this log from the archive."
         if copy.is_coming and copy.message:
             return f"This log is not in the archive yet: {copy.message} It is tried again."
         if chunk.absent and chunk.complete and not self.keeps and not is_wanted(self.run.cloud):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import django_stubs_ext
 import environ
+from django.core.exceptions import ImproperlyConfigured
 
 from portal import logs
 
@@ -317,6 +318,8 @@ LOGS_S3 = {
     "access_key": env.str("PORTAL_LOGS_S3_ACCESS_KEY", default=""),
     "secret": env.str("PORTAL_LOGS_S3_SECRET_KEY", default=""),
 }
+if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
+    raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
 LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 # How long the invoices of a month wait for usage that is told late; what comes later is a correction on the next ones.

@@ -1,0 +1,297 @@
+"""Logs copied before they are gone, with the real node agent as a cloud that says it loses them, and a real S3 server."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+
+import pytest
+from django.db import connections
+from django.utils.timezone import now
+
+from clusters import actions, archiving, reconcile
+from clusters.clouds.base import CloudError, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.registry import cloud
+from clusters.models import Run, Task
+from tests.api.client import api_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SCRIPT = "trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0.05; done"
+
+
+@pytest.fixture
+def store(s3, bucket, settings, monkeypatch):
+    """Keys → contents of the archive."""
+    from clusters.clouds.local.cloud import LocalCloud
+
+    monkeypatch.setattr(LocalCloud, "keeps_logs", False)
+    settings.LOGS_S3 = {
+        **settings.LOGS_S3,
+        "server": s3.url,
+        "bucket": bucket,
+        "access_key": s3.access_key,
+        "secret": s3.secret_key,
+    }
+
+    def read():
+        found = s3.client.list_objects_v2(Bucket=bucket).get("Contents", ())
+        return {item["Key"]: s3.client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read() for item in found}
+
+    return read
+
+
+@pytest.fixture
+def copying():
+    """copying() → a worker that copies what is due, once, beside the test."""
+    threads = []
+
+    def work():
+        try:
+            archiving.copy_due()
+        finally:
+            connections.close_all()
+
+    def start():
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        return threads[-1]
+
+    yield start
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, list(Task.objects.values())
+        time.sleep(0.02)
+
+
+def state(run):
+    return Task.objects.get(run=run).log_state
+
+
+def key(run, name="master-0-0"):
+    return f"logs/local/{run.pk}/{name}.log"
+
+
+def test_what_ends_by_itself_is_copied_once(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", "echo ünï; echo twice >&2"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    assert state(run) == "due"
+    archiving.copy_due()
+    task = Task.objects.get(run=run)
+    assert (task.log_state, task.log_size, task.log_message) == ("kept", 12, "")
+    assert store() == {key(run): "ünï\ntwice\n".encode()}
+    # The same news again, as after a restart of the controller, changes nothing.
+    listing = cloud("local").list()
+    from clusters.watch import apply_listing
+
+    apply_listing("local", listing, now())
+    archiving.copy_due()
+    assert state(run) == "kept"
+    path = "/appcodes/ops-demo/clusters/demo/runs/1/tasks/master/0/log"
+    assert api_of(people.bob).get(path)[1].content == "ünï\ntwice\n".encode()
+
+
+def test_a_run_is_ended_when_its_logs_are_open_and_not_before(loop, people, manifest, store, copying):
+    cluster = actions.create_cluster(manifest("demo", SCRIPT, workers=2), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    loop.until(lambda: run.tasks.filter(phase="Running").count() == 3)
+    actions.disable(cluster, acting_user=people.bob)
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.release_asked_at is None
+    assert run.claimed_until > now() + archiving.PREPARE / 2
+    assert set(run.tasks.values_list("log_state", flat=True)) == {"due"}
+    worker = copying()
+    until(lambda: set(run.tasks.values_list("log_state", flat=True)) == {"open"})
+    until(lambda: Run.objects.get(pk=run.pk).claimed_until is None)
+    loop.until_phase(cluster, "Stopped")
+    worker.join(20)
+    assert set(run.tasks.values_list("log_state", flat=True)) == {"kept"}
+    found = store()
+    assert sorted(found) == [key(run, name) for name in ("master-0-0", "worker-0-0", "worker-1-0")]
+    for text in found.values():
+        assert text.startswith(b"up\n")
+        assert text.endswith(b"asked to end\n")
+
+
+def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    actions.disable(cluster, acting_user=people.bob)
+    reconcile.reconcile(run.pk)
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.release_asked_at is None
+    Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.release_asked_at is not None
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_what_a_dead_worker_had_open_is_taken_by_the_next(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    Task.objects.update(log_state="open", log_claimed_until=now() + dt.timedelta(seconds=30))
+    archiving.copy_due()
+    assert (state(run), store()) == ("open", {})
+    Task.objects.update(log_claimed_until=now() - dt.timedelta(seconds=1))
+    archiving.copy_due()
+    assert (state(run), store()) == ("kept", {key(run): b"here\n"})
+
+
+def test_an_object_store_that_is_away_is_waited_for(loop, people, manifest, store, copying, s3, settings, bucket):
+    settings.LOGS_S3 = {**settings.LOGS_S3, "bucket": f"{bucket}-later"}
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    worker = copying()
+    until(lambda: "There is no such bucket" in Task.objects.get(run=run).log_message)
+    assert state(run) == "open"
+    s3.client.create_bucket(Bucket=f"{bucket}-later")
+    worker.join(30)
+    task = Task.objects.get(run=run)
+    assert (task.log_state, task.log_message) == ("kept", "")
+
+
+def test_a_log_that_is_too_long_is_cut_and_says_so(loop, people, manifest, store, settings):
+    settings.LOGS_MAX_BYTES = 2**20
+    command = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
+    cluster = actions.create_cluster(manifest("demo", command), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    archiving.copy_due()
+    text = store()[key(run)]
+    assert text == b"x" * 2**20 + b"\n[The log is longer than 1 MiB; only its beginning was kept.]\n"
+    assert Task.objects.get(run=run).log_size == len(text)
+
+
+def test_a_log_that_is_gone_is_lost(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    loop.until(lambda: Run.objects.get(pk=run.pk).gone)
+    cloud("local").purge(reconcile.run_ref(run))
+    Task.objects.update(log_message="The archive of logs does not work.")
+    archiving.copy_due()
+    task = Task.objects.get(run=run)
+    assert (task.log_state, task.log_message) == (
+        "lost",
+        "Its pod was gone before the log could be copied. The archive of logs does not work.",
+    )
+    assert store() == {}
+
+
+def test_of_a_deleted_cluster_nothing_is_kept(loop, people, manifest, store, copying):
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    archiving.copy_due()
+    assert store()
+    actions.deploy(cluster, acting_user=people.bob)
+    again = loop.until_phase(cluster, "Succeeded")
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    loop.until(lambda: not Run.objects.filter(gone=False).exists())
+    # One that is being copied at this very moment is waited for.
+    Task.objects.filter(run=again).update(log_claimed_until=now() + dt.timedelta(seconds=30))
+    reconcile.purge(cluster.pk)
+    cluster.refresh_from_db()
+    assert not cluster.purged
+    Task.objects.filter(run=again).update(log_claimed_until=None)
+    archiving.copy_due()
+    assert list(store()) == [key(run)]
+    reconcile.purge(cluster.pk)
+    cluster.refresh_from_db()
+    assert cluster.purged
+    assert store() == {}
+
+
+def test_a_task_that_never_began_has_no_log(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", "echo here", flavor="one-gpu", workers=7), acting_user=people.bob)
+    first = loop.until_phase(cluster, "Succeeded", "Running")
+    archiving.copy_due()
+    other = actions.create_cluster(manifest("other", "sleep 60", flavor="one-gpu"), acting_user=people.bob)
+    loop.work()
+    actions.disable(other, acting_user=people.bob)
+    loop.until(lambda: Run.objects.get(current_of=other).gone)
+    waiting = Task.objects.filter(run__cluster=other, started_at=None)
+    assert set(waiting.values_list("log_state", flat=True)) <= {""}
+    loop.until(lambda: Run.objects.get(pk=first.pk).gone)
+
+
+class TestHolding:
+    @pytest.fixture
+    def task(self, loop, people, manifest, store):
+        cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+        run = loop.until_phase(cluster, "Succeeded")
+        return Task.objects.get(run=run)
+
+    @staticmethod
+    def seen(task, phase="Succeeded", uid=""):
+        return TaskSeen(task.run_id, "master", 0, 0, uid or task.uid, phase, started_at=task.started_at)
+
+    def test_only_the_end_of_a_task_whose_log_nobody_has_opened(self, task):
+        holding = archiving.Holding(cloud("local"))
+        others = [StorageSeen(task.run_id, "ready"), self.seen(task, "Running", "other"), RunGone(task.run_id)]
+        never = self.seen(task, "Failed", "never-began")
+        assert holding.settle([*others, self.seen(task), never]) == [*others, never]
+        assert holding.settle([]) == []
+        Task.objects.update(log_state="open")
+        assert holding.settle([]) == [self.seen(task)]
+        assert holding.settle([]) == []
+
+    def test_not_for_ever(self, task, monkeypatch):
+        holding = archiving.Holding(cloud("local"))
+        assert holding.settle([self.seen(task)]) == []
+        monkeypatch.setattr(archiving, "HOLD_SECONDS", 0.0)
+        assert holding.settle([]) == [self.seen(task)]
+
+    def test_not_where_logs_are_kept(self, task, monkeypatch):
+        from clusters.clouds.local.cloud import LocalCloud
+
+        monkeypatch.setattr(LocalCloud, "keeps_logs", True)
+        assert archiving.Holding(cloud("local")).settle([self.seen(task)]) == [self.seen(task)]
+
+
+def test_a_pod_that_takes_the_place_of_another_has_a_log_of_its_own(loop, people, manifest, store):
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    archiving.copy_due()
+    from clusters.clouds.base import Batch
+    from clusters.watch import apply_batch
+
+    began = TaskSeen(run.pk, "master", 0, 0, "another", "Running", started_at=now())
+    apply_batch("local", Batch("", (began,)))
+    task = Task.objects.get(run=run)
+    assert (task.uid, task.log_state, task.log_size) == ("another", "", None)
+
+
+def test_more_loops_than_allowed_go_away(loop, people, manifest, store, monkeypatch):
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    monkeypatch.setattr(archiving, "LOOPS", 0)
+    archiving.copy_due()
+    assert state(run) == "due"
+
+
+def test_a_cloud_that_cannot_say_is_asked_again(loop, people, manifest, store, monkeypatch):
+    from clusters.clouds.local.cloud import LocalCloud
+
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+
+    def away(*_args, **_more):
+        raise CloudError("It does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalCloud, "follow", away)
+        archiving.copy_due()
+    task = Task.objects.get(run=run)
+    assert (task.log_state, task.log_message) == ("due", "It does not answer.")
+    assert task.log_claimed_until > now()
+    Task.objects.update(log_claimed_until=None)
+    archiving.copy_due()
+    task.refresh_from_db()
+    assert (task.log_state, task.log_message) == ("kept", "")
