@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
@@ -43,10 +44,13 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
 
 
 def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
-    """GPUs that pods of `appcodes` hold now."""
+    """GPUs that pods of `appcodes` hold now, and whether some of them (before there are any: of all there are) are simulated."""
     runs = Run.objects.filter(gone=False, cluster__appcode__in=appcodes.values("pk"))
-    held = runs.aggregate(held=Sum("gpu_rate"))["held"] or 0
-    return frame.GpuUse(held, simulated=CloudState.objects.filter(simulated__gt=0).exists())
+    found = runs.aggregate(held=Sum("gpu_rate"), clouds=ArrayAgg("cloud", distinct=True))
+    simulated = CloudState.objects.filter(simulated__gt=0)
+    if found["clouds"]:
+        simulated = simulated.filter(name__in=found["clouds"])
+    return frame.GpuUse(found["held"] or 0, simulated=simulated.exists())
 
 
 def find_clusters(user: User, words: str, limit: int) -> list[frame.Hit]:

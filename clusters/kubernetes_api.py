@@ -260,7 +260,7 @@ def _document(row: KubernetesCluster) -> dict[str, Any]:
             server=row.server,
             enabled=row.enabled,
             default=row.is_default,
-            settings=Settings.read(row.settings),
+            settings=registration.settings_of(row),
         ),
         status=KubernetesStatus(
             heard=state.heard_at if state else None,

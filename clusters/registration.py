@@ -15,11 +15,13 @@ import yaml
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from pydantic import ValidationError
 
 from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import kubeconfig
 from clusters.clouds.kubernetes.inspection import Found, Right, inspect, rights_of
+from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, KubernetesSpec, read_manifest
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Placement, Run
 from clusters.places import THIS_MACHINE, is_kubernetes_own
@@ -150,8 +152,18 @@ def _to_place_on(cloud: str | None) -> KubernetesCluster | None:
 
 def manifest_of(row: KubernetesCluster, **spec: Any) -> KubernetesManifest:
     """What a row says, with what is to be changed of it; without credentials, so that those are kept. Raises Invalid."""
-    said = {"title": row.title, "enabled": row.enabled, "default": row.is_default, "settings": row.settings}
+    stored = settings_of(row).json_value()
+    said = {"title": row.title, "enabled": row.enabled, "default": row.is_default, "settings": stored}
     return read_manifest({"spec": said | spec}, name=row.name)
+
+
+def settings_of(row: KubernetesCluster) -> Settings:
+    """What is stored, without what this version of the portal does not understand any more: to be shown and saved again."""
+    try:
+        return Settings.read(row.settings)
+    except ValidationError as error:
+        wrong = {str(each["loc"][0]) for each in error.errors()}
+        return Settings.read({name: value for name, value in row.settings.items() if name not in wrong})
 
 
 def try_connection(row: KubernetesCluster) -> Report:

@@ -135,13 +135,15 @@ class KubernetesForm(forms.Form):
         spec["settings"] = {name: _read(info, typed[f"{SETTING}{name}"]) for name, info in FIELDS.items()}
         if typed["how"] == "in-cluster":
             spec["inCluster"] = True
+        elif self.row and self.row.kubeconfig is None and not typed["kubeconfig"].strip():
+            raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig.")
         if typed["kubeconfig"].strip():
             spec["kubeconfig"] = typed["kubeconfig"]
         return read_manifest({"metadata": {"name": typed["name"].strip()}, "spec": spec})
 
     @staticmethod
     def filled(row: KubernetesCluster) -> dict[str, Any]:
-        stored = Settings.read(row.settings)
+        stored = registration.settings_of(row)
         return {
             "name": row.name,
             "title": row.title,

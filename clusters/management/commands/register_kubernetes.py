@@ -18,7 +18,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from clusters import registration
-from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, read_manifest
 from clusters.models import KubernetesCluster
 from portal.errors import Conflict, Invalid
@@ -74,7 +73,7 @@ class Command(BaseCommand):
 
     def _manifest(self, row: KubernetesCluster | None, options: dict[str, Any]) -> KubernetesManifest:
         """What is not said stays as it is."""
-        spec: dict[str, Any] = {"settings": Settings.read(row.settings).json_value() if row else {}}
+        spec: dict[str, Any] = {"settings": registration.settings_of(row).json_value() if row else {}}
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])

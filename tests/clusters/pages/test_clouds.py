@@ -77,6 +77,13 @@ def test_a_cluster_is_registered_and_its_secret_never_shown_again(catalogue, roo
     assert (row.kubeconfig, row.settings, row.revision) == kept
 
 
+def test_a_service_account_is_exchanged_for_a_kubeconfig_only_when_one_is_given(training, root):
+    from tests.clusters.pages.browser import wrong_fields
+
+    answer = fill(root, "/admin/clouds/training/edit", {"how": "kubeconfig"})
+    assert wrong_fields(answer.content.decode()) == {"kubeconfig": "Give a kubeconfig."}
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "sentence"),
     [
@@ -135,6 +142,19 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
     assert not KubernetesCluster.objects.exists()
     verbs = set(Event.objects.filter(actor=people.root).values_list("verb", flat=True))
     assert {"kubernetes.changed", "kubernetes.removed", "org.placed"} <= verbs
+
+
+def test_settings_of_another_version_can_be_saved_again(training, root):
+    from clusters.clouds import registry
+    from clusters.clouds.base import CloudError
+    from clusters.models import KubernetesCluster
+
+    KubernetesCluster.objects.update(settings={"of_yesterday": 1, "store_seconds": 7})
+    with pytest.raises(CloudError, match="can save them again"):
+        registry.cloud("training")
+    assert root.get("/api/v1/kubernetes/training").json()["spec"]["settings"]["store_seconds"] == 7
+    fill(root, "/admin/clouds/training/edit", {"title": "Training"})
+    assert KubernetesCluster.objects.get().settings == {"store_seconds": 7}
 
 
 def test_without_any_cloud_the_page_says_what_to_do(catalogue, root, settings):
