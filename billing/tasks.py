@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from billing import invoicing, mails, posting
+from billing import invoicing, mails, posting, waste
 
 
 @shared_task(name="billing.tasks.post")
@@ -20,3 +20,8 @@ def close_months() -> None:
 @shared_task(name="billing.tasks.send_mail")
 def send_mail() -> None:
     mails.send_due()
+
+
+@shared_task(name="billing.tasks.find_waste")
+def find_waste() -> None:
+    waste.look()

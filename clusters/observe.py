@@ -13,6 +13,7 @@ from dataclasses import fields
 from django.db import transaction
 
 from billing.metering import totals
+from billing.waste import note_outcome
 from clusters import wakeups
 from clusters.lifecycle import RunState, TaskState, next_phase
 from clusters.models import Run, Task
@@ -76,6 +77,7 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         run.deadline = now + dt.timedelta(seconds=limit) if limit else None
     if run.is_terminal:
         run.finished_at = now
+        note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
         if run.cluster.deleted_at:
             transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))

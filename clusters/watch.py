@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from billing.capacity import record as record_gpus
 from clusters import task_rows, wakeups
 from clusters.clouds.base import (
     Batch,
@@ -101,13 +102,18 @@ def _not_over(items: Sequence[Seen]) -> list[Seen]:
 
 
 def save_capacity(cloud: str, capacity: Capacity) -> None:
-    """Keeps what the cloud has, so that no page has to ask it."""
+    """Keeps what the cloud has, so that no page has to ask it, and notes for billing what GPUs are there from now on."""
     found = {
         "capacity": asdict(capacity),
         "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),
         "notes": [readable(note, 500) for note in machine_notes(capacity.nodes)],
     }
+    gpus: dict[str, tuple[int, int]] = {}
+    for node in capacity.nodes:
+        count, simulated = gpus.get(node.gpu_model, (0, 0))
+        gpus[node.gpu_model] = count + node.gpus, simulated + (node.gpus if node.simulated else 0)
     CloudState.objects.update_or_create(name=cloud, defaults=found)
+    record_gpus(cloud, gpus, timezone.now())
 
 
 def save_trouble(cloud: str, trouble: str) -> None:

@@ -174,6 +174,7 @@ CELERY_BEAT_SCHEDULE = {
     # What has ended, and every month that is over, goes to the ledger.
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
     # Months that are over become invoices when their grace time is over, too.
+    "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
 }

@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
 
+from billing.capacity import record as record_gpus
 from clusters.archiving import Holding
 from clusters.clouds import registry
 from clusters.clouds.base import Capacity, Cloud, CloudError, WatchExpired
@@ -174,6 +175,7 @@ class Follower(threading.Thread):
         try:
             if self.cloud not in registry.cloud_names():
                 CloudState.objects.filter(name=self.cloud).delete()
+                record_gpus(self.cloud, {}, timezone.now())
         except DatabaseError as error:
             log.warning("%s: what was known of it stays for now: %s", self.cloud, error)
 

@@ -1,0 +1,360 @@
+"""Some weeks of generated usage, so that a portal's dashboards show something from the first minute: made by the real path and
+clearly labelled, and removable without a trace in the sums.
+
+Sightings of pods that never were go through `metering.record`, segments and posting like all others, and belong to appcodes that
+are made for them: disabled, called "example-…" and noted as generated (`GeneratedAppcode`), with GPU models that no machine has
+("H200 (example)") and a cloud that no cloud can be called. That note is what makes removal safe: it can only be made before
+anything was observed of an appcode, the tables that only ever grow let rows go only while their appcode is being removed, and an
+observation only when it is of that cloud. So nothing that was real can be lost, whatever calls `remove`.
+
+`plan` is pure: the same day gives the same history.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import heapq
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from django.db import connection, transaction
+from django.db.models import ProtectedError
+
+from billing import capacity, metering, posting, waste
+from billing.models import (
+    CapacityRecord,
+    GeneratedAppcode,
+    LedgerEntry,
+    Observation,
+    Outcome,
+    Ownership,
+    Price,
+    UsageSegment,
+    Waste,
+)
+from billing.periods import DAY
+from billing.usage import PodState, floor
+from portal.errors import Conflict
+from portal.events import record
+from portal.models import Appcode, Membership, OrgNode, User
+
+# The migration dashboard_guards knows this name, too.
+CLOUD = "generated example"
+DAYS = 42
+NOTE = "Generated example data; nothing of it was ever run."
+ROOT = ("generated-examples", "Generated examples", None)
+LINES = (
+    ("generated-examples.search", "Example: Search", "example-search"),
+    ("generated-examples.maps", "Example: Maps", "example-maps"),
+    ("generated-examples.speech", "Example: Speech", "example-speech"),
+)
+H200, A100, L4 = "H200 (example)", "A100 (example)", "L4 (example)"
+PER_HOUR = {H200: Decimal("4.2"), A100: Decimal("2.4"), L4: Decimal("0.8")}
+# GPUs by model, from the beginning and from the day on which more came.
+POOL = {H200: (32, 32), A100: (32, 48), L4: (16, 16)}
+MORE_AFTER = 21
+LAUNCH = dt.timedelta(seconds=4)
+
+
+@dataclass(frozen=True)
+class Team:
+    """One appcode of the example: what it usually runs, and how often on a working day."""
+
+    code: str
+    line: str
+    users: tuple[str, ...]
+    model: str
+    framework: str
+    jobs: tuple[str, ...]
+    daily: float
+    parameter_servers: bool = False
+
+
+TEAMS = (
+    Team("example-ranking", LINES[0][0], ("example-ana", "example-chen"), H200, "tensorflow", ("ranker", "embeddings"), 5, True),
+    Team("example-ads", LINES[0][0], ("example-dara",), A100, "tensorflow", ("click-model", "bids"), 4, True),
+    Team("example-vision", LINES[1][0], ("example-ben", "example-emi"), A100, "pytorch", ("segmentation", "lanes"), 5),
+    Team("example-routing", LINES[1][0], ("example-femi",), L4, "tensorflow", ("travel-time",), 3),
+    Team("example-asr", LINES[2][0], ("example-gita", "example-hugo"), H200, "pytorch", ("acoustic", "decoder"), 4),
+)  # fmt: skip
+# What runs all the time: appcode, cluster, framework, model, GPUs.
+SERVICES = (
+    ("example-ads", "example-ads-serving", "serving", L4, 4),
+    ("example-asr", "example-asr-serving", "serving", A100, 2),
+)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod that never was; `reserved` is when it was given its GPUs, before its image had come."""
+
+    role: str
+    index: int
+    gpus: int
+    cores: int
+    reserved: dt.datetime
+    started: dt.datetime
+    ended: dt.datetime
+    phase: str = "Succeeded"
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that never was."""
+
+    team: str
+    cluster: str
+    number: int
+    user: str
+    framework: str
+    model: str
+    outcome: str
+    pods: tuple[Pod, ...] = field(default=())
+
+    @property
+    def consumer(self) -> str:
+        return f"{self.cluster} {self.number}"[-40:]
+
+    @property
+    def ended(self) -> dt.datetime:
+        return max(pod.ended for pod in self.pods)
+
+    def states(self, appcode_id: int) -> Iterator[PodState]:
+        """What a cloud would have told: that a pod runs, and how it ended."""
+        for pod in self.pods:
+            running = PodState(
+                uid=f"example-{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:],
+                cloud=CLOUD,
+                appcode_id=appcode_id,
+                consumer=self.consumer,
+                labels={
+                    "cluster": self.cluster, "run": str(self.number), "role": pod.role, "index": str(pod.index), "attempt": "0",
+                    "framework": self.framework, "user": self.user,
+                },
+                phase="Running",
+                gpus=pod.gpus,
+                gpu_model=self.model if pod.gpus else "",
+                cpu_milli=pod.cores * 1000,
+                memory_mb=pod.cores * 4096,
+                scheduled_at=pod.reserved,
+                started_at=pod.started,
+            )  # fmt: skip
+            yield running
+            yield replace(running, phase=pod.phase, finished_at=pod.ended, estimated=pod.estimated)
+
+
+def begins(now: dt.datetime) -> dt.datetime:
+    """The first second of the history that is made now."""
+    return floor(now).replace(hour=0, minute=0, second=0) - DAYS * DAY
+
+
+def ends(now: dt.datetime) -> dt.datetime:
+    """The history ends with the last hour that is over."""
+    return floor(now).replace(minute=0, second=0)
+
+
+def plan(now: dt.datetime) -> list[Job]:
+    """All runs of the history, none of which lasts beyond `ends`. A run waits until the pool has room for it."""
+    first, last = begins(now), ends(now)
+    chance = random.Random(f"{first:%F}")  # noqa: S311  the same history every time
+    room = _Room(first, chance)
+    jobs = [_service(place, first, last, chance) for place in SERVICES]
+    for code, _, _, model, gpus in SERVICES:
+        room.take(model, gpus, first, last, code)
+    wanted = sorted(_wanted(first, last, chance), key=lambda each: (each[0], each[1].code))
+    numbers: dict[str, int] = {}
+    for asked_at, team in wanted:
+        job = _job(team, asked_at, last, numbers, room, chance)
+        if job is not None:
+            jobs.append(job)
+    return jobs
+
+
+class _Room:
+    """The GPUs of the pool over time: who comes waits for those who were there before."""
+
+    def __init__(self, first: dt.datetime, chance: random.Random) -> None:
+        self.more = first + MORE_AFTER * DAY
+        self.chance = chance
+        self.held: dict[str, list[tuple[dt.datetime, int]]] = {model: [] for model in POOL}
+        self.since: dict[str, dt.datetime] = dict.fromkeys(POOL, first)
+
+    def take(self, model: str, gpus: int, asked_at: dt.datetime, until: dt.datetime, _: str = "") -> None:
+        heapq.heappush(self.held[model], (until, gpus))
+
+    def when(self, model: str, gpus: int, asked_at: dt.datetime) -> dt.datetime:
+        """When so many are free, in the order in which they are asked for."""
+        at = max(asked_at, self.since[model])
+        held = self.held[model]
+        while True:
+            while held and held[0][0] <= at:
+                heapq.heappop(held)
+            if sum(count for _, count in held) + gpus <= POOL[model][at >= self.more]:
+                self.since[model] = at
+                return at
+            at = held[0][0]
+
+
+def _wanted(first: dt.datetime, last: dt.datetime, chance: random.Random) -> Iterator[tuple[dt.datetime, Team]]:
+    """When which team asks for a run: less at weekends, more from week to week, mostly in the daytime."""
+    for day in range(DAYS + 1):
+        midnight = first + day * DAY
+        usual = (0.35 if midnight.weekday() >= 5 else 1.0) * (0.75 + 0.5 * day / DAYS)
+        for team in TEAMS:
+            for _ in range(int(team.daily * usual + chance.random())):
+                at = midnight + dt.timedelta(hours=min(max(chance.gauss(13, 4.5), 0), 23.9))
+                if at < last:
+                    yield floor(at), team
+
+
+def _service(
+    place: tuple[str, str, str, str, int], first: dt.datetime, last: dt.datetime, chance: random.Random
+) -> Job:
+    code, cluster, framework, model, gpus = place
+    user = next(team for team in TEAMS if team.code == code).users[0]
+    started = first + dt.timedelta(seconds=chance.randrange(20, 60))
+    pods = tuple(Pod("server", n, 1, 2, first, started, last) for n in range(gpus))
+    return Job(code, cluster, 1, user, framework, model, "Stopped", pods)
+
+
+def _job(
+    team: Team, asked_at: dt.datetime, last: dt.datetime, numbers: dict[str, int], room: _Room, chance: random.Random
+) -> Job | None:
+    """One run, when the history has time for it."""
+    workers, each = chance.choice([(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (2, 4), (1, 8)])
+    begun = room.when(team.model, workers * each, asked_at)
+    length = dt.timedelta(seconds=int(min(max(chance.lognormvariate(9.4, 0.9), 400), 60_000)))
+    failed, lost = chance.random() < 0.09, chance.random() < 0.012
+    length = length * 0.4 if failed else length
+    fetch = chance.randrange(180, 900) if chance.random() < 0.12 else chance.randrange(4, 25)
+    started = begun + dt.timedelta(seconds=fetch)
+    ended = floor(started + length)
+    if ended + dt.timedelta(hours=12) > last:
+        return None
+    room.take(team.model, workers * each, begun, ended)
+    cluster = f"{team.code}-{chance.choice(team.jobs)}"
+    numbers[cluster] = number = numbers.get(cluster, 0) + 1
+    pods = [
+        Pod(
+            "worker", n, each, 4 * each, begun, started + n * LAUNCH / 4, ended - dt.timedelta(seconds=chance.randrange(20)),
+            "Failed" if (failed and n == 0) or lost else "Succeeded", estimated=lost,
+        )
+        for n in range(workers)
+    ]  # fmt: skip
+    if team.parameter_servers and workers > 1:
+        # Some were started by hand as services of their own, and forgotten.
+        forgotten = chance.random() < 0.07
+        until = ended + dt.timedelta(seconds=chance.randrange(2 * 3600, 11 * 3600) if forgotten else 12)
+        pods += [Pod("ps", n, 0, 8, begun, started, until) for n in range(2)]
+    outcome = "Failed" if failed or lost else "Succeeded"
+    return Job(team.code, cluster, number, chance.choice(team.users), team.framework, team.model, outcome, tuple(pods))
+
+
+def is_there() -> bool:
+    return GeneratedAppcode.objects.exists()
+
+
+def codes() -> set[int]:
+    """The numbers of the appcodes whose usage was generated."""
+    return set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
+
+
+@transaction.atomic
+def make(now: dt.datetime, *, owner: User) -> int:
+    """Makes the history of the weeks before `now` and says how many runs it has. Raises Conflict when there is one."""
+    if is_there():
+        raise Conflict("There is generated example data already; remove it first.")
+    taken = OrgNode.objects.filter(path__in=[ROOT[0], *(path for path, _, _ in LINES)]).first()
+    if taken or Appcode.objects.filter(code__in=[team.code for team in TEAMS]).exists():
+        raise Conflict("Something here has the name of an example already; nothing was made.")
+    for path, title, namespace in (ROOT, *LINES):
+        OrgNode.objects.create(path=path, title=title, namespace=namespace)
+    jobs, first, last = plan(now), begins(now), ends(now)
+    appcodes = {team.code: _appcode(team, owner) for team in TEAMS}
+    _prices(jobs, appcodes, first)
+    for at, place in ((first, 0), (first + MORE_AFTER * DAY, 1)):
+        capacity.record(CLOUD, {model: (counts[place], 0) for model, counts in POOL.items()}, at)
+    capacity.record(CLOUD, {}, last)
+    metering.record([state for job in jobs for state in job.states(appcodes[job.team].pk)], seen_at=now)
+    Outcome.objects.bulk_create(
+        Outcome(
+            consumer=job.consumer, appcode=appcodes[job.team], word=job.outcome, ended_at=job.ended,
+            reason="NonZeroExit" if job.outcome == "Failed" else "",
+        )
+        for job in jobs
+    )  # fmt: skip
+    posting.post(now)
+    _correct(jobs, appcodes, now)
+    posting.post(now)
+    waste.look()
+    record("history.generated", actor=None, message=f"{len(jobs)} runs of example data were generated.")
+    return len(jobs)
+
+
+def _appcode(team: Team, owner: User) -> Appcode:
+    """Disabled from the beginning, so that nothing real is ever run in it."""
+    made = Appcode.objects.create(
+        code=team.code, name=f"Example: {team.code.removeprefix('example-')}", org_node=OrgNode.objects.get(path=team.line),
+        emails=[f"{team.code}@example.com"], remark="Generated example data.", state=Appcode.State.DISABLED, note=NOTE,
+    )  # fmt: skip
+    Membership.objects.create(user=owner, appcode=made, role=Membership.Role.OWNER)
+    GeneratedAppcode.objects.create(appcode=made)
+    return made
+
+
+def _prices(jobs: Iterable[Job], appcodes: dict[str, Appcode], first: dt.datetime) -> None:
+    """Of their own, because a price for everybody would reach into the past of real usage."""
+    used = sorted({(job.team, job.model) for job in jobs})
+    for code, model in used:
+        sku = f"gpu:{model}"
+        Price.objects.create(sku=sku, per_hour=PER_HOUR[model], valid_from=first, appcode=appcodes[code])
+
+
+def _correct(jobs: Sequence[Job], appcodes: dict[str, Appcode], now: dt.datetime) -> None:
+    """What comes in late: the true ends of some pods, after an estimated one was charged. The ledger reverses and posts anew."""
+    late = [job for job in jobs if any(pod.estimated for pod in job.pods)][::2]
+    told = []
+    for job in late:
+        known = replace(
+            job,
+            pods=tuple(replace(pod, ended=pod.ended - dt.timedelta(minutes=9), estimated=False) for pod in job.pods),
+        )
+        told += [state for state in known.states(appcodes[job.team].pk) if state.phase != "Running"]
+    if told:
+        metering.record(told, seen_at=now)
+
+
+@transaction.atomic
+def remove(*, acting_user: User | None) -> int:
+    """Removes all generated appcodes with everything of theirs and says how many those were; none is no mistake. Raises Conflict
+    when something real has come to depend on one: then nothing is removed."""
+    metering.keep_others_out()
+    posting.keep_others_out()
+    generated = list(GeneratedAppcode.objects.select_for_update().values_list("appcode_id", flat=True))
+    if not generated:
+        return 0
+    if Observation.objects.filter(appcode__in=generated).exclude(cloud=CLOUD).exists():
+        raise Conflict("An appcode of the example has been used for something real; nothing was removed.")
+    GeneratedAppcode.objects.filter(appcode__in=generated).update(removing=True)
+    of_example = {"appcode_id__in": generated}
+    for model in (Waste, Outcome, LedgerEntry, UsageSegment, Observation):
+        rows = model._default_manager.filter(**of_example)
+        rows._raw_delete(rows.db)
+    CapacityRecord.objects.filter(cloud=CLOUD).delete()
+    with connection.cursor() as cursor:
+        for table in ("billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending"):
+            cursor.execute(f"DELETE FROM {table} WHERE appcode_id = ANY(%s)", [generated])  # noqa: S608
+    Price.objects.filter(**of_example).delete()
+    Ownership.objects.filter(**of_example).delete()
+    GeneratedAppcode.objects.filter(**of_example).delete()
+    try:
+        Appcode.objects.filter(pk__in=generated).delete()
+        OrgNode.objects.filter(path__in=[path for path, _, _ in (*LINES, ROOT)]).delete()
+    except ProtectedError as error:
+        kept = sorted({f"{type(each)._meta.verbose_name} {each}" for each in error.protected_objects})[:3]
+        raise Conflict(f"Something real depends on the example ({', '.join(kept)}); nothing was removed.") from error
+    record("history.removed", actor=acting_user, message=f"The example data of {len(generated)} appcodes was removed.")
+    return len(generated)

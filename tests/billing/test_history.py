@@ -1,0 +1,136 @@
+"""Generated example data: made by the real path, the same for the same day, removed without a trace, and nothing real with it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Sequence
+from decimal import Decimal
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+
+from billing import capacity, dashboard, history, metering, posting
+from billing.models import (
+    CapacityRecord,
+    DailyUsage,
+    GeneratedAppcode,
+    LedgerEntry,
+    MonthlySpending,
+    MonthlyUsage,
+    Observation,
+    Outcome,
+    Price,
+    UsageSegment,
+    Waste,
+)
+from billing.usage import PodState
+from portal.errors import Conflict
+from portal.models import Appcode, OrgNode
+
+pytestmark = pytest.mark.django_db
+
+NOW = dt.datetime(2026, 11, 21, 9, 30, tzinfo=dt.UTC)
+
+
+def counts() -> dict[str, int]:
+    models = (
+        Appcode, CapacityRecord, DailyUsage, GeneratedAppcode, LedgerEntry, MonthlySpending, MonthlyUsage, Observation, OrgNode,
+        Outcome, Price, UsageSegment, Waste,
+    )  # fmt: skip
+    return {model.__name__: model._default_manager.count() for model in models}
+
+
+def test_the_same_day_gives_the_same_history():
+    assert history.plan(NOW) == history.plan(NOW + dt.timedelta(minutes=20))
+    assert history.plan(NOW) != history.plan(NOW + dt.timedelta(days=1))
+
+
+def test_nothing_of_it_lies_outside_its_time_and_never_more_is_held_than_there_is():
+    jobs = history.plan(NOW)
+    assert len(jobs) > 300
+    changes: dict[str, list[tuple[dt.datetime, int]]] = {model: [] for model in history.POOL}
+    for job in jobs:
+        for pod in job.pods:
+            assert history.begins(NOW) <= pod.reserved < pod.started < pod.ended <= history.ends(NOW)
+            changes[job.model] += [(pod.reserved, pod.gpus), (pod.ended, -pod.gpus)]
+    for model, moments in changes.items():
+        held = 0
+        for at, change in sorted(moments):
+            held += change
+            assert held <= history.POOL[model][at >= history.begins(NOW) + history.MORE_AFTER * dt.timedelta(days=1)]
+
+
+def test_made_by_the_real_path_and_quickly(people):
+    began = time.perf_counter()
+    made = history.make(timezone.now(), owner=people.alice)
+    print(f"{time.perf_counter() - began:.1f} s for {made} runs, {counts()}")
+    assert counts()["Observation"] > 2 * counts()["UsageSegment"] - 5
+    assert not UsageSegment.objects.filter(ended=None).exists()
+    assert LedgerEntry.objects.filter(kind="reversal").exists()
+    assert set(Waste.objects.values_list("kind", flat=True)) == {"failed", "outlived", "reserved"}
+    assert posting.wrong_sums() == {"billing_dailyusage": [], "billing_monthlyusage": []}
+    assert all(
+        code.startswith("example-")
+        for code in Appcode.objects.filter(pk__in=history.codes()).values_list("code", flat=True)
+    )
+    assert set(LedgerEntry.objects.filter(sku__startswith="gpu", per_hour=0)) == set()
+    with pytest.raises(Conflict, match="already"):
+        history.make(timezone.now(), owner=people.alice)
+
+
+def test_removed_without_a_trace_and_nothing_real_with_it(people):
+    real = _use(people.ops, timezone.now() - dt.timedelta(days=3))
+    posting.post()
+    before, spent = counts(), list(DailyUsage.objects.values_list("gpu_seconds", "gpu_charge"))
+    history.make(timezone.now(), owner=people.alice)
+    assert history.remove(acting_user=people.root) == len(history.TEAMS)
+    assert counts() == before
+    assert list(DailyUsage.objects.values_list("gpu_seconds", "gpu_charge")) == spent
+    assert UsageSegment.objects.get().uid == real.uid
+    assert posting.wrong_sums() == {"billing_dailyusage": [], "billing_monthlyusage": []}
+    assert history.remove(acting_user=people.root) == 0
+    assert history.make(timezone.now(), owner=people.alice)
+
+
+def test_what_is_real_is_never_declared_generated(people):
+    _use(people.ops, timezone.now() - dt.timedelta(days=3))
+    with pytest.raises(IntegrityError, match="has been used"), transaction.atomic():
+        GeneratedAppcode.objects.create(appcode=people.ops)
+
+
+def test_generated_rows_are_append_only_until_their_removal(people):
+    history.make(timezone.now(), owner=people.alice)
+    for model in (Observation, LedgerEntry, CapacityRecord):
+        with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+            model.objects.all().delete() if model is not LedgerEntry else _raw_delete("billing_ledgerentry")
+    with pytest.raises(IntegrityError, match="charged"), transaction.atomic():
+        Price.objects.filter(appcode__in=history.codes()).delete()
+
+
+def test_what_a_real_cloud_told_stays_even_in_an_appcode_of_the_example(people):
+    history.make(timezone.now(), owner=people.alice)
+    before = counts()
+    _use(Appcode.objects.get(code="example-ads"), timezone.now() - dt.timedelta(hours=3))
+    with pytest.raises(Conflict, match="real"):
+        history.remove(acting_user=people.root)
+    assert counts()["Observation"] == before["Observation"] + 1
+    GeneratedAppcode.objects.update(removing=True)
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        _raw_delete("billing_observation")
+
+
+def _use(appcode: Appcode, begin: dt.datetime) -> PodState:
+    state = PodState(
+        f"real-{appcode.code}", "local", appcode.pk, "run 1", {"cluster": "show1", "run": "1", "role": "worker", "index": "0"},
+        "Succeeded", gpus=1, started_at=begin, finished_at=begin + dt.timedelta(hours=1),
+    )  # fmt: skip
+    with transaction.atomic():
+        metering.record([state])
+    return state
+
+
+def _raw_delete(table: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {table}")
