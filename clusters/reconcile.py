@@ -44,6 +44,7 @@ from clusters.specs import ClusterSpec
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
+from portal.events import record
 from portal.models import Appcode
 from portal.rows import update_rows
 
@@ -58,6 +59,8 @@ CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
 SWEEP_LIMIT = 500
+# The key of the advisory lock under which logs of deleted clusters are removed: "purge" in ASCII.
+PURGING = 0x7075726765
 # A price may hold from a moment before its row could be seen.
 PRICE_SEEN = dt.timedelta(seconds=10)
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
@@ -259,8 +262,19 @@ def held(appcode_id: int) -> int:
 @transaction.atomic
 def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
     run = _ours(run_id, token)
-    if run is not None:
-        run.refusal = readable(why) or "The cloud refused it and did not say why."
+    if run is None:
+        return
+    why = readable(why) or "The cloud refused it and did not say why."
+    if run.tasks.exists():
+        # It was started before and is only to be put right: it goes on as it is.
+        run.applied_at = timezone.now()
+        run.save(update_fields=["applied_at"])
+        about = {"appcode": run.cluster.appcode.code, "object": f"cluster {run.cluster}", "run": run.number}
+        record("run.not_put_right", actor=None, message=f"What was changed by hand stays as it is: {why}", **about)
+        if run.wait_reason == TROUBLE:
+            _wait(run, "", "")
+    else:
+        run.refusal = why
         run.save(update_fields=["refusal"])
         refresh([run], timezone.now())
 
@@ -310,10 +324,22 @@ def mount_source(run: Run, store: Datastore, folder: str) -> Source:
 
 
 def purge(cluster_id: int) -> None:
-    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone: the sweep comes again.
+    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone, or while another cluster's are
+    removed: the sweep comes again. So an archive or a cloud that is away holds one thread of all workers, and no run waits.
 
     A cloud that was taken off the list meanwhile took its logs along.
     """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [PURGING])
+        if not cursor.fetchone()[0]:
+            return
+        try:
+            _purge(cluster_id)
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [PURGING])
+
+
+def _purge(cluster_id: int) -> None:
     cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
     if cluster is None or cluster.runs.filter(gone=False).exists():
         return

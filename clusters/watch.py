@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -40,6 +40,8 @@ from portal.rows import update_rows
 
 log = logging.getLogger(__name__)
 
+# A label with a number beyond this was not written by a portal.
+ID_GAP = 1_000_000
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
     "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
@@ -222,6 +224,7 @@ def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
     verb, about = "cloud.unknown_run", f"cloud {cloud}"
     found = {item.run_id: item.run for item in items if isinstance(item, RunFound)}
     if found:
+        _keep_ids_apart(max(found))
         told = Event.objects.filter(verb=verb, object=about, appcode="", data__run__in=list(found))
         for known in told.values_list("data__run", flat=True):
             found.pop(known, None)
@@ -235,6 +238,20 @@ def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
             for run_id, ref in found.items()
         ]
     )  # fmt: skip
+
+
+def _keep_ids_apart(known: int) -> None:
+    """No run is given an id that the cloud knows another one by: its pods would be taken for those of the new run."""
+    with connection.cursor() as cursor:
+        table = Run._meta.db_table
+        cursor.execute(f"SELECT coalesce(max(id), 0) FROM {table}")  # noqa: S608 — a name of our own
+        newest = cursor.fetchone()[0]
+        if newest < known < newest + ID_GAP:
+            cursor.execute(
+                "SELECT setval(sequence, greatest(%s, nextval(sequence))) FROM (SELECT pg_get_serial_sequence(%s, 'id')) "
+                "AS found (sequence)",
+                [known, table],
+            )
 
 
 def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:

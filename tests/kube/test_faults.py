@@ -4,6 +4,7 @@ is left over, nothing is there twice, nothing is metered twice, and meanwhile th
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
@@ -386,6 +387,7 @@ def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
     unknown = type(plan.run)(run.pk + 1000, "ops", "ops-demo", "forgotten", 4)
     registry.cloud("kubernetes").apply(type(plan)(unknown, plan.image, plan.roles, plan.mounts))
     loops.until(lambda: Event.objects.filter(verb="cloud.unknown_run").exists())
+    assert loops.run(loops.create(people, "next")).pk > unknown.id
     loops.stop_controller()
     loops.start_controller()
     assert "ops-demo/forgotten" in Event.objects.get(verb="cloud.unknown_run").message
@@ -398,6 +400,39 @@ def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
     plane.until("/api/v1/namespaces/ops/configmaps", lambda found: not found, labelSelector=label)
     assert plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector=label)["items"] == []
     loops.until_running(known)
+
+
+def test_what_could_not_be_started_any_more_goes_on_when_it_is_changed_by_hand(
+    plane: Plane, loops: Loops, people: Any
+) -> None:
+    from clusters.models import Image
+    from portal.models import Event
+
+    cluster = loops.create(people, workers=1)
+    run = loops.until_running(cluster)
+    Image.objects.update(container="")
+    plane.request("DELETE", loops.path("Service", run, names_of(loops, run)))
+    loops.until(lambda: Event.objects.filter(verb="run.not_put_right").exists())
+    assert loops.run(cluster).applied_at
+    assert loops.until_running(cluster).message == "All 2 tasks run."
+
+
+def test_a_server_that_asks_to_wait_is_not_asked_before(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxied(plane) as proxy:
+        client = Client.connect(str(proxy.kubeconfig(tmp_path)))
+        monkeypatch.setattr(proxy.random, "choice", lambda kinds: 429)
+        times: list[float] = []
+
+        def before_call(method: str, path: str) -> None:
+            times.append(time.monotonic())
+            proxy.failing = 1.0 if len(times) < 3 else 0.0
+
+        proxy.before = before_call
+        client.get("/api/v1/nodes")
+    assert len(times) == 3
+    assert all(1.0 <= later - earlier < 3.0 for earlier, later in itertools.pairwise(times))
 
 
 def test_volumes_and_pods_that_nobody_owns_are_cleared_away(plane: Plane, loops: Loops, people: Any) -> None:

@@ -83,6 +83,8 @@ class Follower:
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
+        # What was told up to here is in the mirror, and nothing else.
+        self._told = ""
         self._warnings = Warnings(api)
 
     def list(self) -> Batch:
@@ -102,11 +104,13 @@ class Follower:
                 items += note(mirror, source.kind, "ADDED", item)
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
-        return Batch(self._position(versions), tuple(items))
+        self._told = self._position(versions)
+        return Batch(self._told, tuple(items))
 
     def watch(self, since: str) -> Iterator[Batch]:
-        """Raises WatchExpired in a process that has not listed yet, and when the last batch was not taken to its end."""
-        if self.mirror is None or self._delivering:
+        """Raises WatchExpired in a process that has not listed yet, when the last batch was not taken to its end, and when
+        somebody else has followed meanwhile."""
+        if self.mirror is None or self._delivering or since != self._told:
             # The last batch may not have been written down, and the mirror would not tell it again.
             raise WatchExpired("It is not certain what has been told.")
         versions = self._versions(since)
@@ -124,7 +128,8 @@ class Follower:
                         items += note(mirror, kind, event["type"], event["object"])
                 if items or streams.are_alive():
                     told_at = time.monotonic()
-                    yield Batch(self._position(versions), tuple(items))
+                    self._told = self._position(versions)
+                    yield Batch(self._told, tuple(items))
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 self._delivering = False
