@@ -1,7 +1,26 @@
 from django.urls import URLPattern, URLResolver, path
 
-from billing import api
+# The routes of pages know what a month in an address is.
+from billing import api, invoice_api, invoice_routes, price_api  # noqa: F401
+
+INVOICE = "appcodes/<slug:code>/invoices/<month:month>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/usage", api.AppcodeUsage.as_view()),
+    path("prices", price_api.Prices.as_view()),
+    path("prices/<int:pk>", price_api.OnePrice.as_view()),
+    path("prices/preview", price_api.PriceEffect.as_view()),
+    path("prices/file", price_api.PriceFile.as_view()),
+    path("discounts", price_api.Discounts.as_view()),
+    path("discounts/<int:pk>", price_api.OneDiscount.as_view()),
+    path("appcodes/<slug:code>/credits", price_api.AppcodeCredits.as_view()),
+    path("invoices", invoice_api.Invoices.as_view()),
+    path(INVOICE, invoice_api.OneInvoice.as_view()),
+    path(f"{INVOICE}/pdf", invoice_api.InvoicePdf.as_view()),
+    path(f"{INVOICE}/csv", invoice_api.InvoiceCsv.as_view()),
+    path(f"{INVOICE}/document", invoice_api.InvoiceCanonical.as_view()),
+    path(f"{INVOICE}/lines/<int:place>/entries", invoice_api.InvoiceLineEntries.as_view()),
+    path(f"{INVOICE}/credit-notes", invoice_api.CreditNotes.as_view()),
+    path("months", invoice_api.Months.as_view()),
+    path("months/<month:month>/close", invoice_api.CloseMonth.as_view()),
 ]

@@ -220,6 +220,12 @@ def hours(sku: str, quantity: int) -> Decimal:
     return WIDE.divide(Decimal(quantity), Decimal(SECONDS_PER_HOUR * SIZE[family(sku)]))
 
 
+def price_text(per_hour: Decimal) -> str:
+    """To its last digit, with two decimals at least: "1.20", "0.000137"."""
+    whole, _, decimals = f"{per_hour.normalize():,f}".partition(".")
+    return f"{whole}.{decimals:0<2}"
+
+
 def line_facts(line: Line) -> dict[str, Any]:
     key = line.key
     return {

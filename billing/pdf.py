@@ -23,7 +23,7 @@ from reportlab.pdfbase.pdfmetrics import registerFont
 from reportlab.platypus import Paragraph, SimpleDocTemplate, Spacer, Table, TableStyle
 
 from billing.invoice_access import Sheet
-from billing.invoices import Line
+from billing.invoices import Line, price_text
 
 INK, MUTED, RULE, TINT = (colors.HexColor(value) for value in ("#1a212c", "#566070", "#dde1e7", "#f3f5f8"))
 # Latin letters, and the few marks that the pages use; what the standard fonts have.
@@ -41,7 +41,8 @@ SECTION = ParagraphStyle(
 BIG = ParagraphStyle("big", BODY, fontName="Helvetica-Bold", fontSize=13, leading=17, alignment=TA_RIGHT)
 BOLD = ParagraphStyle("bold", BODY, fontName="Helvetica-Bold")
 BOLD_NUMBER = ParagraphStyle("bold-number", BOLD, alignment=TA_RIGHT)
-WIDTH = A4[0] - 36 * mm
+# Frames keep six points on each side.
+WIDTH = A4[0] - 36 * mm - 12
 
 
 def invoice(sheet: Sheet) -> bytes:
@@ -105,7 +106,7 @@ def _lines(lines: Sequence[Line], currency: str, *, months: bool = False) -> Tab
         notes = [f"used in {key.month:%B %Y}"] if months else []
         notes += [key.business_line or "no business line"] if several else []
         what = [_text(key.sku, BODY)] + ([_text(", ".join(notes), SMALL)] if notes else [])
-        price = f"{key.per_hour.normalize():,f}" if key.price_id else "no price"
+        price = price_text(key.per_hour) if key.price_id else "no price"
         less = f"{key.discount.normalize():f} %" if key.discount else ""
         cells = (f"{line.hours:,.2f} {line.unit}", price, less, f"{line.amount:,}")
         rows.append([what, *(_text(cell, NUMBER) for cell in cells)])
@@ -123,7 +124,7 @@ def _sums(sheet: Sheet) -> Table:
     document = sheet.document
     rows: list[tuple[str, Decimal, bool]] = []
     notes = list(sheet.row.notes.all()) if sheet.row else []
-    if document.used or notes:
+    if document.used:
         rows.append(("Used", document.subtotal, False))
     rows += [(f"Credit: {used.reason}", -used.amount, False) for used in document.used]
     if notes:
@@ -169,8 +170,8 @@ def _made(story: list[Any], title: str) -> bytes:
     def foot(canvas: Any, template: Any) -> None:
         canvas.setFont("Helvetica", 7.5)
         canvas.setFillColor(MUTED)
-        canvas.drawString(18 * mm, 10 * mm, title)
-        canvas.drawRightString(A4[0] - 18 * mm, 10 * mm, f"Page {template.page}")
+        canvas.drawString(18 * mm + 6, 10 * mm, title)
+        canvas.drawRightString(A4[0] - 18 * mm - 6, 10 * mm, f"Page {template.page}")
 
     out = io.BytesIO()
     template = SimpleDocTemplate(

@@ -14,6 +14,11 @@ REFERENCE = "#/components/schemas/"
 # An address belongs to the first of these words that it contains; "" is in all of them.
 TAGS = {
     "usage": "Usage",
+    "invoices": "Invoices",
+    "months": "Invoices",
+    "prices": "Prices and credits",
+    "discounts": "Prices and credits",
+    "credits": "Prices and credits",
     "runs": "Runs, tasks and logs",
     "clusters": "Clusters",
     "datastores": "Datastores",

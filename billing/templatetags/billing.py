@@ -5,6 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 
 from django import template
+from django.conf import settings
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from billing.invoices import price_text
 
 register = template.Library()
 
@@ -35,3 +40,15 @@ def taken(used: Decimal, to_pay: Decimal) -> Decimal:
 def sign(value: Decimal) -> str:
     """What stands before the magnitude of a difference."""
     return "+" if value > 0 else "−" if value < 0 else ""
+
+
+@register.filter
+def plain(value: Decimal) -> str:
+    """ "12.5": without zeros that say nothing."""
+    return f"{value.normalize():f}"
+
+
+@register.simple_tag
+def price(value: Decimal) -> SafeString:
+    """A price per hour with its currency."""
+    return format_html('<span class="money">{} <small>{}</small></span>', price_text(value), settings.CURRENCY)

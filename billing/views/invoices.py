@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -31,6 +32,7 @@ from billing.invoice_models import Closing, Invoice
 from billing.usage import floor
 from billing.views.usage import period_query
 from portal.access import MANAGE, appcode_for, appcodes_for, may, require_administrator
+from portal.charts import Columns, draw_columns
 from portal.errors import Invalid
 from portal.forms import show_errors
 from portal.frame import page_of, selected_appcode
@@ -61,9 +63,19 @@ def invoice_list(request: HttpRequest) -> HttpResponse:
         "rows": [(row, invoice_access.to_pay(row), told[row.number]) for row in shown],
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": invoice_access.open_months(appcodes, now), "now": now,
-        "sum": next((found for found in months if found[0] == asked), None),
+        "chart": _chart(months[:12]), "sum": next((found for found in months if found[0] == asked), None),
     }  # fmt: skip
     return render(request, "billing/invoices.html", context)
+
+
+def _chart(months: list[tuple[dt.date, int, Decimal]]) -> Columns | None:
+    """Sums by month, the oldest first, each a link to its invoices."""
+    shown = list(reversed(months))
+    if len(shown) < 2:
+        return None
+    columns = [(f"{month:%b %Y}", {"to pay": total}) for month, _, total in shown]
+    urls = [f"{reverse('invoices')}?month={month:%Y-%m}" for month, _, _ in shown]
+    return draw_columns("What closed months add up to", columns, unit=settings.CURRENCY, urls=urls)
 
 
 @require_safe

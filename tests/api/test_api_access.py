@@ -166,6 +166,8 @@ def test_every_operation_of_the_schema_is_in_the_matrix() -> None:
         for method in operations
     }
     # tests/datastores, tests/billing and test_api_kubernetes.py
-    elsewhere = ("datastores", "{code}/usage", "/kubernetes", "/placements")
+    elsewhere = (
+        "datastores", "{code}/usage", "/invoices", "/months", "/prices", "/discounts", "/credits", "/kubernetes", "/placements",
+    )  # fmt: skip
     missing = {(method, path) for method, path in described - known if not any(part in path for part in elsewhere)}
     assert missing == set()
