@@ -269,8 +269,14 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
         # It was started before and is only to be put right: it goes on as it is.
         run.applied_at = timezone.now()
         run.save(update_fields=["applied_at"])
-        about = {"appcode": run.cluster.appcode.code, "object": f"cluster {run.cluster}", "run": run.number}
-        record("run.not_put_right", actor=None, message=f"What was changed by hand stays as it is: {why}", **about)
+        record(
+            "run.not_put_right",
+            actor=None,
+            appcode=run.cluster.appcode.code,
+            object=f"cluster {run.cluster}",
+            message=f"What was changed by hand stays as it is: {why}",
+            run=run.number,
+        )
         if run.wait_reason == TROUBLE:
             _wait(run, "", "")
     else:
