@@ -51,6 +51,9 @@ MATRIX: list[tuple[str, str, Any, tuple[int, ...]]] = [
     # Without a node agent; with one see test_api_logs.py.
     ("GET", f"{SHOW1}/runs/1/tasks/worker/0/log", None, (503, 503, 503, 404, 503, 401)),
     ("GET", f"{SHOW1}/runs/1/tasks/worker/2/log", None, (404, 404, 404, 404, 404, 401)),
+    # A task that does not run.
+    ("POST", f"{SHOW1}/runs/1/tasks/worker/0/exec", {"argv": ["true"]}, operate(409)),
+    ("POST", f"{SHOW1}/runs/1/tasks/worker/2/exec", {"argv": ["true"]}, (404, 404, 404, 404, 404, 401)),
     ("PATCH", SHOW1, {}, (405, 405, 405, 405, 405, 401)),
     ("DELETE", f"{OPS}/clusters", None, (405, 405, 405, 405, 405, 401)),
 ]
