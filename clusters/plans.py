@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusters.clouds.base import ImageRef, Mount, Plan, RestartPolicy, RolePlan, RunRef, literal
+from clusters.clouds.base import CloudRefused, ImageRef, Mount, Plan, RestartPolicy, RolePlan, RunRef, literal
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Addresses
 from clusters.specs import ClusterSpec, Mode, RoleName
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
+# Linux starts no program with a longer argument or variable, its name and a NUL included.
+LONGEST_TEXT = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ def build_plan(
     mounts: tuple[Mount, ...],
     addresses: Addresses,
 ) -> Plan:
-    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`."""
+    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`. Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
-    return Plan(
+    plan = Plan(
         run=run,
         image=image,
         mounts=mounts,
@@ -63,6 +65,14 @@ def build_plan(
             for role, role_spec in spec.active_roles.items()
         ),
     )
+    for role in plan.roles:
+        for name, value in role.env.items():
+            if len(name) + len(value.replace("$$", "$").encode()) + 2 > LONGEST_TEXT:
+                raise CloudRefused(
+                    f"{name} of a {role.role} is longer than the {LONGEST_TEXT // 1024} KiB that Linux takes, because it names "
+                    f"all {sum(each.count for each in plan.roles)} tasks; ask for fewer."
+                )
+    return plan
 
 
 def restart_policy(mode: Mode, role: RoleName) -> RestartPolicy:

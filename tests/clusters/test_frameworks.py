@@ -2,10 +2,11 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.base import ImageRef, RunRef, expand, literal
+from clusters.clouds.base import CloudRefused, ImageRef, RunRef, expand, literal
 from clusters.frameworks import FRAMEWORKS
 from clusters.plans import Resources, build_plan
 from clusters.specs import ClusterSpec
@@ -86,3 +87,20 @@ def test_the_plan_of_a_parameter_server_cluster():
     ]
     assert plan.roles[0].argv == ("bash", "-c", "true")
     assert plan.roles[0].env["PORTAL_RUN"] == "3"
+
+
+def test_more_tasks_than_one_variable_can_name_are_refused():
+    def plan(workers):
+        of = spec(ps=1000, worker=workers)
+        return build_plan(
+            RunRef(7, "ops", "ops-demo", "show", 3),
+            of,
+            image=ImageRef("i", "", "/venv", ""),
+            resources=dict.fromkeys(of.roles, SMALL),
+            mounts=(),
+            addresses={place: f"{'x' * 80}-{address}" for place, address in addresses(of).items()},
+        )
+
+    assert len(plan(100).roles) == 3
+    with pytest.raises(CloudRefused, match=r"^TF_CONFIG of a master is longer than the 128 KiB .* all 1501 tasks"):
+        plan(500)
