@@ -345,6 +345,19 @@ def test_logs_of_a_deleted_cluster_wait_for_the_cloud_without_noise(catalogue, p
     monkeypatch.undo()
 
 
+def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
+    cluster = actions.create_cluster(manifest(), acting_user=people.bob)
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    Run.objects.update(gone=True)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [reconcile.PURGING])
+        at_once(lambda: reconcile.purge(cluster.pk))
+        assert not Cluster.objects.get(pk=cluster.pk).purged
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [reconcile.PURGING])
+    at_once(lambda: reconcile.purge(cluster.pk))
+    assert Cluster.objects.get(pk=cluster.pk).purged
+
+
 def test_a_length_of_time_is_said_exactly():
     spans = [reconcile.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
     assert spans == ["1 minute", "90 seconds", "1 hour", "90 minutes", "1 day", "2 days"]
