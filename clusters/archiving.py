@@ -48,8 +48,8 @@ CLAIM = dt.timedelta(seconds=60)
 SHORTEST, LONGEST = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
 # … and as long as it may fail for other reasons than that the log is gone.
 PATIENCE = dt.timedelta(days=3)
-# Loops in the whole installation, each with so many logs at a time, and taking new ones for so long.
-LOOPS, AT_ONCE, LOOP_SECONDS = 2, 128, 300.0
+# Loops in the whole installation, each with so many logs at a time.
+LOOPS, AT_ONCE = 2, 128
 LOOP_LOCK = 6_117_100
 TICK = 0.5
 # A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
@@ -172,18 +172,19 @@ class Copying:
 
     def __init__(self) -> None:
         self._store = archive()
-        self._clouds: dict[str, Cloud] = {}
         self._jobs: dict[Future[Outcome], Job] = {}
-        self._opened = threading.Event()
         self._renewed = time.monotonic()
 
     def run(self) -> None:
-        end = time.monotonic() + LOOP_SECONDS
+        """New logs are taken as long as old ones are at work: one that does not end must not hold up those of others."""
+        done: set[Future[Outcome]] = set()
+        looked_at = float("-inf")
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="archive") as threads:
             while True:
-                found = _claim(AT_ONCE - len(self._jobs)) if time.monotonic() < end else []
-                for task in found:
-                    self._begin(threads, task)
+                if done or time.monotonic() - looked_at > TICK:
+                    looked_at = time.monotonic()
+                    for task in _claim(AT_ONCE - len(self._jobs)):
+                        self._begin(threads, task)
                 if not self._jobs:
                     return
                 done = wait(self._jobs, TICK if self._all_open() else 0.02, return_when=FIRST_COMPLETED).done
@@ -197,7 +198,7 @@ class Copying:
             _finish(task, Outcome(""))
             return
         try:
-            cloud = self._clouds.setdefault(task.run.cloud, registry.cloud_of(task.run))
+            cloud = registry.cloud_of(task.run)
         except CloudError as error:
             _finish(task, Outcome(DUE, message=str(error)))
             return

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes.logs import Place, Text, nanoseconds
+from clusters.clouds.kubernetes.logs import Place, Text, is_over, nanoseconds
 
 
 def body(lines: list[tuple[int, bytes]], since: Place | None = None) -> bytes:
@@ -93,3 +93,26 @@ def test_a_cursor_of_somebody_else_is_the_beginning(cursor: str) -> None:
 def test_a_sentence_in_place_of_a_log_is_an_error() -> None:
     with pytest.raises(CloudError):
         fed(Text(Place()), b"unable to retrieve container logs for containerd://4711, which was removed\n", 100)
+
+
+@pytest.mark.parametrize(
+    ("phase", "restart", "deleted", "state", "over"),
+    [
+        ("Running", "Never", False, "running", False),
+        ("Running", "Never", False, "terminated", True),  # beside it, its output is being stored
+        ("Running", "Always", False, "terminated", False),  # it is started again
+        ("Running", "Always", True, "terminated", True),
+        ("Running", "Always", True, "running", False),
+        ("Failed", "Always", False, "waiting", True),
+        ("Pending", "Never", False, "waiting", False),
+    ],
+)
+def test_a_log_ends_with_its_program_and_not_with_its_pod(
+    phase: str, restart: str, deleted: bool, state: str, over: bool
+) -> None:
+    pod = {
+        "metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"} if deleted else {},
+        "spec": {"restartPolicy": restart},
+        "status": {"phase": phase, "containerStatuses": [{"name": "task", "state": {state: {}}}]},
+    }
+    assert is_over(pod) is over

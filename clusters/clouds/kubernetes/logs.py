@@ -332,4 +332,8 @@ def _was_restarted(pod: Pod) -> bool:
 
 
 def is_over(pod: Pod) -> bool:
-    return pod["status"].get("phase") in ("Succeeded", "Failed")
+    """Whether the program writes nothing any more. Its pod may go on for long, to store what it left."""
+    if pod["status"].get("phase") in ("Succeeded", "Failed"):
+        return True
+    for_good = pod["spec"]["restartPolicy"] == "Never" or "deletionTimestamp" in pod["metadata"]
+    return for_good and "terminated" in (_status(pod).get("state") or {})
