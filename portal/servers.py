@@ -131,7 +131,7 @@ def valkey(folder: Path, port: int, password: str) -> Service:
 
 
 def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
-    """An S3 server over `folder`: every folder in it is a bucket. Others than this machine reach it only at an `address` of theirs."""
+    """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs."""
     private_folder(folder)
     # --config '': never read or write the user's own rclone settings. The pair is one element of a comma separated list.
     argv = [program("rclone"), "serve", "s3", str(folder), "--addr", f"{address}:{port}", "--config", ""]

@@ -37,7 +37,9 @@ def test_master_done_ends_everything_and_frees_the_gpus(loop, people, manifest):
     assert run.phase == "Succeeded"
     assert {role: facts["ready"] for role, facts in run.roles.items()} == {"master": 1, "ps": 1, "worker": 2}
     assert not Task.objects.filter(run=run, phase__in=["Pending", "Running"]).exists()
-    assert {node.gpus_free for node in cloud("local").capacity().nodes} == {node.gpus for node in cloud("local").capacity().nodes}
+    assert {node.gpus_free for node in cloud("local").capacity().nodes} == {
+        node.gpus for node in cloud("local").capacity().nodes
+    }
     segments = UsageSegment.objects.filter(consumer=f"run {run.pk}")
     assert segments.count() == 4
     assert not segments.filter(ended=None).exists()
