@@ -57,8 +57,11 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
 
 
 def inspect(client: Client, wanted: Sequence[Right]) -> Found:
-    """Raises CloudError when the server cannot be reached or does not know us."""
-    version = str(client.get("/version")["gitVersion"])
+    """Raises CloudError when the server cannot be reached, does not know us, or is something else."""
+    try:
+        version = str(client.get("/version")["gitVersion"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CloudError("What answers at this address is not the API server of a Kubernetes cluster.") from error
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rights") as threads:
         had = threads.map(lambda right: _has(client, right), wanted)
         missing = [right for right, has in zip(wanted, had, strict=True) if not has]
