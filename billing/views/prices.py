@@ -39,7 +39,7 @@ def prices(request: HttpRequest) -> HttpResponse:
     """The price book: what holds, what will, what did. POST adds a price, or with `preview` tells what it would do."""
     user = person(request)
     require_administrator(user)
-    form = PriceForm(request.POST or None)
+    form = PriceForm(request.POST if request.method == "POST" else None)
     found: Effect | None = None
     if request.method == "POST" and form.is_valid():
         sku, per_hour, valid_from = form.price()
@@ -117,7 +117,7 @@ def import_prices(request: HttpRequest) -> HttpResponse:
     """First what the file would do (`check`), then, when that is wished for, all of it or nothing."""
     user = person(request)
     require_administrator(user)
-    form = ImportForm(request.POST or None, request.FILES or None)
+    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
     found: Import | None = None
     wrong: list[FieldError] = []
     if request.method == "POST" and form.is_valid():
@@ -148,7 +148,7 @@ def import_prices(request: HttpRequest) -> HttpResponse:
 def discounts(request: HttpRequest) -> HttpResponse:
     user = person(request)
     require_administrator(user)
-    form = DiscountForm(request.POST or None)
+    form = DiscountForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         typed = form.cleaned_data
         try:
@@ -182,7 +182,7 @@ def end_discount(request: HttpRequest, pk: int) -> HttpResponse:
 def credits_(request: HttpRequest) -> HttpResponse:
     user = person(request)
     require_administrator(user)
-    form = CreditForm(request.POST or None)
+    form = CreditForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         typed = form.cleaned_data
         appcode = Appcode.objects.filter(code=typed["appcode"]).first()
