@@ -52,4 +52,5 @@ def signed_in(browser: Browser, portal: Any, person: str, **options: Any) -> Ite
     yield page
     context.close()
     # A live part that is asked for while one goes to another page is cut off, and htmx says so.
-    assert [said for said in complaints if not said.startswith("htmx:afterRequest")] == []
+    if said := [said for said in complaints if not said.startswith("htmx:afterRequest")]:
+        pytest.fail("The console complains:\n" + "\n".join(said))

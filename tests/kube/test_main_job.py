@@ -1,0 +1,210 @@
+"""The main job on Kubernetes as people do it, for real: a browser, the whole portal, a kubelet, S3 servers, containers.
+
+The portal runs as a newcomer starts it, with the demonstration's people and data, but its S3 server is one that containers
+reach, and the business line of ops-demo is placed on a Kubernetes cluster. What was trained there is compared with what
+containerd itself has written down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psycopg2
+import pytest
+from playwright.sync_api import Page, expect
+
+from portal import servers, services
+from tests.browser import SOON, chromium, signed_in
+from tests.kube import images
+from tests.kube.following import portal_kubeconfig
+from tests.kube.node import Node
+from tests.running import ROOT, Portal, environment, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+
+TRAINED = 400_000
+SECRETS = ("PORTAL_SECRET_KEY",)
+
+
+@pytest.fixture(scope="module")
+def s3(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What the portal's environment says of an S3 server at an address that pods reach."""
+    folder = services.private_folder(tmp_path_factory.mktemp("s3"))
+    keys = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
+    server = servers.s3(folder / "data", services.free_port(), *keys, address=node.gateway)
+    with services.running([server], services.private_folder(folder / "log"), os.environ):
+        found = {"URL": server.url, "ACCESS_KEY": keys[0], "SECRET_KEY": keys[1]}
+        client(found).create_bucket(Bucket="gpu-cloud-logs")
+        yield found
+
+
+def client(s3: dict[str, str]) -> Any:
+    keys = {"aws_access_key_id": s3["ACCESS_KEY"], "aws_secret_access_key": s3["SECRET_KEY"]}
+    return boto3.client("s3", endpoint_url=s3["URL"], region_name="us-east-1", **keys)
+
+
+@pytest.fixture(scope="module")
+def portal(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+    for name in ("tensorflow", "rclone"):
+        node.import_image(images.image(name))
+    settings = {f"{prefix}_{name}": value for prefix in ("PORTAL_S3", "PORTAL_LOGS_S3") for name, value in s3.items()}
+    portal = Portal(tmp_path_factory.mktemp("portal") / "var", **settings)
+    portal.start()
+    manage(
+        portal,
+        "register_kubernetes",
+        "training",
+        "--title",
+        "Training",
+        "--kubeconfig",
+        str(portal_kubeconfig(node.plane)),
+    )
+    yield portal
+    assert portal.stop() == 0
+    assert portal.left() == []
+
+
+def manage(portal: Portal, *arguments: str) -> None:
+    """As an operator on the portal's machine."""
+    own = {name: portal.secret(name) for name in SECRETS}
+    own |= {"DATABASE_URL": database(portal), "REDIS_URL": "redis://127.0.0.1:1", "PORTAL_ORIGIN": portal.origin}
+    env = environment(portal.data, portal.port) | own
+    argv = [sys.executable, "manage.py", *arguments]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def database(portal: Portal) -> str:
+    return f"postgresql://portal@/portal?host={portal.data / 'run'}"
+
+
+def ask(portal: Portal, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    with closing(psycopg2.connect(database(portal))) as connection, connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchall()
+
+
+def tab(page: Page, name: str) -> None:
+    page.locator("nav.tabs").get_by_role("link", name=name).click()
+
+
+def test_from_the_form_to_a_model_trained_by_containers(node: Node, portal: Portal, s3: dict[str, str]) -> None:
+    with chromium() as browser:
+        with signed_in(browser, portal, "root") as page:
+            place_on_kubernetes(page)
+        with signed_in(browser, portal, "alice") as page:
+            train(page)
+            succeed(page, node)
+    billed_is_what_containerd_saw(node, portal)
+    stored(s3)
+
+
+def place_on_kubernetes(page: Page) -> None:
+    """As an administrator, who also offers a size of which four fit on the machine under this test."""
+    page.goto("/admin/clouds")
+    page.get_by_label("Where example.ops runs").select_option("training")
+    page.locator("tr", has_text="example.ops").get_by_role("button", name="Place").click()
+    expect(page.locator("tr", has_text="Training").first).to_contain_text("example.ops")
+    page.goto("/admin/flavors/new")
+    size = {"title": "Tiny + 1 GPU", "name": "tiny-1-gpu", "cores": "0.3", "memory_gib": "1.25", "gpus": "1"}
+    for field, value in size.items():
+        page.locator(f"[name={field}]").fill(value)
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("main")).to_contain_text("Tiny + 1 GPU")
+
+
+def train(page: Page) -> None:
+    page.get_by_role("link", name="New cluster").click()
+    page.get_by_label("Name", exact=True).fill("in-containers")
+    page.get_by_label("Image").select_option("tensorflow-2-21")
+    page.get_by_label("Input").select_option("demo-input")
+    page.get_by_label("Output", exact=False).first.select_option("demo-output")
+    page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 600")
+    page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")
+    page.get_by_label("Master").select_option("tiny-1-gpu")
+    page.locator("[name=ps_flavor]").select_option("small")
+    page.locator("[name=ps_count]").fill("1")
+    page.locator("[name=worker_count]").fill("2")
+    expect(page.locator("[name=worker_flavor]")).to_have_value("tiny-1-gpu")
+    expect(page.locator("#preview")).to_contain_text(re.compile("Fits now"))
+    page.get_by_role("button", name="Create cluster").click()
+    page.wait_for_url("**/clusters/ops-demo/in-containers")
+
+
+def succeed(page: Page, node: Node) -> None:
+    head = page.locator("#head")
+    expect(head).to_contain_text("Running", timeout=TRAINED)
+    expect(page.locator("#progress")).to_contain_text(node.name)
+    tab(page, "Logs")
+    log = page.locator("#log")
+    expect(log).to_contain_text(re.compile(r"master-0\s+step \d+: loss = "), timeout=TRAINED)
+    expect(head).to_contain_text("Succeeded", timeout=TRAINED)
+    expect(log).to_contain_text("Saved the model of step 600")
+
+    # Nothing of it is left in Kubernetes, and the page still knows everything.
+    pods = "/api/v1/namespaces/ops/pods"
+    node.plane.until(pods, lambda found: not found, 60)
+    page.reload()
+    expect(page.locator("#log")).to_contain_text("Saved the model of step 600", timeout=SOON)
+    tab(page, "Metrics")
+    for tag in ("loss", "accuracy", "global_step/sec"):
+        line = page.locator(".chart", has_text=tag).first.locator("svg path").first
+        expect(line).to_have_attribute("d", re.compile("^M.*L"))
+    tab(page, "Usage")
+    expect(page.locator("tbody tr")).to_have_count(4)
+    assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
+
+
+def billed_is_what_containerd_saw(node: Node, portal: Portal) -> None:
+    """Each second that a pod's containers had, from the first one's start to the last one's end, once."""
+    segments = ask(
+        portal,
+        "SELECT uid, gpus, started, ended, flags FROM billing_usagesegment WHERE labels->>'cluster' = 'in-containers'",
+    )
+    assert len(segments) == 4
+    seconds = 0
+    for uid, gpus, started, ended, flags in segments:
+        containers = node.containers(uid)
+        assert {container.name for container in containers} >= {"fetch", "store", "task"}
+        assert (started, ended, flags) == (
+            min(container.started for container in containers),
+            max(container.finished for container in containers),
+            [],
+        )
+        seconds += gpus * int((ended - started).total_seconds())
+    runs = "SELECT r.gpu_seconds FROM clusters_run r JOIN clusters_cluster c ON c.id = r.cluster_id WHERE c.name = %s"
+    assert ask(portal, runs, "in-containers") == [(seconds,)]
+    tasks = ask(
+        portal,
+        "SELECT t.uid, t.started_at, t.finished_at FROM clusters_task t JOIN clusters_run r ON r.id = t.run_id"
+        " JOIN clusters_cluster c ON c.id = r.cluster_id WHERE c.name = %s",
+        "in-containers",
+    )
+    for uid, started, finished in tasks:
+        (task,) = [container for container in node.containers(uid) if container.name == "task"]
+        assert started == task.started
+        assert finished >= task.finished
+
+
+def stored(s3: dict[str, str]) -> None:
+    listing = client(s3).list_objects_v2(Bucket="demo-output", Prefix="in-containers/")
+    assert "saved_model.pb" in {Path(each["Key"]).name for each in listing["Contents"]}
+
+
+def test_its_parameter_server_was_gone_with_the_workers(node: Node, portal: Portal) -> None:
+    """Nobody pays for a parameter server whose master has finished; and its containers are really gone."""
+    ends = dict(ask(
+        portal,
+        "SELECT labels->>'role', max(ended) FROM billing_usagesegment WHERE labels->>'cluster' = 'in-containers' GROUP BY 1",
+    ))  # fmt: skip
+    assert abs((ends["ps"] - ends["master"]).total_seconds()) <= 30
+    assert eventually(lambda: not [c for c in node.containers() if c.present and c.namespace == "ops"], 90)
