@@ -50,6 +50,8 @@ MATRIX: list[tuple[str, str, Any, tuple[int, ...]]] = [
     ("GET", f"{SHOW1}/usage", None, READ),
     # Without a node agent; with one see test_api_logs.py.
     ("GET", f"{SHOW1}/runs/1/tasks/worker/0/log", None, (503, 503, 503, 404, 503, 401)),
+    # Nothing of it runs.
+    ("POST", f"{SHOW1}/runs/1/tasks/worker/0/exec", {"argv": ["true"]}, operate(409)),
     ("GET", f"{SHOW1}/runs/1/tasks/worker/2/log", None, (404, 404, 404, 404, 404, 401)),
     # A task that does not run.
     ("POST", f"{SHOW1}/runs/1/tasks/worker/0/exec", {"argv": ["true"]}, operate(409)),
@@ -61,7 +63,9 @@ PEOPLE = ("alice", "bob", "victor", "mallory", "root", "nobody")
 
 
 @pytest.fixture
-def show1(everybody: dict[str, Api]) -> None:
+def show1(everybody: dict[str, Api], settings: Any) -> None:
+    # An agent of other tests in this process must not answer.
+    settings.LOCAL_CLOUD_SOCKET = "/nonexistent/agent.sock"
     status, answer = everybody["alice"].post(f"{OPS}/clusters", manifest())
     assert status == 201, answer
 
