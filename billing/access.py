@@ -77,7 +77,7 @@ class Usage:
 class SegmentRow:
     """One segment, or the part of it that was asked for, with its price.
 
-    `cost_per_hour` is the one at its end, or now while it is `running`.
+    `cost_per_hour` is the one at its end, or now while it is `running`; `pk` is the number of the segment's row.
     """
 
     segment: Segment
@@ -85,6 +85,7 @@ class SegmentRow:
     cost: Decimal
     cost_per_hour: Decimal
     running: bool
+    pk: int | None = None
 
     @property
     def gpu_seconds(self) -> int:
@@ -112,7 +113,7 @@ def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
     queries."""
     rows = UsageSegment.objects.filter(consumer__in=consumers).order_by("started", "uid")
     prices = price_book()
-    return [_priced(row.segment, prices, now) for row in rows]
+    return [_priced(row.segment, prices, now, row.pk) for row in rows]
 
 
 def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> list[SegmentRow]:
@@ -122,8 +123,9 @@ def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.d
     named = UsageSegment.objects.alias(cluster=KT("labels__cluster"), run=KT("labels__run"))
     rows = named.filter(overlapping, appcode=appcode, cluster=cluster, run=run)
     prices = price_book()
-    parts = (row.segment.within(period.since, period.until) for row in rows.order_by("started", "uid")[:MAX_SEGMENTS])
-    return [_priced(part, prices, now) for part in parts if part]
+    found = rows.order_by("started", "uid")[:MAX_SEGMENTS]
+    parts = ((row.pk, row.segment.within(period.since, period.until)) for row in found)
+    return [_priced(part, prices, now, pk) for pk, part in parts if part]
 
 
 def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.datetime) -> list[Usage]:
@@ -197,11 +199,11 @@ def business_line(node: OrgNode, lines: Container[str]) -> str:
     return next((path for path in reversed(node.ancestors_and_self) if path in lines), "")
 
 
-def _priced(segment: Segment, prices: Prices, now: dt.datetime) -> SegmentRow:
+def _priced(segment: Segment, prices: Prices, now: dt.datetime, pk: int | None = None) -> SegmentRow:
     running = segment.ended is None or segment.ended > now
     at = now if running or segment.ended is None else segment.ended - dt.timedelta(seconds=1)
     per_hour = hourly(prices, at, [segment.resources], segment.appcode_id)
-    return SegmentRow(segment, segment.seconds(now), cost(segment, prices, now), per_hour, running)
+    return SegmentRow(segment, segment.seconds(now), cost(segment, prices, now), per_hour, running, pk)
 
 
 def _dearest_first(row: Usage) -> tuple[Decimal, int, str]:

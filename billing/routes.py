@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from billing import invoice_routes, price_routes
+from billing import dashboard_routes, invoice_routes, price_routes
 from billing.views import usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -9,6 +9,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("billing/<slug:code>/<slug:name>", usage.cluster, name="billing_cluster"),
     path("billing/<slug:code>/<slug:name>/<slug:number>", usage.run, name="billing_run"),
     path("admin/usage", usage.admin_usage, name="admin_usage"),
+    *dashboard_routes.urlpatterns,
     *price_routes.urlpatterns,
     *invoice_routes.urlpatterns,
 ]

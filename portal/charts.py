@@ -145,17 +145,19 @@ def draw_columns(
     urls: Sequence[str] = (),
     most: Decimal | None = None,
     digits: int = 2,
+    order: Sequence[str] = (),
 ) -> Columns:
     """Stacked columns of (label, value by name) pairs over an axis from zero; `most` is the least height of that axis.
 
-    The largest names get a colour each and the rest share one. A negative part, which only a correction can leave, is drawn
+    The largest names get a colour each and the rest share one; those in `order` come first. A negative part, which only a correction can leave, is drawn
     as nothing; its text says what it is.
     """
     sums: dict[str, Decimal] = {}
     for _, values in columns:
         for name, value in values.items():
             sums[name] = sums.get(name, Decimal(0)) + value
-    ranked = sorted(sums, key=lambda name: (-sums[name], name))
+    places = {name: place for place, name in enumerate(order)}
+    ranked = sorted(sums, key=lambda name: (places.get(name, len(places)), -sums[name], name))
     shown = ranked if len(ranked) <= MAX_PARTS else [*ranked[: MAX_PARTS - 1], OTHERS]
     heights = [sum((max(value, Decimal(0)) for value in values.values()), Decimal(0)) for _, values in columns]
     top = float(max([*heights, most or Decimal(0)], default=Decimal(0))) or 1.0

@@ -43,6 +43,7 @@ NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Billing", "billing", "billing"),
+    Entry("Dashboard", "dashboard", "usage"),
     Entry("Invoices", "invoices", "file"),
     Entry("Appcodes", "appcodes", "appcode"),
 )

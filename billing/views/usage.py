@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import access, periods
+from billing import access, history, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.files import csv_file
 from billing.periods import Period
@@ -97,6 +97,7 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
     if request.GET.get("by") == "line":
         return _usage_csv("business-lines", "business_line", asked, lines)
     links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
+    context["generated"] = "some" if appcodes.filter(pk__in=history.codes()).exists() else ""
     return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
 
 
@@ -109,7 +110,9 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
         (row, reverse("billing_cluster", args=[code, row.name]) if row.name else "")
         for row in access.usage_by_cluster(one, asked.period, asked.now)
     ]
-    return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", appcode=one)
+    return _usage_page(
+        request, "billing/appcode.html", asked, links, over_time, what="cluster", appcode=one, generated=_generated(one)
+    )
 
 
 @require_safe
@@ -120,7 +123,9 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
         (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
         for row in access.usage_by_run(one, name, asked.period, asked.now)
     ]
-    return _usage_page(request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name)
+    return _usage_page(
+        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, generated=_generated(one)
+    )
 
 
 @require_safe
@@ -134,8 +139,14 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
         "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
         "cost": sum((row.cost for row in rows), Decimal(0)), "complete": len(rows) < access.MAX_SEGMENTS,
+        "generated": _generated(one),
     }  # fmt: skip
     return render(request, "billing/run.html", context)
+
+
+def _generated(appcode: Appcode) -> str:
+    """ "all" for an appcode whose usage was generated."""
+    return "all" if appcode.pk in history.codes() else ""
 
 
 def _usage_page(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Sequence
-from decimal import Decimal
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from billing import capacity, dashboard, history, metering, posting
+from billing import history, metering, posting
 from billing.models import (
     CapacityRecord,
     DailyUsage,
