@@ -40,7 +40,7 @@ TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "
 AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 
 # `fresh` is what was not known; only its pods are looked at. `seen` is every sighting of these, `mended` the same with times
-# that can be, `made` what they add up to.
+# that can be, `made` what they add up to. Nothing is joined but by index, so that no statistics lead to another plan.
 STATEMENT = sql.SQL("""
 WITH fresh AS (
     INSERT INTO billing_observation (seen_at, {fields})
@@ -55,7 +55,7 @@ seen AS (
         SELECT id, seen_at, {fields} FROM billing_observation WHERE uid = pod.uid OFFSET 0
     ) o
 ),
-mended AS MATERIALIZED (
+mended AS (
     SELECT seen.*, ended, rank,
         CASE WHEN scheduled > latest THEN known ELSE scheduled END AS reserved,
         CASE WHEN began > latest THEN known ELSE began END AS running,
@@ -70,14 +70,17 @@ mended AS MATERIALIZED (
             CASE phase {ranks} ELSE 0 END AS rank
     ) told
 ),
+ranked AS (
+    SELECT *, 1 = row_number() OVER (
+        PARTITION BY uid ORDER BY running IS NOT NULL DESC, rank DESC, digest COLLATE "C" DESC
+    ) AS last FROM mended
+),
 summed AS (
     SELECT uid, min(reserved) AS reserved, min(running) AS running,
-        greatest(max(reserved), max(running)) AS last_known,
-        bool_or(ended) AS ended,
+        greatest(max(reserved), max(running)) AS last_known, bool_or(ended) AS ended,
         max(finish) FILTER (WHERE NOT estimated) AS certain, max(finish) FILTER (WHERE estimated) AS guess,
-        bool_or(start_clamped) AS start_clamped, bool_or(end_clamped) AS end_clamped, {changed} AS changed,
-        (array_agg(id ORDER BY rank DESC, digest COLLATE "C" DESC) FILTER (WHERE running IS NOT NULL))[1] AS last
-    FROM mended GROUP BY uid HAVING min(running) IS NOT NULL
+        bool_or(start_clamped) AS start_clamped, bool_or(end_clamped) AS end_clamped, {changed} AS changed, {last}
+    FROM ranked GROUP BY uid HAVING min(running) IS NOT NULL
 ),
 made AS (
     SELECT summed.*, begun, early, finish
@@ -93,8 +96,8 @@ SELECT made.uid, begun, CASE WHEN finish < begun THEN begun ELSE finish END, to_
         CASE WHEN ended AND certain IS NULL AND guess IS NULL THEN 'end-missing' END,
         CASE WHEN ended AND certain IS NULL AND guess IS NOT NULL THEN 'end-estimated' END,
         CASE WHEN changed THEN 'amounts-changed' END
-    ], NULL)), {last}
-FROM made JOIN seen ON seen.id = made.last
+    ], NULL)), {taken}
+FROM made
 ORDER BY made.uid
 ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excluded})
 """)
@@ -121,7 +124,7 @@ INGEST = STATEMENT.format(
         )
     ),
     taken=_names(TAKEN),
-    last=_names(TAKEN, "seen.{}"),
+    last=_names(TAKEN, "(array_agg({0}) FILTER (WHERE last))[1] AS {0}"),
     updated=_names(WRITTEN, "{0} = excluded.{0}"),
     held=_names(WRITTEN, "held.{}"),
     excluded=_names(WRITTEN, "excluded.{}"),

@@ -255,7 +255,8 @@ ROLLUPS = sql.SQL(
 )
 POST = STATEMENT.format(terms=TERMS, line=LINE, new=NEW, seconds=SECONDS, labels=LABELS, rollups=ROLLUPS)
 PLANNING = """
-SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off; SET LOCAL work_mem = '64MB'
+SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_nestloop = off; SET LOCAL enable_sort = off;
+SET LOCAL work_mem = '64MB'
 """
 
 

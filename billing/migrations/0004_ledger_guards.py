@@ -50,6 +50,8 @@ CREATE FUNCTION billing_month_end(moment timestamptz) RETURNS timestamptz LANGUA
 -- What may have been posted with terms or owners that hold no more since `since`: what lasts is posted by whole months only.
 CREATE FUNCTION billing_repost(since timestamptz, code bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    -- As everywhere: first the lock of metering, then that of posting.
+    PERFORM pg_advisory_xact_lock(469853562226);
     PERFORM pg_advisory_xact_lock(1886352244);
     INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
         SELECT id, started, appcode_id, true FROM billing_usagesegment
@@ -83,23 +85,26 @@ BEGIN
         SELECT id, least(ended, billing_month_end(started)), appcode_id, false FROM made;
     RETURN NULL;
 END $$;
--- Few rows of a large table each time, whatever the statistics say by now: never by reading all of it.
+-- Few rows of a large table each time, whatever the statistics say by now: never by reading all of it. What is in the queue is
+-- changed there (posting that has it in its hands is waited for); what is not was taken away by posting.
 CREATE FUNCTION billing_segments_changed() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
+    UPDATE billing_due SET appcode_id = n.appcode_id,
+        due_at = CASE WHEN posted THEN n.started ELSE least(n.ended, billing_month_end(n.started)) END
+        FROM after n JOIN before o USING (id)
+        WHERE segment_id = id AND segment_id = ANY(ARRAY(SELECT id FROM after))
+            AND (n.uid, n.appcode_id, n.consumer, n.labels, n.gpus, n.gpu_model, n.cpu_milli, n.memory_mb, n.storage_mb,
+                 n.started, n.ended) IS DISTINCT FROM
+                (o.uid, o.appcode_id, o.consumer, o.labels, o.gpus, o.gpu_model, o.cpu_milli, o.memory_mb, o.storage_mb,
+                 o.started, o.ended);
     INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
         SELECT id, n.started, n.appcode_id, true
         FROM after n JOIN before o USING (id)
-        WHERE (n.uid, n.appcode_id, n.consumer, n.labels, n.gpus, n.gpu_model, n.cpu_milli, n.memory_mb, n.storage_mb, n.started,
-               n.ended) IS DISTINCT FROM
-              (o.uid, o.appcode_id, o.consumer, o.labels, o.gpus, o.gpu_model, o.cpu_milli, o.memory_mb, o.storage_mb, o.started,
-               o.ended)
-        ORDER BY id
-        ON CONFLICT (segment_id) DO UPDATE SET due_at = excluded.due_at, appcode_id = excluded.appcode_id
-            WHERE billing_due.posted;
-    UPDATE billing_due SET due_at = least(n.ended, billing_month_end(n.started)), appcode_id = n.appcode_id
-        FROM after n
-        WHERE segment_id = n.id AND segment_id = ANY(ARRAY(SELECT id FROM after)) AND NOT posted
-            AND (due_at, billing_due.appcode_id) <> (least(n.ended, billing_month_end(n.started)), n.appcode_id);
+        WHERE (SELECT d.posted FROM billing_due d WHERE d.segment_id = id) IS NULL
+            AND (n.uid, n.appcode_id, n.consumer, n.labels, n.gpus, n.gpu_model, n.cpu_milli, n.memory_mb, n.storage_mb,
+                 n.started, n.ended) IS DISTINCT FROM
+                (o.uid, o.appcode_id, o.consumer, o.labels, o.gpus, o.gpu_model, o.cpu_milli, o.memory_mb, o.storage_mb,
+                 o.started, o.ended);
     RETURN NULL;
 END $$;
 CREATE TRIGGER segments_made AFTER INSERT ON billing_usagesegment

@@ -9,14 +9,15 @@ and new lines, as always, and the sums by day and month must be those of its lin
 
 from __future__ import annotations
 
-import dataclasses
+import datetime as dt
 import hashlib
-import json
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
+import orjson
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.db.models import Exists, OuterRef
@@ -80,26 +81,33 @@ class Command(BaseCommand):
         for uid in differing:
             self.stdout.write(f"{uid}: stored {stored.get(uid)}, but the observations say {made.get(uid)}")
         expected = _expected(made.values(), now)
-        misposted = [uid for uid in self._misposted(rows, expected, now) if uid not in differing]
+        lines = {uid: _lines(entries) for uid, entries in expected.items()}
+        misposted = [uid for uid in self._misposted(rows, expected, lines, now) if uid not in differing]
         for uid in uids:
-            found.digest.update(_bytes(made.get(uid)) + _lines(expected.get(uid, ())))
+            found.digest.update(_bytes(made.get(uid)) + lines.get(uid, b""))
         found.segments += len(made)
         found.lines += sum(map(len, expected.values()))
         found.wrong += len(differing) + len(misposted)
         if not verify:
             self._mend(made, rows, differing, misposted, found)
 
-    def _misposted(self, rows: dict[str, UsageSegment], expected: dict[str, tuple[Entry, ...]], now: Any) -> list[str]:
+    def _misposted(
+        self,
+        rows: dict[str, UsageSegment],
+        expected: dict[str, tuple[Entry, ...]],
+        lines: dict[str, bytes],
+        now: dt.datetime,
+    ) -> list[str]:
         """The pods whose lines are not what they should be; those that wait for their posting are not wrong."""
         ids = {row.pk: uid for uid, row in rows.items()}
         waiting = set(Due.objects.filter(segment__in=ids, due_at__lte=now).values_list("segment", flat=True))
         standing: dict[str, list[Entry]] = {uid: [] for uid in rows}
-        lines = LedgerEntry.objects.filter(segment__in=ids, kind=LedgerEntry.Kind.USAGE, reversals=None)
-        for line in lines:
+        posted = LedgerEntry.objects.filter(segment__in=ids, kind=LedgerEntry.Kind.USAGE, reversals=None)
+        for line in posted:
             standing[ids[line.segment_id or 0]].append(line.entry)
         wrong = []
         for pk, uid in ids.items():
-            if pk not in waiting and _lines(standing[uid]) != _lines(expected.get(uid, ())):
+            if pk not in waiting and _lines(standing[uid]) != lines.get(uid, b""):
                 self.stdout.write(f"{uid}: posted {standing[uid]}, but it should be {expected.get(uid, ())}")
                 wrong.append(uid)
         return wrong
@@ -166,7 +174,7 @@ def _next_pods(last: str) -> list[str]:
     return sorted(found)[:PORTION]
 
 
-def _expected(segments: Iterable[Segment], now: Any) -> dict[str, tuple[Entry, ...]]:
+def _expected(segments: Iterable[Segment], now: dt.datetime) -> dict[str, tuple[Entry, ...]]:
     """The lines of these segments that are final at `now`."""
     segments = list(segments)
     prices = metering.price_book()
@@ -177,10 +185,11 @@ def _expected(segments: Iterable[Segment], now: Any) -> dict[str, tuple[Entry, .
 
 def _bytes(value: Segment | Entry | None) -> bytes:
     """A segment or a line in a form in which equal means equal to the last byte."""
-    facts = dataclasses.asdict(value) if value else None
-    if isinstance(value, Entry) and facts:
-        facts |= {name: f"{facts[name]:.10f}" for name in ("per_hour", "discount", "charge")}
-    return json.dumps(facts, default=str, sort_keys=True).encode()
+    return orjson.dumps(value, default=_exact, option=orjson.OPT_SORT_KEYS)
+
+
+def _exact(value: Decimal) -> str:
+    return f"{value:.10f}"
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
