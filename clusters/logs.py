@@ -232,16 +232,17 @@ class LogStream:
 
     def _all(self, end: float) -> Iterator[LogChunk]:
         """As it comes; the log of a task that has not begun yet is looked for again and again."""
-        chunk, pause = self.first, SHORTEST_PAUSE
-        while not (chunk.complete and self.is_over()):
-            offset = chunk.offset
+        chunk, pause, over = self.first, SHORTEST_PAUSE, False
+        while not (chunk.complete and over):
+            # Asked before the log is: a task that begins in between has a log that was not there yet.
+            offset, over = chunk.offset, self.is_over()
             for news in self.source.follow(chunk.offset, chunk.cursor):
                 chunk = news
                 yield chunk
             pause = SHORTEST_PAUSE if chunk.offset > offset else min(2 * pause, LONGEST_PAUSE)
             if not chunk.complete or time.monotonic() > end:
                 return
-            if not self.is_over():
+            if not over:
                 time.sleep(pause)
                 yield replace(chunk, data=b"")
 

@@ -443,7 +443,7 @@ class TestArchive:
         for n in range(7):
             text = bob.get(f"{PATH}/worker/{n}/log")[1].content
             assert text.startswith(b"up\n")
-            assert text.endswith(b"asked to end\n")
+            assert b"asked to end\n" in text
 
     def test_a_page_that_is_open_meanwhile_goes_on_from_where_it_was(
         self, portal: Portal, client: Any, people: Any
@@ -490,9 +490,9 @@ class TestArchive:
         portal.store.client.create_bucket(Bucket=portal.bucket)
         portal.until(lambda: run.tasks.get().log_state == "kept")
         assert run.tasks.get().log_message == ""
-        assert api_of(people.bob).get(f"{PATH}/master/0/log")[1].content.endswith(b"asked to end\n")
+        assert api_of(people.bob).get(f"{PATH}/master/0/log")[1].content.count(b"asked to end\n") == 1
         [piece] = client.post(f"{page}/read", body, content_type="application/json").json()["pieces"]
-        assert (piece["text"][-13:], piece["ended"], piece["note"]) == ("asked to end\n", True, "")
+        assert ("asked to end\n" in piece["text"], piece["ended"], piece["note"]) == (True, True, "")
 
     def test_a_log_that_nobody_copied_in_time_is_lost_and_says_so(
         self, portal: Portal, people: Any, client: Any

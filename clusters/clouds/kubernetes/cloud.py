@@ -183,7 +183,7 @@ class KubernetesCloud:
     def exec(
         self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> Session:
-        pod = self._pods.find(run, role, index, None)
+        pod = self._pods.find(run, role, index, None, age=0.0)
         if pod is None or not logs.runs(pod):
             raise CloudError(f"{role}-{index} does not run.")
         return inside.execute(self._client, pod, argv, stdin=stdin, tty=tty)

@@ -32,7 +32,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 STAMP = 40
 # Pods of so many runs are remembered for so many seconds.
-RUNS, FRESH = 64, 1.0
+RUNS, FRESH, SOON = 64, 1.0, 0.1
 
 Pod = Mapping[str, Any]
 
@@ -141,20 +141,23 @@ class Pods:
         self._known: OrderedDict[int, _Listing] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, run: RunRef, role: str, index: int, attempt: int | None) -> Pod | None:
-        """The pod of one attempt, or the newest one; None when there is none any more."""
+    def find(self, run: RunRef, role: str, index: int, attempt: int | None, *, age: float = FRESH) -> Pod | None:
+        """The pod of one attempt, or the newest one, as it was at most `age` seconds ago; None when there is none any more."""
         with self._lock:
             listing = self._known.setdefault(run.id, _Listing())
             self._known.move_to_end(run.id)
             while len(self._known) > RUNS:
                 self._known.popitem(last=False)
-        pods = listing.read(self._client, run, names.selector(portal=self._portal, run_id=run.id))
+        pods = listing.read(self._client, run, names.selector(portal=self._portal, run_id=run.id), age)
         mine = [
             pod for pod in pods if pod["metadata"]["labels"].get(names.ROLE) == role and states.index_of(pod) == index
         ]
         if attempt is not None:
             mine = [pod for pod in mine if states.attempt_of(pod) == attempt]
         found = max(mine, key=lambda pod: (states.attempt_of(pod), pod["metadata"]["creationTimestamp"]), default=None)
+        if found is None and age > SOON:
+            # It may have been made since.
+            return self.find(run, role, index, attempt, age=SOON)
         if found is not None and found["spec"]["restartPolicy"] == "Always" and not is_over(found):
             # Its program may have been started again this very moment, and its last lines are those that matter.
             return self._now(found)
@@ -173,9 +176,9 @@ class _Listing:
         self._at = float("-inf")
         self._pods: list[Pod] = []
 
-    def read(self, client: Client, run: RunRef, selector: str) -> list[Pod]:
+    def read(self, client: Client, run: RunRef, selector: str, age: float) -> list[Pod]:
         with self._lock:
-            if time.monotonic() - self._at > FRESH:
+            if time.monotonic() - self._at > age:
                 # From the API server's memory: nobody needs to know of a pod before its log is there.
                 pages = client.pages(path_of("Pod", run.namespace), labelSelector=selector, resourceVersion="0")
                 self._pods = [pod for page in pages for pod in page["items"]]
