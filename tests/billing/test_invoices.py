@@ -2,6 +2,7 @@
 
 import datetime as dt
 import hashlib
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -308,6 +310,9 @@ def closed(ops, prices):
 def test_the_hash_is_that_of_the_canonical_document(closed):
     text = closed.document.canonical()
     assert hashlib.sha256(text).hexdigest() == closed.sha256
+    out = io.StringIO()
+    call_command("verify_invoices", stdout=out)
+    assert "1 invoices are what" in out.getvalue()
     facts = json.loads(text)
     assert text == json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     assert (facts["subtotal"], facts["credited"], facts["total"]) == ("1.25", "0.25", "1.00")
@@ -377,6 +382,8 @@ def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
     assert len(found) == 2
     assert "hash" in found[0]
     assert "ledger" in found[1]
+    with pytest.raises(CommandError, match="1 of 1 invoices"):
+        call_command("verify_invoices", stdout=io.StringIO())
 
 
 # What is open
