@@ -17,7 +17,7 @@ from clusters.clouds.base import (
     VolumeSource,
     WatchExpired,
 )
-from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes import names, upkeep
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane
@@ -113,8 +113,24 @@ def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
     assert following.storage(run)[-1] == "ready"
     client.writes = 0
     cloud.delete(run)
-    assert client.writes == 1
+    # The owner, the Service and what makes the pods of each role.
+    assert client.writes == 5
     following.until(lambda: following.is_gone(run))
+
+
+def test_a_run_ends_although_somebody_resumes_its_job_meanwhile(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "STOP_SECONDS", 1.0)
+    run = run_ref(space)
+    cloud.apply(plan(role("worker", 3), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 3)
+    cloud.delete(run)
+    job = f"/apis/batch/v1/namespaces/{space}/jobs/{names.role_name(run, 'worker')}"
+    plane.request("PATCH", job, {"spec": {"suspend": False}})
+    following.until(lambda: following.is_gone(run))
+    plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
+    assert left_of(plane, run) == []
 
 
 def test_applying_again_changes_nothing_and_brings_nothing_back(
@@ -306,20 +322,30 @@ def test_an_owner_deleted_by_hand_takes_everything_with_it(
 def test_a_position_that_was_compacted_is_told_as_expired(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str
 ) -> None:
-    old = cloud.list().position
+    other = cloud_of(plane, cloud._settings.portal)
+    old = other.list().position
     run = run_ref(space)
     cloud.apply(plan(role("master"), run=run))
     following.until(lambda: len(following.of(run, "Running")) == 1)
     plane.compact()
     plane.stop_apiserver()
     plane.start_apiserver()
-    other = cloud_of(plane, cloud._settings.portal)
-    other.list()
-    with pytest.raises(WatchExpired):
+    with pytest.raises(WatchExpired, match="too old resource version"):
         for _ in other.watch(old):
             pass
     cloud.delete(run)
     following.until(lambda: following.is_gone(run), seconds=60)
+
+
+def test_who_followed_before_another_did_must_list_again(cloud: KubernetesCloud, plane: Plane, space: str) -> None:
+    """A leader that lost its lead and has it again: what it remembers is older than what is written down."""
+    other = cloud_of(plane, cloud._settings.portal)
+    cloud.list()
+    cloud.apply(plan(role("master"), run=run_ref(space)))
+    position = other.list().position
+    with pytest.raises(WatchExpired, match="not certain what has been told"):
+        next(cloud.watch(position))
+    assert next(other.watch(position))
 
 
 def test_a_pod_deleted_by_hand_counts_as_kubernetes_counts_it(

@@ -322,6 +322,27 @@ def test_an_owner_deleted_by_hand_while_tasks_run_leaves_them_behind() -> None:
     assert mirror.left_behind == {1042}
 
 
+def test_everything_else_of_a_run_goes_when_its_tasks_have_ended() -> None:
+    mirror = Mirror()
+    ending = owner("gpu-cloud/told", annotations={"gpu-cloud/ending": "true"})
+    ended = pod("Failed", state=terminated(143), metadata={"deletionTimestamp": at(9)})
+    mirror.note_owner("ADDED", owner("gpu-cloud/told"))
+    mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
+    mirror.note_owner("MODIFIED", ending)
+    assert (mirror.stopping, mirror.left_behind) == ({1042}, set())
+    [seen] = mirror.note_pod("MODIFIED", ended, time(9))
+    assert isinstance(seen, TaskSeen)
+    assert (seen.reason, mirror.left_behind) == ("Stopped", {1042})
+    mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))
+    assert not mirror.stopping
+
+
+def test_a_run_without_tasks_is_not_waited_for() -> None:
+    mirror = Mirror()
+    mirror.note_owner("ADDED", owner("gpu-cloud/told", annotations={"gpu-cloud/ending": "true"}))
+    assert mirror.left_behind == {1042}
+
+
 def test_each_state_is_told_once() -> None:
     mirror = Mirror()
     running = pod("Running", state=RUNNING)

@@ -152,6 +152,14 @@ class Client:
         """All of them, side by side. The first error is raised when all have been tried."""
         return [done.result() for done in [self._threads.submit(self.apply, each, **query) for each in manifests]]
 
+    def all_at_once(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """All of them, side by side; what is not there (any more) is fine. The first other error is raised at the end."""
+        for done in [self._threads.submit(call) for call in calls]:
+            try:
+                done.result()
+            except Missing:
+                continue
+
     def patch(self, path: str, body: Mapping[str, Any], content_type: str = MERGE) -> Json:
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type))
 

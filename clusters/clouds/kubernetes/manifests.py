@@ -88,6 +88,15 @@ def owner_manifest(run: RunRef, settings: Settings) -> Manifest:
     }
 
 
+def workloads(plan: Plan) -> list[tuple[str, str]]:
+    """Kind and name of what makes the pods of each role."""
+    return [(_kind(role), names.role_name(plan.run, role.role)) for role in plan.roles]
+
+
+def _kind(role: RolePlan) -> str:
+    return "Job" if role.restart == "OnFailure" else "Deployment" if role.count == 1 else "StatefulSet"
+
+
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)

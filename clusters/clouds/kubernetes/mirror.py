@@ -30,8 +30,6 @@ from clusters.clouds.kubernetes.workloads import QUEUED, SUSPENDED, Why, Workloa
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
-# On an owner that was only made so that its end can be told (`KubernetesCloud.delete` of an unknown run).
-ENDING = f"{names.PREFIX}/ending"
 # An older Event says nothing of today: controllers repeat them at least this often.
 EVENT_AGE = dt.timedelta(minutes=10)
 _STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
@@ -58,11 +56,13 @@ class Pod:
 
 @dataclass(frozen=True)
 class Owner:
-    """`ending`: deleted, and the garbage collector knows that everything of the run goes with it. `ended`: all has gone."""
+    """`wanted`: nobody has asked for its end. `ending`: deleted, and the garbage collector knows that everything of the run
+    goes with it. `ended`: all has gone."""
 
     run_id: int
     namespace: str
     name: str
+    wanted: bool
     deleted: bool
     ending: bool
     not_stored: str
@@ -95,6 +95,8 @@ class Mirror:
         self.volumes: dict[str, RunRef] = {}
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
+        # Runs whose tasks are being ended before everything else of them.
+        self.stopping: set[int] = set()
         # Pods of services on which their number is to be written, before the pods that were counted can go.
         self.unnumbered: dict[str, TaskSeen] = {}
         self.damaged: dict[str, Damage] = {}
@@ -184,6 +186,8 @@ class Mirror:
             self._forget_pod(uid, seen.run_id)
         else:
             self._keep_pod(pod, seen, over=over, wanted=wanted)
+        if over or gone:
+            self._note_stopped(seen.run_id)
         news: list[Seen] = [] if before and before.seen == seen else [seen]
         if seen.phase == "Pending" and reasons.misses_secret(seen.message):
             news += self._changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
@@ -240,7 +244,7 @@ class Mirror:
                 told = before.seen
                 return replace(seen, reason=told.reason, message=told.message, disrupted=told.disrupted)
             owner = self.owners.get(seen.run_id)
-            if owner and not owner.deleted:
+            if owner and owner.wanted:
                 return self._ended_by_hand(pod, seen)
         return seen
 
@@ -317,11 +321,16 @@ class Mirror:
             run_id=run_id,
             namespace=metadata["namespace"],
             name=metadata["name"],
+            wanted=not (deleted or _is_ending(metadata)),
             deleted=deleted,
             ending=FOREGROUND in finalizers,
             not_stored=_stored(metadata)[1],
             held=names.TOLD in finalizers,
         )
+        if owner_now.wanted or deleted:
+            self.stopping.discard(run_id)
+        else:
+            self.stopping.add(run_id)
         self._look_after(owner_now, owner, before)
         news: list[Seen] = []
         if before is None:
@@ -331,17 +340,22 @@ class Mirror:
                 news.append(RunFound(run_id, ref))
         return [*news, *self._gone(run_id)]
 
+    def _note_stopped(self, run_id: int) -> None:
+        """All its tasks have ended, as was asked for: now everything else is to go."""
+        if run_id in self.stopping and all(self.pods[uid].over for uid in self.runs.get(run_id, ())):
+            self.left_behind.add(run_id)
+
     def _look_after(self, owner: Owner, found: Object, before: Owner | None) -> None:
         if owner.ended and self.runs[owner.run_id] and not (before and before.ending):
             self.left_behind.add(owner.run_id)
-        if not owner.deleted and _is_ending(found["metadata"]):
-            self.left_behind.add(owner.run_id)
+        self._note_stopped(owner.run_id)
         if not (owner.held or owner.deleted):
             self._note_damage("ConfigMap", found, names.TOLD)
         else:
             self.damaged.pop(found["metadata"]["uid"], None)
 
     def _forget_run(self, run_id: int) -> None:
+        self.stopping.discard(run_id)
         for kept in (self.owners, self._storage, self._numbers, self._blocked):
             kept.pop(run_id, None)
         self._forget_rest(run_id)
@@ -395,7 +409,8 @@ class Mirror:
         if workload.complete:
             self._refused.pop(key, None)
         news = self._note_blocked(run_id)
-        if not workload.whole and not workload.leaving:
+        owner = self.owners.get(run_id)
+        if not workload.whole and not workload.leaving and (owner is None or owner.wanted):
             why = f"{what} {workload.name} was changed by hand."
             news += self._changed(metadata["uid"], int(metadata.get("generation", 0)), run_id, why)
         return news
@@ -424,7 +439,7 @@ class Mirror:
     def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
         """It was deleted, or lost its labels: news while its run goes on."""
         owner = self.owners.get(run_id)
-        if owner is None or owner.deleted:
+        if owner is None or not owner.wanted:
             return []
         return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
 
@@ -553,7 +568,7 @@ def _ref(metadata: Object, namespace: str = "") -> RunRef | None:
 
 
 def _is_ending(metadata: Object) -> bool:
-    return ENDING in (metadata.get("annotations") or {})
+    return names.ENDING in (metadata.get("annotations") or {})
 
 
 def _stored(metadata: Object) -> tuple[bool, str]:

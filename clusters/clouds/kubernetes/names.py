@@ -38,6 +38,12 @@ ATTEMPT = f"{PREFIX}/attempt"
 # Why a run's output is not where it belongs, noted on its owner.
 NOT_STORED = f"{PREFIX}/not-stored"
 
+# On the owner: what makes the pods of the run, as "Job/<name> Deployment/<name>"; and that the portal wants it to end.
+WORKLOADS = f"{PREFIX}/workloads"
+ENDING = f"{PREFIX}/ending"
+# The finalizer of the Job controller, until it has counted a pod.
+COUNTED = "batch.kubernetes.io/job-tracking"
+
 PORT = 2222
 LABEL_LIMIT = 63
 ROLE_LIMIT = 52

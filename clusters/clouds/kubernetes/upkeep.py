@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 STRAY_AGE = 10.0
 AGAIN = 2.0
 RETRY_AT_ONCE = 20
+# What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
+STOP_SECONDS = 20.0
 
 
 class Upkeep:
@@ -35,6 +37,7 @@ class Upkeep:
         self._due: dict[str, Pod | Owner] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
+        self._stopping_since: dict[int, float] = {}
         self._stray_since: dict[tuple[str, RunRef], float] = {}
         self._lock = threading.Lock()
 
@@ -59,7 +62,9 @@ class Upkeep:
         self._put_right()
 
     def _put_right(self) -> None:
-        mirror = self.mirror
+        mirror, now = self.mirror, time.monotonic()
+        self._stopping_since = {run_id: self._stopping_since.get(run_id, now) for run_id in mirror.stopping}
+        mirror.left_behind |= {run_id for run_id, at in self._stopping_since.items() if now - at > STOP_SECONDS}
         for run_id in list(mirror.left_behind):
             mirror.left_behind.discard(run_id)
             owner = mirror.owners.get(run_id)
@@ -110,7 +115,10 @@ class Upkeep:
     def _release_pod(self, uid: str, pod: Pod) -> None:
         if pod.storage and pod.storage.state == "failed":
             self._note_not_stored(pod, pod.storage.message)
-        without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
+        owner = self.mirror.owners.get(pod.run_id)
+        # Nobody counts the pods of a run that ends, so the Job controller need not let go of each by itself.
+        ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]
+        without = {"$deleteFromPrimitiveList/finalizers": ours}
         self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
 
     def _release_owner(self, owner: Owner) -> None:
@@ -136,7 +144,8 @@ class Upkeep:
     # -- putting right -----------------------------------------------------------------------------------------------
 
     def _end(self, owner: Owner) -> None:
-        """An owner or its namespace was deleted by hand, as one deletes any object: what it owns is to go all the same."""
+        """Its tasks have ended; or it or its namespace was deleted by hand, as one deletes any object: what it owns is to go all
+        the same."""
         try:
             self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
         except Missing:

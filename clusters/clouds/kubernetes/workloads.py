@@ -78,7 +78,7 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
 
 
 def _why(kind: str, thing: Object) -> Why | None:
-    if kind == "Job" and thing["spec"].get("suspend"):
+    if kind == "Job" and thing["spec"].get("suspend") and not _is_ended_by_us(thing["metadata"]):
         queue = (thing["metadata"].get("labels") or {}).get(QUEUE)
         if queue:
             return QUEUED, f"Waits in Kueue's queue “{queue}” of namespace {thing['metadata']['namespace']}."
@@ -123,6 +123,16 @@ def _count(ranges: str) -> int:
         first, _, last = part.partition("-")
         found += int(last or first) - int(first) + 1
     return found
+
+
+def _is_ended_by_us(metadata: Object) -> bool:
+    """A Job that is suspended because its run is to end (`KubernetesCloud.delete`); for Kueue it is by an apply."""
+    return any(
+        entry.get("manager") == names.MANAGER
+        and entry.get("operation") == "Update"
+        and "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        for entry in metadata.get("managedFields") or []
+    )
 
 
 def _is_whole(kind: str, metadata: Object) -> bool:
