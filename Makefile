@@ -44,8 +44,9 @@ lint: $(VENV)/.installed-dev
 	$(LINT_ENV) $(BIN)/lint-imports
 	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
 
+# Give it a quiet machine. PARTS=idle,launching measures only these; docs/measuring.md says what they are.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(if $(PARTS),--only $(PARTS))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

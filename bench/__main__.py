@@ -14,26 +14,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import results
+from bench import billing, results
 
 if TYPE_CHECKING:
     from bench.seed import Seeded
     from tests.running import Portal
 
 ROOT = Path(__file__).resolve().parent.parent
+# From quiet to loud.
+NAMES = ("billing", "idle", "listing", "starting", "posting", "launching", "following")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--make-run", action="store_true", help="also time `make run` in a fresh copy (minutes)")
-    parser.add_argument(
-        "--only", default="", help="parts, divided by commas: idle, listing, starting, posting, launching, following"
-    )
+    parser.add_argument("--only", default="", help=f"parts, divided by commas: {', '.join(NAMES)}")
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     options = parser.parse_args()
+    only = set(filter(None, options.only.split(","))) or set(NAMES)
+    if unknown := only - set(NAMES):
+        parser.error(f"There is no part {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
     folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
     try:
-        found = _measure(folder, set(filter(None, options.only.split(","))))
+        found = _parts(billing.PARTS, only, folder)
+        if only - {"billing"}:
+            found += _measure(folder, only)
         if options.make_run:
             from bench.install import make_run
 
@@ -74,7 +79,7 @@ def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded
     from bench import kube
     from tests.kube.binary import BuildError, binary
 
-    if only and not only & {part.__name__ for part in kube.PARTS}:
+    if not only & {part.__name__ for part in kube.PARTS}:
         return []
     try:
         binary()
@@ -91,7 +96,7 @@ def _parts(
 ) -> list[results.Result]:
     found = []
     for part in parts:
-        if not only or part.__name__ in only:
+        if part.__name__ in only:
             _say(f"Measuring: {(part.__doc__ or part.__name__).splitlines()[0]} …")
             found += part(*given)
     return found

@@ -98,17 +98,23 @@ def starting(portal: Portal, tenants: Seeded) -> list[Result]:
 def posting(portal: Portal, tenants: Seeded) -> list[Result]:
     """clusters that are posted at a steady rate, until long after all GPUs are taken"""
     api = api_of(portal, tenants)
-    codes = itertools.cycle(tenants.codes)
+    codes, names = itertools.cycle(tenants.codes), [f"post-{n}" for n in range(20 + POSTS)]
+    places = {name: f"/appcodes/{next(codes)}/clusters" for name in names}
 
-    def job(n: int) -> Callable[[], object]:
-        body, path = _manifest(f"post-{n}", {"master": 1}, "exec sleep 600"), f"/appcodes/{next(codes)}/clusters"
-        return lambda: api.send("POST", path, body)
+    def job(name: str) -> Callable[[], object]:
+        return lambda: api.send("POST", places[name], _manifest(name, {"master": 1}, "exec sleep 600"))
+
+    def end(name: str) -> Callable[[], object]:
+        return lambda: api.send("POST", f"{places[name]}/{name}/disable", {})
 
     with floors.bare_server() as bare:
         steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * 40)
         floor = steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * POSTS)
-    steadily(POSTS_PER_SECOND, [job(n) for n in range(20)])
-    times = steadily(POSTS_PER_SECOND, [job(n) for n in range(20, 20 + POSTS)])
+    steadily(POSTS_PER_SECOND, [job(name) for name in names[:20]])
+    times = steadily(POSTS_PER_SECOND, [job(name) for name in names[20:]])
+    # So that nothing of it runs during what comes next.
+    steadily(4 * POSTS_PER_SECOND, [end(name) for name in names])
+    until(lambda: not Run.objects.filter(gone=False).exists(), 120, every=0.5)
     return [
         Result(
             f"POST of a cluster accepted at {POSTS_PER_SECOND} a second: p99", quantile(times, 0.99) * 1000, "ms", 150,
