@@ -262,6 +262,20 @@ def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
         plane.request("DELETE", f"{path}/tests")
 
 
+def test_a_quota_of_objects_is_waited_for(plane: Plane, loops: Loops, people: Any) -> None:
+    loops.until_running(loops.create(people, "first"))
+    path = "/api/v1/namespaces/ops/resourcequotas"
+    plane.request("POST", path, {"metadata": {"name": "tests"}, "spec": {"hard": {"count/jobs.batch": "1"}}})
+    plane.until(path, lambda found: "used" in found["tests"].get("status", {}))
+    try:
+        cluster = loops.create(people, "second")
+        loops.until(lambda: "exceeded quota: tests" in loops.run(cluster).message)
+        assert loops.run(cluster).reason == "CloudUnreachable"
+    finally:
+        plane.request("DELETE", f"{path}/tests")
+    loops.until_running(cluster)
+
+
 def test_what_admission_refuses_is_told_in_its_words(plane: Plane, loops: Loops, people: Any) -> None:
     loops.until_running(loops.create(people, "first"))
     limits = {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}

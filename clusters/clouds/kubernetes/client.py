@@ -301,8 +301,9 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     if answer.status in (408, 409, 429) or answer.status >= 500:
         after = answer.headers.get("Retry-After", "")
         return Unavailable(message, float(after) if after.isdigit() else None)
-    if answer.status == 401 or "NamespaceTerminating" in causes or " cannot " in message:
-        # Our credentials or rights, or a namespace on its way out: nobody's run is wrong because of that.
+    is_ours = answer.status == 403 and (" cannot " in message or "exceeded quota" in message)
+    if answer.status == 401 or "NamespaceTerminating" in causes or is_ours:
+        # Our credentials or rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
         return CloudError(message)
     return Refused(answer.status, message)
 
