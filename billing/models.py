@@ -15,15 +15,18 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from billing.dashboard_models import (  # noqa: F401
-    CapacityRecord,
-    GeneratedAppcode,
-    MonthlySpending,
-    Outcome,
-    Waste,
-    Watermark,
-)
-from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail  # noqa: F401
+from billing.dashboard_models import CapacityRecord as CapacityRecord
+from billing.dashboard_models import GeneratedAppcode as GeneratedAppcode
+from billing.dashboard_models import MonthlySpending as MonthlySpending
+from billing.dashboard_models import Outcome as Outcome
+from billing.dashboard_models import Waste as Waste
+from billing.dashboard_models import Watermark as Watermark
+from billing.invoice_models import Closing as Closing
+from billing.invoice_models import CreditNote as CreditNote
+from billing.invoice_models import Invoice as Invoice
+from billing.invoice_models import InvoiceCredit as InvoiceCredit
+from billing.invoice_models import InvoiceLine as InvoiceLine
+from billing.invoice_models import Mail as Mail
 from billing.ledger import Entry
 from billing.rating import DatedDiscount, DatedPrice, Owner, family, money
 from billing.usage import PodState, Resources, Segment
