@@ -22,7 +22,7 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import ProtectedError
 
-from billing import capacity, metering, posting, waste
+from billing import capacity, invoicing, metering, posting, waste
 from billing.models import (
     CapacityRecord,
     GeneratedAppcode,
@@ -340,6 +340,7 @@ def remove(*, acting_user: User | None) -> int:
         raise Conflict("An appcode of the example has been used for something real; nothing was removed.")
     GeneratedAppcode.objects.filter(appcode__in=generated).update(removing=True)
     of_example = {"appcode_id__in": generated}
+    invoicing.forget(generated)
     for model in (Waste, Outcome, LedgerEntry, UsageSegment, Observation):
         rows = model._default_manager.filter(**of_example)
         rows._raw_delete(rows.db)

@@ -20,7 +20,8 @@ from django.db.models import Max, Min, Q, Sum
 from django.utils import timezone
 
 from billing import invoices, ledger, mails, periods, posting, wakeups
-from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine
+from billing.dashboard_models import GeneratedAppcode
+from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail
 from billing.invoices import Available, Document, Key, Line, Note
 from billing.metering import price_book
 from billing.models import Credit, LedgerEntry, MonthlyUsage, Ownership, UsageSegment
@@ -204,7 +205,9 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
     _spend(rows, documents.values(), span)
     record_all([_closed_event(row) for row in rows])
     if now - span.period.until < MAIL_UNTIL:
-        mails.queue([invoice_mail(row) for row in rows], now)
+        # The addresses of a generated example are nobody's.
+        examples = set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
+        mails.queue([invoice_mail(row) for row in rows if row.appcode_id not in examples], now)
     return len(rows)
 
 
@@ -444,6 +447,19 @@ def credit_note(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: 
     subject = f"Credit note {note.number}: {note.amount:,} {note.currency}"
     mails.queue([mails.Letter(f"credit note {note.number}", invoice.appcode_id, subject, text)], timezone.now())
     return row
+
+
+def forget(appcodes: Sequence[int]) -> None:
+    """Removes the invoices, credits and mail of generated examples; of others the database lets nothing go. To be called in the
+    transaction that removes their ledger, and before it does."""
+    of_invoice, of_appcode = {"invoice__appcode__in": appcodes}, {"appcode__in": appcodes}
+    for rows in (
+        InvoiceCredit.objects.filter(**of_invoice), InvoiceLine.objects.filter(**of_invoice),
+        CreditNote.objects.filter(**of_invoice), Invoice.objects.filter(**of_appcode), Mail.objects.filter(**of_appcode),
+    ):  # fmt: skip
+        rows.delete()
+    LedgerEntry.objects.filter(**of_appcode, kind=LedgerEntry.Kind.CREDIT).delete()
+    Credit.objects.filter(**of_appcode).delete()
 
 
 # Proof

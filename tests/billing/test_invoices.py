@@ -15,10 +15,11 @@ from fractions import Fraction
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import invoices, invoicing, metering, posting
+from billing import history, invoices, invoicing, metering, posting
 from billing.models import (
     Closing,
     Credit,
@@ -36,7 +37,7 @@ from billing.models import (
 from billing.rating import UNIT, WIDE, quantities
 from billing.usage import PodState
 from portal.errors import Conflict, Invalid
-from portal.models import Event
+from portal.models import Appcode, Event
 
 # Two hours before the end of March.
 T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
@@ -384,6 +385,29 @@ def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
     assert "ledger" in found[1]
     with pytest.raises(CommandError, match="1 of 1 invoices"):
         call_command("verify_invoices", stdout=io.StringIO())
+
+
+def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice, root):
+    history.make(timezone.now(), owner=alice)
+    example = Appcode.objects.filter(pk__in=history.codes()).first()
+    credit(example, "5", dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    month = timezone.now().replace(day=1) + dt.timedelta(days=40)
+    invoicing.close_due(month)
+    made = Invoice.objects.filter(appcode__in=history.codes())
+    invoicing.credit_note(made.filter(total__gt=1).first(), Decimal(1), "an example, too", acting_user=root)
+    assert made.count() > 3
+    assert InvoiceCredit.objects.filter(invoice__in=made).exists()
+    assert not Mail.objects.filter(appcode__in=history.codes(), key__startswith="invoice").exists()
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        made.first().lines.all().delete()
+    before = InvoiceLine.objects.filter(invoice=closed).count()
+    history.remove(acting_user=None)
+    assert list(Invoice.objects.values_list("pk", flat=True)) == [closed.pk]
+    assert InvoiceLine.objects.count() == before
+    assert Credit.objects.get().appcode_id == closed.appcode_id
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        closed.lines.all().delete()
+    check(month)
 
 
 # What is open

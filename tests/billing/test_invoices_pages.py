@@ -5,6 +5,7 @@ import datetime as dt
 import hashlib
 import io
 import json
+import re
 import threading
 from decimal import Decimal
 from email import message_from_bytes
@@ -54,8 +55,8 @@ def closed(people, make_appcode):
     invoicing.plan(timezone.now())
     invoicing.close(Closing.objects.get(month=LAST.since.date()), LAST.until + dt.timedelta(days=4))
     use(people.ops, LAST.since, HOUR, cluster="late")
-    use(people.ops, MONTH.since, 2 * HOUR, cluster="edge")
-    use(people.ops, MONTH.since, HOUR, cluster="edge", index=1)
+    use(people.ops, MONTH.since, 2 * HOUR, cluster="edge", run="1")
+    use(people.ops, MONTH.since, HOUR, cluster="edge", run="1", index=1)
     posting.post()
     invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     return Invoice.objects.get(month=MONTH.since.date())
@@ -182,6 +183,8 @@ def test_a_line_leads_to_its_entries_and_they_add_up(client, people, closed):
     page = client.get(f"/invoices/ops-demo/{SLUG}/lines/1").content.decode()
     assert "do not add up" not in page
     assert "/billing/ops-demo/edge/1?" in page
+    segment = re.search(r'href="(/billing/ops-demo/edge/1/\d+)"', page)[1]
+    assert "What was seen" in client.get(segment).content.decode()
     late = table(client.get(f"/invoices/ops-demo/{SLUG}/lines/2?format=csv"))
     assert [row["cluster"] for row in late] == ["late"]
     body = client.get(f"/api/v1/appcodes/ops-demo/invoices/{SLUG}/lines/1/entries?limit=1").json()

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from billing import invoicing
-from billing.models import Invoice
+from billing.invoice_models import Invoice
 
 
 class Command(BaseCommand):
