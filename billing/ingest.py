@@ -19,7 +19,7 @@ from psycopg2 import sql
 
 from billing.usage import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
 
-# Rows arrive in a table of this session, which is empty at the end of every transaction.
+# Rows arrive in a table of this session, which is empty at the end of every transaction; one transaction may record twice.
 TEXTS = ("uid", "digest", "cloud", "consumer", "labels", "phase", "gpu_model")
 INCOMING = """
 CREATE TEMPORARY TABLE IF NOT EXISTS billing_incoming (
@@ -27,7 +27,7 @@ CREATE TEMPORARY TABLE IF NOT EXISTS billing_incoming (
     cpu_milli integer, memory_mb integer, storage_mb integer, scheduled_at timestamptz, started_at timestamptz,
     finished_at timestamptz, estimated boolean
 ) ON COMMIT DELETE ROWS;
-TRUNCATE billing_incoming
+DELETE FROM billing_incoming
 """
 FIELDS = (
     "uid", "digest", "cloud", "appcode_id", "consumer", "labels", "phase", "gpus", "gpu_model", "cpu_milli", "memory_mb",

@@ -76,3 +76,13 @@ def test_a_digest_is_of_json_in_ascii_with_sorted_keys(state, far):
     ]  # fmt: skip
     said = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
     assert state.digest == hashlib.sha256(said).hexdigest()
+
+
+def test_one_transaction_may_record_twice(ops):
+    first, second = (
+        PodState(uid, "local", ops.pk, "run 1", {}, "Running", 1, started_at=T0, seen_at=T0) for uid in ("p-1", "p-2")
+    )
+    with transaction.atomic():
+        metering.record([first], seen_at=T0)
+        metering.record([second], seen_at=T0 + dt.timedelta(seconds=1))
+    assert [row.state.seen_at for row in Observation.objects.order_by("uid")] == [T0, T0 + dt.timedelta(seconds=1)]
