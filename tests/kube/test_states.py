@@ -428,14 +428,14 @@ def job(*, suspend: bool = False, **status: Any) -> Any:
 
 def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
     mirror = mirror_of_ops()
-    assert mirror.note_workload("ADDED", "Job", job(active=1)) == []
+    assert mirror.parts.note_workload("ADDED", "Job", job(active=1)) == []
     quota = "exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"
     (blocked,) = mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9))
     assert isinstance(blocked, RunBlocked)
     assert (blocked.run_id, blocked.reason) == (1042, "NamespaceQuota")
     assert mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9)) == []
-    assert mirror.note_workload("MODIFIED", "Job", job(active=2)) == []
-    assert mirror.note_workload("MODIFIED", "Job", job(active=1, succeeded=1, failedIndexes="2")) == [
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(active=2)) == []
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(active=1, succeeded=1, failedIndexes="2")) == [
         RunBlocked(1042, "", "")
     ]
     # Late news of what is over.
@@ -444,10 +444,10 @@ def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
 
 def test_a_suspended_job_waits_in_its_queue() -> None:
     mirror = mirror_of_ops()
-    assert mirror.note_workload("ADDED", "Job", job(suspend=True)) == [
+    assert mirror.parts.note_workload("ADDED", "Job", job(suspend=True)) == [
         RunBlocked(1042, "QueuedByKueue", "Waits in Kueue's queue “gpus” of namespace ops.")
     ]
-    assert mirror.note_workload("MODIFIED", "Job", job(active=3)) == [RunBlocked(1042, "", "")]
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(active=3)) == [RunBlocked(1042, "", "")]
 
 
 def test_changes_by_others_are_told_once_each() -> None:
@@ -456,14 +456,14 @@ def test_changes_by_others_are_told_once_each() -> None:
     edited = job(active=3)
     kubectl = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:backoffLimit": {}}}}
     edited["metadata"] |= {"managedFields": [*edited["metadata"]["managedFields"], kubectl], "generation": 2}
-    assert mirror.note_workload("ADDED", "Job", edited) == [RunChanged(1042, "Job w was changed by hand.")]
-    assert mirror.note_workload("MODIFIED", "Job", edited) == []
+    assert mirror.parts.note_workload("ADDED", "Job", edited) == [RunChanged(1042, "Job w was changed by hand.")]
+    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
     queue = {"manager": "kueue", "operation": "Update", "fieldsV1": {"f:spec": {"f:suspend": {}, "f:template": {}}}}
     edited["metadata"] |= {"managedFields": [edited["metadata"]["managedFields"][0], queue], "generation": 3}
-    assert mirror.note_workload("MODIFIED", "Job", edited) == []
-    assert mirror.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
+    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
+    assert mirror.parts.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
     mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))
-    assert mirror.note_workload("DELETED", "Job", edited) == []
+    assert mirror.parts.note_workload("DELETED", "Job", edited) == []
 
 
 def test_labels_that_were_taken_off_are_put_back() -> None:

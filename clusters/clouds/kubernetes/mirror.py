@@ -14,8 +14,6 @@ from typing import Any
 
 from clusters.clouds.base import (
     Capacity,
-    RunBlocked,
-    RunChanged,
     RunFound,
     RunGone,
     RunRef,
@@ -24,17 +22,16 @@ from clusters.clouds.base import (
     StorageState,
     TaskSeen,
 )
-from clusters.clouds.kubernetes import capacity, names, reasons, states, workloads
+from clusters.clouds.kubernetes import capacity, names, reasons, states
+from clusters.clouds.kubernetes.parts import Parts, ref_of
 from clusters.clouds.kubernetes.settings import GPU_MODEL
-from clusters.clouds.kubernetes.workloads import QUEUED, SUSPENDED, Why, Workload
+from clusters.clouds.kubernetes.workloads import QUEUED, SUSPENDED, Why
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
 # An older Event says nothing of today: controllers repeat them at least this often.
 EVENT_AGE = dt.timedelta(minutes=10)
 _STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
-
-Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,8 @@ class Mirror:
         self.pods: dict[str, Pod] = {}
         self.runs: defaultdict[int, set[str]] = defaultdict(set)
         self.owners: dict[int, Owner] = {}
-        # By kind, namespace and name.
-        self.workloads: dict[Key, Workload] = {}
+        self.parts = Parts(lambda run_id: self.owners[run_id].wanted if run_id in self.owners else None)
         self.shares = capacity.Shares()
-        # Volumes that belong to runs, by their names.
-        self.volumes: dict[str, RunRef] = {}
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
         # Runs whose tasks are being ended before everything else of them.
@@ -100,25 +94,18 @@ class Mirror:
         # Pods of services on which their number is to be written, before the pods that were counted can go.
         self.unnumbered: dict[str, TaskSeen] = {}
         self.damaged: dict[str, Damage] = {}
-        # Workloads whose pods were refused by a quota that has changed since.
-        self.retry: dict[Key, None] = {}
         self._refs: dict[int, RunRef] = {}
         # What stands on the objects of a run, by role ("" is the owner).
         self._labels: defaultdict[int, dict[str, dict[str, str]]] = defaultdict(dict)
-        self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
         self._storage: dict[int, StorageSeen] = {}
         self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
         # Runs that lost their owner while pods were left.
         self._unowned: set[int] = set()
-        self._refused: dict[Key, Why] = {}
-        self._blocked: dict[int, Why] = {}
-        self._told_changes: dict[str, int] = {}
         self._troubles: dict[str, Why] = {}
         # By namespace and claim: why there is no volume, and which pods wait for it.
         self._claim_troubles: dict[tuple[str, str], str] = {}
         self._claimed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._namespaces: set[str] = set()
-        self._quotas: dict[tuple[str, str], str] = {}
 
     def capacity(self) -> Capacity:
         return self.shares.capacity()
@@ -190,7 +177,7 @@ class Mirror:
             self._note_stopped(seen.run_id)
         news: list[Seen] = [] if before and before.seen == seen else [seen]
         if seen.phase == "Pending" and reasons.misses_secret(seen.message):
-            news += self._changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
+            news += self.parts.changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
 
     def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
@@ -198,7 +185,7 @@ class Mirror:
         held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
         if seen.role not in (labels := self._labels[seen.run_id]):
             labels[seen.role] = _ours(metadata["labels"])
-        if seen.run_id not in self._refs and (ref := _ref(metadata)):
+        if seen.run_id not in self._refs and (ref := ref_of(metadata)):
             self._refs[seen.run_id] = ref
         self.runs[seen.run_id].add(uid)
         self.pods[uid] = Pod(
@@ -221,7 +208,7 @@ class Mirror:
     def _forget_pod(self, uid: str, run_id: int) -> None:
         self.pods.pop(uid, None)
         self.runs[run_id].discard(uid)
-        for kept in (self.damaged, self._troubles, self._told_changes):
+        for kept in (self.damaged, self._troubles, self.parts.told):
             kept.pop(uid, None)
         self.shares.note(uid, None)
         self._forget_rest(run_id)
@@ -263,7 +250,7 @@ class Mirror:
         pod counts as Kubernetes counts it."""
         for each in pod["metadata"].get("ownerReferences") or []:
             if each["kind"] == "Job":
-                workload = self.workloads.get(("Job", pod["metadata"]["namespace"], each["name"]))
+                workload = self.parts.workloads.get(("Job", pod["metadata"]["namespace"], each["name"]))
                 if workload is None or workload.leaving or workload.uid != each["uid"]:
                     return replace(seen, reason="Disrupted", message=reasons.JOB_DELETED, disrupted=True)
                 if workload.why and workload.why[0] in (QUEUED, SUSPENDED):
@@ -300,7 +287,7 @@ class Mirror:
     def note_owner(self, kind: str, owner: Object) -> list[Seen]:
         metadata = owner["metadata"]
         finalizers, deleted = metadata.get("finalizers") or [], "deletionTimestamp" in metadata
-        ref = _ref(metadata)
+        ref = ref_of(metadata)
         if ref is None or (kind == "DELETED" and names.TOLD in finalizers and not deleted):
             # As with pods.
             self._note_damage("ConfigMap", owner, names.TOLD)
@@ -356,7 +343,7 @@ class Mirror:
 
     def _forget_run(self, run_id: int) -> None:
         self.stopping.discard(run_id)
-        for kept in (self.owners, self._storage, self._numbers, self._blocked):
+        for kept in (self.owners, self._storage, self._numbers):
             kept.pop(run_id, None)
         self._forget_rest(run_id)
 
@@ -383,74 +370,11 @@ class Mirror:
             alone = owner is None or owner.ended
             if alone and run_id in self._refs and any(not self.pods[uid].leaving for uid in uids):
                 yield "Pod", self._refs[run_id]
-        for ref in self.volumes.values():
+        for ref in self.parts.volumes.values():
             if ref.id not in self.owners:
                 yield "PersistentVolume", ref
 
-    # -- what a run is made of ---------------------------------------------------------------------------------------
-
-    def note_workload(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Job, Deployment or StatefulSet."""
-        workload = workloads.workload_of(what, thing)
-        if workload is None:
-            return []
-        key = (what, workload.namespace, workload.name)
-        metadata, run_id = thing["metadata"], workload.run_id
-        if kind == "DELETED":
-            self.workloads.pop(key, None)
-            self._refused.pop(key, None)
-            self._told_changes.pop(metadata["uid"], None)
-            self._workloads_of[run_id].discard(key)
-            if not self._workloads_of[run_id]:
-                del self._workloads_of[run_id]
-            return [*self._missed(what, metadata, run_id), *self._note_blocked(run_id)]
-        self.workloads[key] = workload
-        self._workloads_of[run_id].add(key)
-        if workload.complete:
-            self._refused.pop(key, None)
-        news = self._note_blocked(run_id)
-        owner = self.owners.get(run_id)
-        if not workload.whole and not workload.leaving and (owner is None or owner.wanted):
-            why = f"{what} {workload.name} was changed by hand."
-            news += self._changed(metadata["uid"], int(metadata.get("generation", 0)), run_id, why)
-        return news
-
-    def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Service or NetworkPolicy, of which only the metadata are known."""
-        metadata = thing["metadata"]
-        ref = _ref(metadata)
-        if ref is None:
-            return []
-        if kind == "DELETED":
-            self._told_changes.pop(metadata["uid"], None)
-            return self._missed(what, metadata, ref.id)
-        if not metadata.get("ownerReferences"):
-            return self._changed(metadata["uid"], 0, ref.id, f"{what} {metadata['name']} was taken from its run.")
-        return []
-
-    def note_volume(self, kind: str, volume: Object) -> None:
-        metadata = volume["metadata"]
-        ref = _ref(metadata, ((volume.get("spec") or {}).get("claimRef") or {}).get("namespace", ""))
-        if kind == "DELETED" or ref is None:
-            self.volumes.pop(metadata["name"], None)
-        else:
-            self.volumes[metadata["name"]] = ref
-
-    def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
-        """It was deleted, or lost its labels: news while its run goes on."""
-        owner = self.owners.get(run_id)
-        if owner is None or not owner.wanted:
-            return []
-        return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
-
-    def _changed(self, uid: str, generation: int, run_id: int, why: str) -> list[Seen]:
-        """Told once for each change: not everything that somebody added can be taken away by applying again."""
-        if self._told_changes.get(uid) == generation:
-            return []
-        self._told_changes[uid] = generation
-        return [RunChanged(run_id, why)]
-
-    # -- what keeps pods from being made ---------------------------------------------------------------------------
+    # -- what keeps pods from starting -----------------------------------------------------------------------------
 
     def note_event(self, event: Object, now: dt.datetime) -> list[Seen]:
         """An Event object: for display only."""
@@ -461,12 +385,7 @@ class Mirror:
         if about.get("namespace") not in self._namespaces:
             return []
         if event["reason"] == "FailedCreate":
-            key = (about["kind"], about.get("namespace", ""), about["name"])
-            workload = self.workloads.get(key)
-            if workload is None or workload.complete:
-                return []
-            self._refused[key] = workloads.refusal(text, workload.namespace)
-            return self._note_blocked(workload.run_id)
+            return self.parts.note_refusal((about["kind"], about["namespace"], about["name"]), text)
         if about["kind"] == "Pod":
             return self._note_trouble(about.get("uid", ""), reasons.pod_trouble(event["reason"], text))
         if about["kind"] == "PersistentVolumeClaim" and event["reason"] == "ProvisioningFailed":
@@ -503,33 +422,6 @@ class Mirror:
                 news.append(seen)
         return news
 
-    def note_quota(self, kind: str, quota: Object) -> None:
-        """When there is room again, controllers whose pods were refused would look only after minutes."""
-        metadata = quota["metadata"]
-        key = (metadata["namespace"], metadata["name"])
-        before = self._quotas.pop(key, None)
-        if kind != "DELETED":
-            self._quotas[key] = metadata["resourceVersion"]
-        if before is not None and before != metadata["resourceVersion"]:
-            # In the order in which they were made.
-            blocked = sorted(run_id for run_id, why in self._blocked.items() if why[0] == workloads.QUOTA)
-            keys = (each for run_id in blocked for each in sorted(self._workloads_of.get(run_id, ())))
-            self.retry |= dict.fromkeys(each for each in keys if each[1] == key[0])
-
-    def _note_blocked(self, run_id: int) -> list[Seen]:
-        why: Why | None = None
-        for key in sorted(self._workloads_of.get(run_id, ())):
-            workload = self.workloads[key]
-            if not (workload.complete or workload.leaving):
-                why = why or workload.why or self._refused.get(key)
-        if why == self._blocked.get(run_id):
-            return []
-        if why is None:
-            del self._blocked[run_id]
-            return [RunBlocked(run_id, "", "")]
-        self._blocked[run_id] = why
-        return [RunBlocked(run_id, *why)]
-
     # -- damage ----------------------------------------------------------------------------------------------------
 
     def _note_damage(self, kind: str, thing: Object, finalizer: str) -> None:
@@ -550,21 +442,6 @@ class Mirror:
 
 def _ours(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if name.startswith(f"{names.PREFIX}/")}
-
-
-def _ref(metadata: Object, namespace: str = "") -> RunRef | None:
-    """The run that an object belongs to, from its labels; None when they are not ours or were changed by hand."""
-    labels = metadata.get("labels") or {}
-    run_id, number = names.run_id_of(labels), labels.get(names.RUN, "")
-    if run_id is None or not (number.isascii() and number.isdigit()):
-        return None
-    return RunRef(
-        id=run_id,
-        namespace=metadata.get("namespace") or namespace,
-        appcode=labels.get(names.APPCODE, ""),
-        cluster=labels.get(names.CLUSTER, ""),
-        number=int(number),
-    )
 
 
 def _is_ending(metadata: Object) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, TaskSeen
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import MERGE, STRATEGIC, Client, Missing, Refused, path_of
-from clusters.clouds.kubernetes.mirror import Damage, Key, Mirror, Owner, Pod
+from clusters.clouds.kubernetes.mirror import Damage, Mirror, Owner, Pod
+from clusters.clouds.kubernetes.parts import Key
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,9 @@ class Upkeep:
                 mirror.left_behind.add(run_id)
         for uid, damage in list(mirror.damaged.items()):
             self._begin(("repair", uid), self._repair, damage)
-        for key in list(mirror.retry)[:RETRY_AT_ONCE]:
+        for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
-                mirror.retry.pop(key, None)
+                mirror.parts.retry.pop(key, None)
         self._look_for_strays()
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:

@@ -298,13 +298,13 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
     if kind == "Event":
         return mirror.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):
-        return mirror.note_workload(event, kind, item)
+        return mirror.parts.note_workload(event, kind, item)
     if kind in ("Service", "NetworkPolicy"):
-        return mirror.note_part(event, kind, item)
+        return mirror.parts.note_part(event, kind, item)
     silently: dict[str, Callable[[], None]] = {
         "Namespace": lambda: mirror.note_namespace(event, item),
-        "PersistentVolume": lambda: mirror.note_volume(event, item),
-        "ResourceQuota": lambda: mirror.note_quota(event, item),
+        "PersistentVolume": lambda: mirror.parts.note_volume(event, item),
+        "ResourceQuota": lambda: mirror.parts.note_quota(event, item),
     }
     silently[kind]()
     return []

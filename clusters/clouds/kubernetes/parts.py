@@ -1,0 +1,146 @@
+"""What the runs of a Kubernetes cluster are made of besides pods, as far as it is watched: what of it was changed by hand, and
+what keeps their pods from being made. No network in here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clusters.clouds.base import RunBlocked, RunChanged, RunRef, Seen
+from clusters.clouds.kubernetes import names, workloads
+from clusters.clouds.kubernetes.workloads import Why, Workload
+
+Object = Mapping[str, Any]
+# Kind, namespace and name.
+Key = tuple[str, str, str]
+
+
+class Parts:
+    """`wanted` says of a run whether it is to go on; None of one that has no owner (yet)."""
+
+    def __init__(self, wanted: Callable[[int], bool | None]) -> None:
+        self._wanted = wanted
+        self.workloads: dict[Key, Workload] = {}
+        # Volumes that belong to runs, by their names.
+        self.volumes: dict[str, RunRef] = {}
+        # Workloads whose pods were refused by a quota that has changed since.
+        self.retry: dict[Key, None] = {}
+        # The change that was told last, by uid.
+        self.told: dict[str, int] = {}
+        self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
+        self._refused: dict[Key, Why] = {}
+        self._blocked: dict[int, Why] = {}
+        self._quotas: dict[tuple[str, str], str] = {}
+
+    def note_workload(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Job, Deployment or StatefulSet."""
+        workload = workloads.workload_of(what, thing)
+        if workload is None:
+            return []
+        key = (what, workload.namespace, workload.name)
+        metadata, run_id = thing["metadata"], workload.run_id
+        if kind == "DELETED":
+            self.workloads.pop(key, None)
+            self._refused.pop(key, None)
+            self.told.pop(metadata["uid"], None)
+            self._workloads_of[run_id].discard(key)
+            if not self._workloads_of[run_id]:
+                del self._workloads_of[run_id]
+            return [*self._missed(what, metadata, run_id), *self._note_blocked(run_id)]
+        self.workloads[key] = workload
+        self._workloads_of[run_id].add(key)
+        if workload.complete:
+            self._refused.pop(key, None)
+        news = self._note_blocked(run_id)
+        if not workload.whole and not workload.leaving and self._wanted(run_id) is not False:
+            why = f"{what} {workload.name} was changed by hand."
+            news += self.changed(metadata["uid"], int(metadata.get("generation", 0)), run_id, why)
+        return news
+
+    def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Service or NetworkPolicy, of which only the metadata are known."""
+        metadata = thing["metadata"]
+        ref = ref_of(metadata)
+        if ref is None:
+            return []
+        if kind == "DELETED":
+            self.told.pop(metadata["uid"], None)
+            return self._missed(what, metadata, ref.id)
+        if not metadata.get("ownerReferences"):
+            return self.changed(metadata["uid"], 0, ref.id, f"{what} {metadata['name']} was taken from its run.")
+        return []
+
+    def note_volume(self, kind: str, volume: Object) -> None:
+        metadata = volume["metadata"]
+        ref = ref_of(metadata, ((volume.get("spec") or {}).get("claimRef") or {}).get("namespace", ""))
+        if kind == "DELETED" or ref is None:
+            self.volumes.pop(metadata["name"], None)
+        else:
+            self.volumes[metadata["name"]] = ref
+
+    def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
+        """It was deleted, or lost its labels: news while its run goes on."""
+        if not self._wanted(run_id):
+            return []
+        return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
+
+    def changed(self, uid: str, generation: int, run_id: int, why: str) -> list[Seen]:
+        """Told once for each change: not everything that somebody added can be taken away by applying again."""
+        if self.told.get(uid) == generation:
+            return []
+        self.told[uid] = generation
+        return [RunChanged(run_id, why)]
+
+    # -- what keeps pods from being made ---------------------------------------------------------------------------
+
+    def note_refusal(self, key: Key, text: str) -> list[Seen]:
+        """What its controller says of pods that the API server did not make."""
+        workload = self.workloads.get(key)
+        if workload is None or workload.complete:
+            return []
+        self._refused[key] = workloads.refusal(text, workload.namespace)
+        return self._note_blocked(workload.run_id)
+
+    def note_quota(self, kind: str, quota: Object) -> None:
+        """When there is room again, controllers whose pods were refused would look only after minutes."""
+        metadata = quota["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        before = self._quotas.pop(key, None)
+        if kind != "DELETED":
+            self._quotas[key] = metadata["resourceVersion"]
+        if before is not None and before != metadata["resourceVersion"]:
+            # In the order in which they were made.
+            blocked = sorted(run_id for run_id, why in self._blocked.items() if why[0] == workloads.QUOTA)
+            keys = (each for run_id in blocked for each in sorted(self._workloads_of.get(run_id, ())))
+            self.retry |= dict.fromkeys(each for each in keys if each[1] == key[0])
+
+    def _note_blocked(self, run_id: int) -> list[Seen]:
+        why: Why | None = None
+        for key in sorted(self._workloads_of.get(run_id, ())):
+            workload = self.workloads[key]
+            if not (workload.complete or workload.leaving):
+                why = why or workload.why or self._refused.get(key)
+        if why == self._blocked.get(run_id):
+            return []
+        if why is None:
+            del self._blocked[run_id]
+            return [RunBlocked(run_id, "", "")]
+        self._blocked[run_id] = why
+        return [RunBlocked(run_id, *why)]
+
+
+def ref_of(metadata: Object, namespace: str = "") -> RunRef | None:
+    """The run that an object belongs to, from its labels; None when they are not ours or were changed by hand."""
+    labels = metadata.get("labels") or {}
+    run_id, number = names.run_id_of(labels), labels.get(names.RUN, "")
+    if run_id is None or not (number.isascii() and number.isdigit()):
+        return None
+    return RunRef(
+        id=run_id,
+        namespace=metadata.get("namespace") or namespace,
+        appcode=labels.get(names.APPCODE, ""),
+        cluster=labels.get(names.CLUSTER, ""),
+        number=int(number),
+    )
