@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
+from html import escape
 from typing import Any
-from xml.sax.saxutils import escape
 
 from reportlab.lib import colors
 from reportlab.lib.enums import TA_RIGHT
