@@ -1,12 +1,18 @@
 from django.urls import URLPattern, URLResolver, path
 
 # The routes of pages know what a month in an address is.
-from billing import api, invoice_api, invoice_routes, price_api  # noqa: F401
+from billing import api, dashboard_api, invoice_api, invoice_routes, price_api  # noqa: F401
 
 INVOICE = "appcodes/<slug:code>/invoices/<month:month>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/usage", api.AppcodeUsage.as_view()),
+    path("dashboard/spending", dashboard_api.Spending.as_view()),
+    path("dashboard/utilisation", dashboard_api.Utilisation.as_view()),
+    path("dashboard/waste", dashboard_api.WasteOverTime.as_view()),
+    path("dashboard/reconciliation", dashboard_api.Reconciliation.as_view()),
+    path("segments/<int:pk>", dashboard_api.OneSegment.as_view()),
+    path("examples", dashboard_api.Examples.as_view()),
     path("prices", price_api.Prices.as_view()),
     path("prices/<int:pk>", price_api.OnePrice.as_view()),
     path("prices/preview", price_api.PriceEffect.as_view()),

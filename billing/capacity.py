@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from django.db import connection
 
-from billing.dashboard import Range, midnight
+from billing.dashboard import Dashboard, Range, midnight
 from billing.usage import floor
 
 # The latest row of each model that the cloud ever had, found by steps through the index, against what is told now.
@@ -104,6 +104,17 @@ def available(
         for since, model, there, simulated in cursor.fetchall():
             columns[since][model] = there, simulated
     return columns
+
+
+def shares(found: Dashboard, there: Mapping[dt.date, Mapping[str, tuple[int, int]]]) -> dict[dt.date, dict[str, Share]]:
+    """What was held of what was there, in each column by GPU model. `found` is grouped by model, `there` is `available`'s."""
+    return {
+        since: {
+            model: Share(held[model].gpu_seconds if model in held else 0, there[since].get(model, (0, 0))[0])
+            for model in sorted({*there[since], *(model for model, used in held.items() if used.gpu_seconds)})
+        }
+        for since, held in found.by_group.items()
+    }
 
 
 def total(shares: Iterable[Share]) -> Share:

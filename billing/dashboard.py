@@ -141,7 +141,7 @@ def parse(since: str, until: str, step: str, today: dt.date) -> Range:
     chosen = step or ("day" if last - first < periods.MAX_DAILY * DAY else "month")
     if chosen not in STEPS:
         errors.append(FieldError(("columns",), "Choose day or month."))
-    elif not errors and len(Range(first, last + DAY, cast("Step", chosen)).columns) > MAX_COLUMNS:
+    elif not errors and len(Range(first, last + DAY, chosen).columns) > MAX_COLUMNS:
         errors.append(FieldError(("columns",), f"These are more than {MAX_COLUMNS} {chosen}s; ask for fewer days."))
     if errors:
         raise Invalid(errors)
@@ -159,8 +159,8 @@ def _day(text: str, name: str, errors: list[FieldError]) -> dt.date:
     return day
 
 
-# `due` are segments that wait for posting, with who owned them when; `fresh` is what they hold in each piece of the range, `standing`
-# what the ledger has of them, with the opposite sign. A line's share of a piece is exact, because it is a product of seconds.
+# `due` are segments that wait for posting, with who owned them when; `fresh` is what they hold in each piece of the range,
+# `standing` what the ledger has of them, with the opposite sign. A line's share of a piece is exact: it is a product of seconds.
 STATEMENT = sql.SQL("""
 WITH {terms},
 piece(since, until) AS (SELECT * FROM unnest(%(pieces_since)s::timestamptz[], %(pieces_until)s::timestamptz[])),
@@ -255,7 +255,8 @@ def read(
         "now": now, "first": range_.since, "pieces_since": [since for since, _ in midnights],
         "pieces_until": [until for _, until in midnights], **terms_of(price_book()),
     }  # fmt: skip
-    wanted, rollups = [], []
+    wanted: list[sql.Composable] = []
+    rollups = []
     of_segments = sql.SQL("true")
     if appcodes is not None:
         parameters["appcodes"] = list(appcodes)
@@ -273,7 +274,8 @@ def read(
         rollups.append(
             ROLLUP.format(
                 time=sql.Identifier("day" if table == DAILY else "month"), table=sql.Identifier(table),
-                cluster=sql.SQL("''" if table == SPENDING else "cluster"), charge=sql.SQL(summed), since=sql.Placeholder(f"since_{n}"), until=sql.Placeholder(f"until_{n}"), condition=condition,
+                cluster=sql.SQL("''" if table == SPENDING else "cluster"), charge=sql.SQL(summed),
+                since=sql.Placeholder(f"since_{n}"), until=sql.Placeholder(f"until_{n}"), condition=condition,
             )
         )  # fmt: skip
     first = sql.SQL("(place, {})").format(names[0])

@@ -42,7 +42,7 @@ from portal.models import Appcode, Membership, OrgNode, User
 
 # The migration dashboard_guards knows this name, too.
 CLOUD = "generated example"
-DAYS = 42
+DAYS = 63
 NOTE = "Generated example data; nothing of it was ever run."
 ROOT = ("generated-examples", "Generated examples", None)
 LINES = (
@@ -53,8 +53,8 @@ LINES = (
 H200, A100, L4 = "H200 (example)", "A100 (example)", "L4 (example)"
 PER_HOUR = {H200: Decimal("4.2"), A100: Decimal("2.4"), L4: Decimal("0.8")}
 # GPUs by model, from the beginning and from the day on which more came.
-POOL = {H200: (32, 32), A100: (32, 48), L4: (16, 16)}
-MORE_AFTER = 21
+POOL = {H200: (16, 16), A100: (16, 24), L4: (16, 16)}
+MORE_AFTER = 35
 LAUNCH = dt.timedelta(seconds=4)
 
 
@@ -73,11 +73,11 @@ class Team:
 
 
 TEAMS = (
-    Team("example-ranking", LINES[0][0], ("example-ana", "example-chen"), H200, "tensorflow", ("ranker", "embeddings"), 5, True),
-    Team("example-ads", LINES[0][0], ("example-dara",), A100, "tensorflow", ("click-model", "bids"), 4, True),
-    Team("example-vision", LINES[1][0], ("example-ben", "example-emi"), A100, "pytorch", ("segmentation", "lanes"), 5),
-    Team("example-routing", LINES[1][0], ("example-femi",), L4, "tensorflow", ("travel-time",), 3),
-    Team("example-asr", LINES[2][0], ("example-gita", "example-hugo"), H200, "pytorch", ("acoustic", "decoder"), 4),
+    Team("example-ranking", LINES[0][0], ("example-ana", "example-chen"), H200, "tensorflow", ("ranker", "embeddings"), 4, True),
+    Team("example-ads", LINES[0][0], ("example-dara",), A100, "tensorflow", ("click-model", "bids"), 3, True),
+    Team("example-vision", LINES[1][0], ("example-ben", "example-emi"), A100, "pytorch", ("segmentation", "lanes"), 4),
+    Team("example-routing", LINES[1][0], ("example-femi",), L4, "tensorflow", ("travel-time",), 2),
+    Team("example-asr", LINES[2][0], ("example-gita", "example-hugo"), H200, "pytorch", ("acoustic", "decoder"), 3),
 )  # fmt: skip
 # What runs all the time: appcode, cluster, framework, model, GPUs.
 SERVICES = (
@@ -126,7 +126,7 @@ class Job:
         """What a cloud would have told: that a pod runs, and how it ended."""
         for pod in self.pods:
             running = PodState(
-                uid=f"example-{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:],
+                uid=f"{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:],
                 cloud=CLOUD,
                 appcode_id=appcode_id,
                 consumer=self.consumer,
@@ -160,10 +160,10 @@ def plan(now: dt.datetime) -> list[Job]:
     """All runs of the history, none of which lasts beyond `ends`. A run waits until the pool has room for it."""
     first, last = begins(now), ends(now)
     chance = random.Random(f"{first:%F}")  # noqa: S311  the same history every time
-    room = _Room(first, chance)
+    room = _Room(first)
     jobs = [_service(place, first, last, chance) for place in SERVICES]
-    for code, _, _, model, gpus in SERVICES:
-        room.take(model, gpus, first, last, code)
+    for _, _, _, model, gpus in SERVICES:
+        room.take(model, gpus, last)
     wanted = sorted(_wanted(first, last, chance), key=lambda each: (each[0], each[1].code))
     numbers: dict[str, int] = {}
     for asked_at, team in wanted:
@@ -176,13 +176,12 @@ def plan(now: dt.datetime) -> list[Job]:
 class _Room:
     """The GPUs of the pool over time: who comes waits for those who were there before."""
 
-    def __init__(self, first: dt.datetime, chance: random.Random) -> None:
+    def __init__(self, first: dt.datetime) -> None:
         self.more = first + MORE_AFTER * DAY
-        self.chance = chance
         self.held: dict[str, list[tuple[dt.datetime, int]]] = {model: [] for model in POOL}
         self.since: dict[str, dt.datetime] = dict.fromkeys(POOL, first)
 
-    def take(self, model: str, gpus: int, asked_at: dt.datetime, until: dt.datetime, _: str = "") -> None:
+    def take(self, model: str, gpus: int, until: dt.datetime) -> None:
         heapq.heappush(self.held[model], (until, gpus))
 
     def when(self, model: str, gpus: int, asked_at: dt.datetime) -> dt.datetime:
@@ -223,33 +222,35 @@ def _service(
 def _job(
     team: Team, asked_at: dt.datetime, last: dt.datetime, numbers: dict[str, int], room: _Room, chance: random.Random
 ) -> Job | None:
-    """One run, when the history has time for it."""
+    """One run, unless it would begin after the end. What lasts until then is stopped there."""
     workers, each = chance.choice([(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (2, 4), (1, 8)])
     begun = room.when(team.model, workers * each, asked_at)
-    length = dt.timedelta(seconds=int(min(max(chance.lognormvariate(9.4, 0.9), 400), 60_000)))
-    failed, lost = chance.random() < 0.09, chance.random() < 0.012
-    length = length * 0.4 if failed else length
     fetch = chance.randrange(180, 900) if chance.random() < 0.12 else chance.randrange(4, 25)
     started = begun + dt.timedelta(seconds=fetch)
-    ended = floor(started + length)
-    if ended + dt.timedelta(hours=12) > last:
+    if started + dt.timedelta(hours=1) > last:
         return None
-    room.take(team.model, workers * each, begun, ended)
+    length = dt.timedelta(seconds=int(min(max(chance.lognormvariate(9.9, 0.9), 400), 80_000)))
+    failed, lost, forgotten = chance.random() < 0.09, chance.random() < 0.012, chance.random() < 0.07
+    wanted = floor(started + length * (0.4 if failed else 1))
+    ended = min(wanted, last)
+    stopped = wanted > last
+    room.take(team.model, workers * each, ended)
     cluster = f"{team.code}-{chance.choice(team.jobs)}"
     numbers[cluster] = number = numbers.get(cluster, 0) + 1
+    bad = (failed or lost) and not stopped
     pods = [
         Pod(
             "worker", n, each, 4 * each, begun, started + n * LAUNCH / 4, ended - dt.timedelta(seconds=chance.randrange(20)),
-            "Failed" if (failed and n == 0) or lost else "Succeeded", estimated=lost,
+            "Failed" if stopped or (bad and (lost or n == 0)) else "Succeeded", estimated=lost and not stopped,
         )
         for n in range(workers)
     ]  # fmt: skip
     if team.parameter_servers and workers > 1:
         # Some were started by hand as services of their own, and forgotten.
-        forgotten = chance.random() < 0.07
-        until = ended + dt.timedelta(seconds=chance.randrange(2 * 3600, 11 * 3600) if forgotten else 12)
+        late = chance.randrange(2 * 3600, 11 * 3600) if forgotten else 12
+        until = min(ended + dt.timedelta(seconds=late), last)
         pods += [Pod("ps", n, 0, 8, begun, started, until) for n in range(2)]
-    outcome = "Failed" if failed or lost else "Succeeded"
+    outcome = "Stopped" if stopped else "Failed" if bad else "Succeeded"
     return Job(team.code, cluster, number, chance.choice(team.users), team.framework, team.model, outcome, tuple(pods))
 
 

@@ -1,5 +1,5 @@
-"""What does not fit, or had to be mended: pods without an end, ends and times that were estimated or clamped, sightings that nobody
-understood, and what the ledger had to take back. All of it can be followed to the segment and the sightings behind it.
+"""What does not fit, or had to be mended: pods without an end, ends and times that were estimated or clamped, sightings that
+nobody understood, and what the ledger had to take back. All of it can be followed to the segment and the sightings behind it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PLACES = {
 CORRECTIONS = f"""
 WITH taken AS (
     SELECT segment_id, posted_at, min(uid) AS uid, min(appcode_id) AS appcode_id,
-        coalesce(min(labels->>'cluster'), '') AS cluster, coalesce(min(labels->>'run'), '') AS run, min(since) AS since, count(*) AS lines, sum(charge) AS charge
+        coalesce(min(labels->>'cluster'), '') AS cluster, coalesce(min(labels->>'run'), '') AS run,
+        min(since) AS since, count(*) AS lines, sum(charge) AS charge
     FROM billing_ledgerentry
     WHERE reverses_id IS NOT NULL AND posted_at >= %(since)s AND posted_at < %(until)s AND {OF_APPCODES}
     GROUP BY segment_id, posted_at
@@ -111,9 +112,11 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None, q
             columns[place][flag] = count
             flags[flag] = flags.get(flag, 0) + count
         cursor.execute(CORRECTIONS, wanted)
-        for *facts, charge, instead, number, whole in cursor.fetchall():
-            corrections.append(Correction(*facts, money(charge), money(instead)))
-            corrected, taken = number, money(whole)
+        for row in cursor.fetchall():
+            segment_id, at, uid, code, cluster, run, since, lines, charge, instead, corrected, whole = row
+            amounts = money(charge), money(instead)
+            corrections.append(Correction(segment_id, at, uid, code, cluster, run, since, lines, *amounts))
+            taken = money(whole)
     in_range = segments.exclude(flags=[]).filter(ended__gte=wanted["since"], ended__lt=wanted["until"])
     unresolved = Quarantined.objects.filter(resolved_at=None)
     return Report(

@@ -1,9 +1,9 @@
 """What was held for nothing: the cost of failed runs, parameter servers that outlived those they serve, GPUs that were kept while
 an image was fetched.
 
-Whoever runs things tells how each ended (`note_outcome`); the rest follows from the ledger and the observations. `look` reads what
-the ledger has got since it looked last and reckons those consumers anew as a whole, so it may be killed, repeated and run twice.
-How busy a GPU was while it was held is not known here: nothing measures it.
+Whoever runs things tells how each ended (`note_outcome`); the rest follows from the ledger and the observations. `look` reads
+what the ledger has got since it looked last and reckons those consumers anew as a whole, so it may be killed, repeated and run
+twice. How busy a GPU was while it was held is not known here: nothing measures it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ FROM reserved r JOIN named n USING (consumer)
 """
 # Parameter servers that run at this moment although nothing that they serve does.
 OUTLIVING = """
-SELECT ps.appcode_id, ps.consumer, coalesce(min(ps.labels->>'cluster'), ''), coalesce(min(ps.labels->>'run'), ''), count(*), sum(ps.gpus), max(served.over)
+SELECT ps.appcode_id, ps.consumer, coalesce(min(ps.labels->>'cluster'), ''), coalesce(min(ps.labels->>'run'), ''),
+    count(*), sum(ps.gpus)::int, max(served.over)
 FROM billing_usagesegment ps
 CROSS JOIN LATERAL (
     SELECT max(o.ended) AS over FROM billing_usagesegment o
@@ -210,7 +211,7 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None = 
             columns[place][kind] = found
             kinds[kind] += found
         cursor.execute(OUTLIVING, {**wanted, "now": now, "grace": GRACE_SECONDS, "most": MOST_ROWS})
-        outliving = [Outliving(*who, int(gpus), over) for *who, gpus, over in cursor.fetchall()]
+        outliving = [Outliving(*row) for row in cursor.fetchall()]
     rows = Waste.objects.filter(until__gte=wanted["since"], until__lt=wanted["until"]).select_related("appcode")
     if appcodes is not None:
         rows = rows.filter(appcode__in=list(appcodes))

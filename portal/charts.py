@@ -105,10 +105,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """`names` are the parts in the order of their colours, the largest first."""
+    """`legend` are the parts, as (series, name), the largest first."""
 
     title: str
-    names: tuple[str, ...]
+    legend: tuple[tuple[int, str], ...]
     columns: tuple[Column, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -146,11 +146,12 @@ def draw_columns(
     most: Decimal | None = None,
     digits: int = 2,
     order: Sequence[str] = (),
+    quiet: str = "",
 ) -> Columns:
     """Stacked columns of (label, value by name) pairs over an axis from zero; `most` is the least height of that axis.
 
-    The largest names get a colour each and the rest share one; those in `order` come first. A negative part, which only a correction can leave, is drawn
-    as nothing; its text says what it is.
+    The largest names get a colour each and the rest share one; those in `order` come first, and `quiet` is what is left over,
+    without a colour (series 0). A negative part, which only a correction can leave, is drawn as nothing; its text says it.
     """
     sums: dict[str, Decimal] = {}
     for _, values in columns:
@@ -159,6 +160,7 @@ def draw_columns(
     places = {name: place for place, name in enumerate(order)}
     ranked = sorted(sums, key=lambda name: (places.get(name, len(places)), -sums[name], name))
     shown = ranked if len(ranked) <= MAX_PARTS else [*ranked[: MAX_PARTS - 1], OTHERS]
+    series = {name: 0 if name == quiet else place for place, name in enumerate(shown, 1)}
     heights = [sum((max(value, Decimal(0)) for value in values.values()), Decimal(0)) for _, values in columns]
     top = float(max([*heights, most or Decimal(0)], default=Decimal(0))) or 1.0
     y_ticks = ticks(0.0, top, 4)
@@ -173,14 +175,16 @@ def draw_columns(
         merged = _merged(values, shown)
         whole = text(sum(values.values(), Decimal(0)))
         url = urls[n] if n < len(urls) else ""
-        drawn.append(Column(label, whole, n * width, width, _blocks(merged, shown, scale, n * width, width, text), url))
+        drawn.append(
+            Column(label, whole, n * width, width, _blocks(merged, series, scale, n * width, width, text), url)
+        )
     largest = max(range(len(columns)), key=lambda n: heights[n], default=None)
     sentence = f"{title}: {text(sum(sums.values(), Decimal(0)))} in all"
     if largest is not None and heights[largest]:
         sentence += f", the most in {columns[largest][0]} ({drawn[largest].text})"
     return Columns(
         title=title,
-        names=tuple(shown),
+        legend=tuple((series[name], name) for name in shown),
         columns=tuple(drawn),
         x_ticks=_labels(drawn),
         y_ticks=tuple(Tick(number(y), 100 * (1 - y / y_ticks[-1])) for y in y_ticks),
@@ -245,7 +249,7 @@ def _merged(values: Mapping[str, Decimal], shown: Sequence[str]) -> dict[str, De
 
 def _blocks(
     values: Mapping[str, Decimal],
-    names: Sequence[str],
+    series: Mapping[str, int],
     scale: Decimal,
     left: float,
     width: float,
@@ -258,7 +262,7 @@ def _blocks(
         height = float(max(value, Decimal(0)) / scale) * SIDE
         top -= height
         place = (round(x, 1), round(top, 2), round(bar, 1), round(height, 2))
-        blocks.append(Block(names.index(name) + 1, name, text(value), *place))
+        blocks.append(Block(series[name], name, text(value), *place))
     return tuple(blocks)
 
 

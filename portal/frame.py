@@ -55,7 +55,6 @@ ADMINISTRATION = (
     Entry("Images", "admin_images", "image"),
     Entry("Allowed folders", "admin_folders", "folder"),
     Entry("Prices", "admin_prices", "price"),
-    Entry("Usage", "admin_usage", "usage"),
     Entry("Months", "admin_months", "file"),
     Entry("People", "admin_people", "people"),
     Entry("Audit", "admin_audit", "audit"),

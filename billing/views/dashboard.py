@@ -41,6 +41,11 @@ GROUP_TITLES: dict[Group, str] = {
     "framework": "Framework",
     "cluster": "Cluster",
 }
+# The same within a sentence, and of many.
+GROUP_WORDS: dict[Group, str] = {
+    group: title if group == "model" else title.lower() for group, title in GROUP_TITLES.items()
+}
+MANY: dict[Group, str] = {"appcode": "appcodes", "user": "people"}
 # What has no value of a group, in words.
 NAMELESS: dict[Group, str] = {
     "line": "no business line",
@@ -56,6 +61,8 @@ NEXT: dict[Group, Group] = {
 }  # fmt: skip
 MEASURES = {"cost": "Cost", "hours": "GPU-hours"}
 TOP = 5
+# Single cases of waste on the page; the file has more.
+SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,11 @@ class Asked:
             "Last month": (before, first - dt.timedelta(days=1)),
             "Last 12 months": (year, today),
         }
+        shown = self.range.since, self.range.last_day
         return [
-            (name, urlencode({"from": f"{since:%F}", "to": f"{until:%F}"}), (since, until) == (self.range.since, self.range.last_day))
+            (name, urlencode({"from": f"{since:%F}", "to": f"{until:%F}"}), (since, until) == shown)
             for name, (since, until) in named.items()
-        ]  # fmt: skip
+        ]
 
     @property
     def narrowed(self) -> list[tuple[str, str, str]]:
@@ -135,9 +143,10 @@ def ask(request: HttpRequest) -> Asked:
     if code := selected_appcode(request):
         # One that is not theirs is as good as none: nothing is found.
         where["appcode"] = next((pk for pk, each in codes.items() if each == code), "0")
-    for group in ("line", "user", "model", "framework"):
+    narrowing: tuple[Group, ...] = ("line", "user", "model", "framework")
+    for group in narrowing:
         if group in request.GET:
-            where[cast("Group", group)] = words(request, group)
+            where[group] = words(request, group)
     by = request.GET.get("by", "")
     if by not in GROUP_TITLES or (by == "cluster" and "appcode" not in where):
         by = next((NEXT[group] for group in where), "line" if user.is_administrator else "appcode")
@@ -150,7 +159,7 @@ def ask(request: HttpRequest) -> Asked:
         range_ = dashboard.parse("", "", "", now.date())
         errors = {str(error.path[0]): error.message for error in invalid.errors}
     return Asked(
-        range=range_, now=now, by=cast("Group", by), where=where, codes=codes, errors=errors, with_examples=with_examples,
+        range=range_, now=now, by=by, where=where, codes=codes, errors=errors, with_examples=with_examples,
         measure="hours" if request.GET.get("show") == "hours" else "cost", has_examples=bool(examples),
         appcodes=None if user.is_administrator and len(counted) == len(codes) else sorted(map(int, counted)),
         lines=dict(OrgNode.objects.exclude(title="").values_list("path", "title")),
@@ -187,16 +196,19 @@ def overview(request: HttpRequest) -> HttpResponse:
     )
     if request.GET.get("format") == "csv":
         return _overview_csv(request, asked, found)
-    before = dashboard.read(asked.range.before, "line", asked.now, appcodes=asked.appcodes, where=asked.where).total
+    earlier = asked.range.before
+    before = dashboard.read(earlier, "line", asked.now, appcodes=asked.appcodes, where=asked.where).total
+    titles = [(group, title) for group, title in GROUP_TITLES.items() if group != "cluster" or "appcode" in asked.where]
     rows = _group_rows(request, asked, found, asked.by)
     context = {
         **_context(asked), "found": found, "rows": rows, "chart": _chart(request, asked, found), "total": found.total,
-        "before": before, "change": _change(found.total, before), "columns": [(label, used) for label, (_, used) in zip(_labels(asked.range), found.totals, strict=True)],
-        "group_titles": [(group, title) for group, title in GROUP_TITLES.items() if group != "cluster" or "appcode" in asked.where],
-        "group_title": GROUP_TITLES[asked.by], "measures": MEASURES.items(),
+        "before": before, "change": _change(found.total, before), "group_titles": titles,
+        "columns": [(label, used) for label, (_, used) in zip(_labels(asked.range), found.totals, strict=True)],
+        "group_title": GROUP_TITLES[asked.by], "group_word": GROUP_WORDS[asked.by],
+        "before_words": f"the {(earlier.until - earlier.since).days} days before", "measures": MEASURES.items(),
         "tops": [
-            (GROUP_TITLES[group], _group_rows(request, asked, found, group)[:TOP])
-            for group in cast("tuple[Group, ...]", ("appcode", "user")) if group != asked.by and group not in asked.where
+            (GROUP_TITLES[group], MANY[group], _group_rows(request, asked, found, group)[:TOP])
+            for group in MANY if group != asked.by and group not in asked.where
         ],
     }  # fmt: skip
     if not asked.where:
@@ -218,7 +230,7 @@ def _chart(request: HttpRequest, asked: Asked, found: Dashboard) -> Columns:
         for label, (since, _) in zip(_labels(asked.range), asked.range.columns, strict=True)
     ]
     return draw_columns(
-        f"{MEASURES[asked.measure]} by {GROUP_TITLES[asked.by].lower()}", columns, urls=_column_urls(request, asked),
+        f"{MEASURES[asked.measure]} by {GROUP_WORDS[asked.by]}", columns, urls=_column_urls(request, asked),
         unit=settings.CURRENCY if asked.measure == "cost" else "GPU-hours",
     )  # fmt: skip
 
@@ -286,7 +298,7 @@ def _overview_csv(request: HttpRequest, asked: Asked, found: Dashboard) -> HttpR
         rows: Iterable[Sequence[object]] = ((labels[since], *_cells(used)) for since, used in found.totals)
         return csv_file(f"{name}-by-{asked.range.step}", (asked.range.step, *OVERVIEW_HEAD), rows)
     if table in GROUP_TITLES:
-        group = cast("Group", table)
+        group = table
         by = found.by.get(group, {})
         rows = ((asked.name(group, value), *_cells(used)) for value, used in sorted(by.items(), key=_dearest))
         return csv_file(f"{name}-by-{group}", (group, *OVERVIEW_HEAD), rows)
@@ -313,18 +325,6 @@ def _without(asked: Asked) -> list[str]:
     return [] if asked.with_examples else [history.CLOUD]
 
 
-def shares(asked: Asked, found: Dashboard) -> dict[dt.date, dict[str, Share]]:
-    """What was held of what was there, in each column by GPU model. `found` is grouped by model."""
-    there = capacity.available(asked.range, asked.now, without=_without(asked))
-    return {
-        since: {
-            model: Share(found.by_group[since].get(model, Used()).gpu_seconds, there[since].get(model, (0, 0))[0])
-            for model in sorted({*there[since], *(m for m, used in found.by_group[since].items() if used.gpu_seconds)})
-        }
-        for since, _ in asked.range.columns
-    }
-
-
 def _share(asked: Asked, found: Dashboard) -> Share:
     """Over the whole range and all models of which it is known what was there."""
     whole = Range(asked.range.since, asked.range.until, "month")
@@ -349,8 +349,8 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     asked = ask(request)
     model = asked.where.pop("model", None)
     found = dashboard.read(asked.range, "model", asked.now, appcodes=asked.appcodes, where=asked.where)
-    all_shares = shares(asked, found)
     there = capacity.available(asked.range, asked.now, without=_without(asked))
+    all_shares = capacity.shares(found, there)
     columns = [
         (label, capacity.total(share for name, share in all_shares[since].items() if model in (None, name)))
         for label, (since, _) in zip(_labels(asked.range), asked.range.columns, strict=True)
@@ -384,8 +384,12 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         for label, share in columns
     ]  # fmt: skip
     context = {
-        **_context(asked), "columns": columns, "models": models, "model": model, "total": capacity.total(share for _, share in columns),
-        "chart": draw_columns("GPU-hours held of those available", drawn, unit="GPU-hours", urls=_column_urls(request, asked), order=(held, free)),
+        **_context(asked), "columns": columns, "models": models, "model": model,
+        "total": capacity.total(share for _, share in columns),
+        "chart": draw_columns(
+            "GPU-hours held of those available", drawn, unit="GPU-hours", urls=_column_urls(request, asked), order=(held, free),
+            quiet=free,
+        ),
         "known": any(share.part is not None for _, share in columns),
     }  # fmt: skip
     return render(request, "billing/dashboard_utilisation.html", context)
@@ -431,8 +435,9 @@ def wasted(request: HttpRequest) -> HttpResponse:
     labels = _labels(asked.range)
     if request.GET.get("format") == "csv":
         return _waste_csv(request, asked, found, cases)
+    titles = {kind: waste.EXPLAINED[Waste.Kind(kind)] for kind in found.kinds}
     drawn = [
-        (label, {str(waste.EXPLAINED[Waste.Kind(kind)]): each.used.of(asked.measure) for kind, each in found.columns[since].items()})
+        (label, {titles[kind]: each.used.cost for kind, each in found.columns[since].items()})
         for label, (since, _) in zip(labels, asked.range.columns, strict=True)
     ]  # fmt: skip
     outliving = [
@@ -440,8 +445,8 @@ def wasted(request: HttpRequest) -> HttpResponse:
         for each in found.outliving
     ]
     context = {
-        **_context(asked), "cases": cases, "outliving": outliving, "most": waste.MOST_ROWS,
-        "kinds": [(waste.EXPLAINED[Waste.Kind(kind)], kind, each) for kind, each in found.kinds.items()],
+        **_context(asked), "cases": cases[:SHOWN], "more": len(cases) - SHOWN, "outliving": outliving,
+        "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
         "chart": draw_columns("What was held for nothing", drawn, urls=_column_urls(request, asked), unit=settings.CURRENCY),
         "columns": [(label, found.columns[since]) for label, (since, _) in zip(labels, asked.range.columns, strict=True)],
     }  # fmt: skip
@@ -513,12 +518,22 @@ def reconciled(request: HttpRequest) -> HttpResponse:
         **_context(asked), "found": found, "most": reconciliation.MOST_ROWS, "mended": sum(found.flags.values()),
         "flags": [(flag.replace("-", " "), access.NOTES[flag], found.flags[flag]) for flag in FLAGS],
         "endless": [(each, _segment_url(asked, each.segment)) for each in found.endless],
-        "flagged": [(row, [(flag.replace("-", " "), access.NOTES[flag]) for flag in row.flags], _segment_url(asked, row)) for row in found.flagged],
-        "corrections": [(each, asked.codes.get(str(each.appcode_id), ""), _correction_url(asked, each)) for each in found.corrections],
-        "chart": draw_columns("Segments with mended times", drawn, urls=_column_urls(request, asked), digits=0),
-        "columns": [(label, sum(found.columns[since].values())) for label, (since, _) in zip(labels, asked.range.columns, strict=True)],
+        "flagged": [(row, _marks(row), _segment_url(asked, row)) for row in found.flagged],
+        "corrections": [
+            (each, asked.codes.get(str(each.appcode_id), ""), _correction_url(asked, each)) for each in found.corrections
+        ],
+        "chart": draw_columns("Segments with mended times", drawn, urls=_column_urls(request, asked), digits=0, most=Decimal(4)),
+        "columns": [
+            (label, sum(found.columns[since].values()))
+            for label, (since, _) in zip(labels, asked.range.columns, strict=True)
+        ],
     }  # fmt: skip
     return render(request, "billing/dashboard_reconciliation.html", context)
+
+
+def _marks(row: UsageSegment) -> list[tuple[str, str]]:
+    """Its flags in words, each with its sentence."""
+    return [(flag.replace("-", " "), access.NOTES[flag]) for flag in row.flags]
 
 
 def _segment_url(asked: Asked, row: UsageSegment) -> str:
@@ -552,19 +567,10 @@ def _reconciliation_csv(request: HttpRequest, asked: Asked, found: reconciliatio
              each.since.isoformat(), each.lines, display(each.taken, 6), display(each.instead, 6), settings.CURRENCY)
             for each in found.corrections
         )  # fmt: skip
-        head = (
-            "posted_at",
-            "appcode",
-            "cluster",
-            "run",
-            "pod",
-            "used_from",
-            "lines",
-            "taken_back",
-            "instead",
-            "currency",
-        )
-        return csv_file(name, head, cells)
+        columns = (
+            "posted_at", "appcode", "cluster", "run", "pod", "used_from", "lines", "taken_back", "instead", "currency",
+        )  # fmt: skip
+        return csv_file(name, columns, cells)
     if table == "quarantine":
         if found.quarantine is None:
             raise Http404("There is no such table.")
@@ -627,7 +633,7 @@ def segment(request: HttpRequest, code: str, name: str, number: str, pk: int) ->
     context = {
         "appcode": appcode, "code": code, "name": name, "number": number, "row": row, "seen": seen, "lines": lines,
         "held": row.segment.resources, "now": timezone.now(), "total": money(sum((line.charge for line in lines), Decimal(0))),
-        "marks": [(flag.replace("-", " "), access.NOTES[flag]) for flag in row.flags], "generated": appcode.pk in history.codes(),
+        "marks": _marks(row), "generated": appcode.pk in history.codes(),
     }  # fmt: skip
     return render(request, "billing/segment.html", context)
 

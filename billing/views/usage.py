@@ -23,7 +23,7 @@ from billing.files import csv_file
 from billing.periods import Period
 from billing.rating import SECONDS_PER_HOUR, display
 from billing.usage import floor
-from portal.access import appcode_for, appcodes_for, require_administrator
+from portal.access import appcode_for, appcodes_for
 from portal.charts import draw_columns
 from portal.errors import Invalid
 from portal.frame import selected_appcode
@@ -80,13 +80,6 @@ def billing(request: HttpRequest) -> HttpResponse:
     """What my appcodes have used, one row an appcode."""
     mine, code = appcodes_for(person(request)), selected_appcode(request)
     return _appcodes(request, mine.filter(code=code) if code else mine, "billing/mine.html", chosen=code)
-
-
-@require_safe
-def admin_usage(request: HttpRequest) -> HttpResponse:
-    """What everybody has used, by business line and by appcode."""
-    require_administrator(person(request))
-    return _appcodes(request, appcodes_for(person(request)), "billing/everybody.html", show_lines=True)
 
 
 def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, **context: Any) -> HttpResponse:
@@ -161,8 +154,9 @@ def _usage_page(
     if "format" in request.GET:
         return _usage_csv(f"by-{what}", what, asked, [row for row, _ in links])
     columns = [(f"{since:{form}}", {each.name or "–": each.amount.cost for each in used}) for since, used in over_time]
+    chart = draw_columns("Cost over time", columns, unit=settings.CURRENCY) if times else None
     context |= {
-        "asked": asked, "rows": links, "what": what, "times": times, "chart": draw_columns("Cost over time", columns, unit=settings.CURRENCY) if times else None,
+        "asked": asked, "rows": links, "what": what, "times": times, "chart": chart,
         "total": Amount.total(row.amount for row, _ in links),
     }  # fmt: skip
     return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)

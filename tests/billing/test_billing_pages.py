@@ -110,9 +110,9 @@ def test_down_to_the_segment(client, usage):
 
 def test_days_add_up_to_the_month(client, usage):
     sign_in(client, usage.root)
-    days = table(client.get("/admin/usage", of(MONTH, by="time")))
-    codes = table(client.get("/admin/usage", of(MONTH, format="csv")))
-    lines = table(client.get("/admin/usage", of(MONTH, by="line")))
+    days = table(client.get("/billing", of(MONTH, by="time")))
+    codes = table(client.get("/billing", of(MONTH, format="csv")))
+    lines = table(client.get("/billing", of(MONTH, by="line")))
     for column in ("gpu_seconds", "cost"):
         assert len({sum(Decimal(row[column]) for row in rows) for rows in (days, codes, lines)}) == 1
     assert {row["business_line"]: row["gpu_seconds"] for row in lines} == {"OPS": str(3 * HOUR), "FLIGHT": str(HOUR)}
@@ -124,7 +124,7 @@ def test_strangers_see_nothing_and_learn_nothing(client, usage):
     assert "ops-demo" not in client.get("/billing").content.decode()
     for path in ("/billing/ops-demo", "/billing/ops-demo/edge", "/billing/ops-demo/edge/1", "/billing/nobody-here"):
         assert client.get(path).status_code == 404
-    for path in ("/admin/usage", "/admin/prices", "/api/v1/appcodes/ops-demo/usage"):
+    for path in ("/admin/prices", "/api/v1/appcodes/ops-demo/usage"):
         assert client.get(path).status_code == 404
     assert client.post("/admin/prices", {"sku": "gpu", "per_hour": "0"}).status_code == 404
     assert client.post(f"/admin/prices/{Price.objects.get().pk}/withdraw").status_code == 404
@@ -143,7 +143,7 @@ def test_queries_do_not_grow_with_tenants(client, usage, make_appcode, django_as
         with CaptureQueriesContext(
             connection,
         ) as seen:
-            assert client.get("/admin/usage", of(MONTH)).status_code == 200
+            assert client.get("/billing", of(MONTH)).status_code == 200
         return len(seen)
 
     sign_in(client, usage.root)
@@ -181,7 +181,7 @@ def test_a_long_time_is_shown_by_month(client, usage):
     sign_in(client, usage.root)
     year = table(
         client.get(
-            "/admin/usage?by=time",
+            "/billing?by=time",
             {"by": "time", "from": f"{MONTH.since.year - 1}-01-01", "to": f"{MONTH.last_day:%Y-%m-%d}"},
         )
     )

@@ -48,7 +48,8 @@ def pod(appcode: Appcode, begin: dt.datetime, end: dt.datetime | None, **facts: 
     labels = {
         name: str(facts.pop(name, default))
         for name, default in {
-            "cluster": "show1", "run": "1", "role": "worker", "index": "0", "attempt": "0", "user": "bob", "framework": "tensorflow",
+            "cluster": "show1", "run": "1", "role": "worker", "index": "0", "attempt": "0", "user": "bob",
+            "framework": "tensorflow",
         }.items()
     }  # fmt: skip
     uid = str(
@@ -71,8 +72,8 @@ def tell(*states: PodState) -> None:
 
 
 def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
-    """By the pure functions alone: every segment cut at columns and owners, priced by `rating`. The GPU model takes the GPUs, what has
-    none the rest."""
+    """By the pure functions alone: segments cut at columns, priced by `rating`. The GPU model takes the GPUs, what has none the
+    rest."""
     prices = metering.price_book()
     found: dict[tuple[dt.date, str], tuple[int, Fraction]] = {}
     for row in UsageSegment.objects.select_related("appcode"):
@@ -88,7 +89,8 @@ def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple
             ]
             for model, resources in pieces:
                 names: dict[Group, str] = {
-                    "appcode": str(row.appcode_id), "user": str(row.labels.get("user", "")), "cluster": str(row.labels.get("cluster", "")),
+                    "appcode": str(row.appcode_id), "user": str(row.labels.get("user", "")),
+                    "cluster": str(row.labels.get("cluster", "")),
                     "framework": str(row.labels.get("framework", "")), "model": model, "line": row.appcode.org_node.path,
                 }  # fmt: skip
                 if any(names[name] != value for name, value in where.items()):
@@ -138,7 +140,8 @@ def test_whatever_was_posted_and_whatever_was_not_the_sums_are_those_of_the_segm
             yield pod(
                 chance.choice([people.ops, people.flight]), begin, None if end > NOW else end, index=f"{seed}{count}{n}",
                 cluster=chance.choice(["one", "two"]), user=chance.choice(["bob", "ann", ""]), gpus=chance.randrange(3),
-                gpu_model=chance.choice(["", "A100", "H200"]), cpu_milli=chance.choice([0, 1500]), memory_mb=chance.choice([0, 2048]),
+                gpu_model=chance.choice(["", "A100", "H200"]), cpu_milli=chance.choice([0, 1500]),
+                memory_mb=chance.choice([0, 2048]),
                 framework=chance.choice(["tensorflow", "pytorch"]),
             )  # fmt: skip
 
@@ -218,7 +221,8 @@ def test_ranges():
     assert cut.before == Range(dt.date(2025, 11, 29), dt.date(2026, 1, 15), "month")
     for wrong, at in (
         (("nonsense", "", ""), "from"), (("", "2026-13-01", ""), "to"), (("2026-02-01", "2026-01-01", ""), "to"),
-        (("", "", "week"), "columns"), (("2000-01-01", "2026-01-01", "day"), "columns"), (("2026-01-01T00:00:00", "", ""), "from"),
+        (("", "", "week"), "columns"), (("2000-01-01", "2026-01-01", "day"), "columns"),
+        (("2026-01-01T00:00:00", "", ""), "from"),
     ):  # fmt: skip
         with pytest.raises(Invalid) as found:
             dashboard.parse(*wrong, day)
@@ -488,3 +492,55 @@ def test_generated_data_says_so_everywhere_and_goes_at_the_push_of_a_button(clie
     assert not history.is_there()
     assert not OrgNode.objects.filter(path__startswith="generated").exists()
     assert "With generated" not in client.get("/dashboard").content.decode()
+
+
+# REST
+
+
+def test_rest_says_what_the_pages_say(client, people, prices):
+    at = NOW - dt.timedelta(days=2)
+    capacity.record("local", {"A100": (4, 0)}, NOW - dt.timedelta(days=10))
+    tell(
+        pod(people.ops, at, at + HOUR, gpu_model="A100", scheduled_at=at - dt.timedelta(minutes=5)),
+        pod(people.flight, at, at + HOUR, cluster="wing"),
+        replace(pod(people.ops, at, at + HOUR, uid="lost"), phase="Failed", estimated=True),
+    )
+    waste.note_outcome("run show1-1", people.ops.pk, "Failed", "Error", at + HOUR)
+    posting.post(NOW)
+    tell(replace(pod(people.ops, at, at + 2 * HOUR, uid="lost"), phase="Failed"))
+    posting.post(NOW)
+    waste.look()
+    client.force_login(people.alice)
+
+    def get(path: str, **query: str) -> dict:
+        answer = client.get(f"/api/v1{path}", query)
+        assert answer.status_code == 200, answer.content
+        return answer.json()
+
+    spending = get("/dashboard/spending", by="model")
+    assert {row["value"]: row["gpuSeconds"] for row in spending["totals"]} == {"A100": 3600, "": 7200}
+    assert sum(row["gpuSeconds"] for row in spending["items"]) == spending["total"]["gpuSeconds"] == 10800
+    assert {row["value"] for row in get("/dashboard/spending")["totals"]} == {"ops-demo"}
+    assert get("/dashboard/spending", by="cluster", user="nobody")["items"] == []
+    use = get("/dashboard/utilisation", **{"from": f"{at:%F}", "to": f"{at:%F}"})
+    assert use["idleWhileHeld"] is None
+    assert [(row["gpuModel"], row["utilisation"]) for row in use["items"]] == [("", None), ("A100", "0.0104")]
+    found = get("/dashboard/waste")
+    assert {row["kind"]: row["cases"] for row in found["totals"]} == {"failed": 1, "outlived": 0, "reserved": 1}
+    assert {row["cluster"] for row in found["dearest"]} == {"show1"}
+    told = get("/dashboard/reconciliation")
+    assert (told["corrections"], told["quarantine"], told["takenBack"]["amount"]) == (1, None, "-1.700000")
+    segment = get(f"/segments/{told['corrected'][0]['segment']}")
+    assert [line["kind"] for line in segment["entries"]] == ["usage", "usage", "reversal"]
+    assert [seen["estimated"] for seen in segment["observations"]] in ([True, False], [False, True])
+    for path, status in (
+        ("/dashboard/spending?by=colour", 422), ("/dashboard/waste?from=x", 422), ("/dashboard/waste?appcode=flight-demo", 404),
+        ("/segments/999999", 404),
+    ):  # fmt: skip
+        assert client.get(f"/api/v1{path}").status_code == status
+    client.force_login(people.mallory)
+    assert client.get(f"/api/v1/segments/{segment['id']}").status_code == 404
+    assert client.delete("/api/v1/examples").status_code == 404
+    client.force_login(people.root)
+    assert client.delete("/api/v1/examples").json() == {"appcodes": 0}
+    assert {row["value"] for row in get("/dashboard/spending", examples="0")["totals"]} == {"ops-demo", "flight-demo"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from decimal import Decimal
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -132,3 +133,44 @@ def _use(appcode: Appcode, begin: dt.datetime) -> PodState:
 def _raw_delete(table: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {table}")
+
+
+def test_the_commands(people):
+    from io import StringIO
+
+    from django.core.management import CommandError, call_command
+
+    with pytest.raises(CommandError, match="nobody"):
+        call_command("make_demo_history", owner="nobody")
+    out = StringIO()
+    call_command("make_demo_history", owner="bob", stdout=out)
+    assert set(Appcode.objects.filter(pk__in=history.codes()).values_list("members__username", flat=True)) == {"bob"}
+    with pytest.raises(CommandError, match="already"):
+        call_command("make_demo_history")
+    call_command("remove_demo_history", stdout=out)
+    assert not history.is_there()
+    call_command("remove_demo_history", stdout=out)
+    assert "is gone" in out.getvalue()
+    assert "There is no generated example data" in out.getvalue()
+
+
+def test_invoices_of_the_example_go_with_it(people):
+    from billing import invoicing
+    from billing.models import Credit, Invoice, Mail
+
+    history.make(timezone.now(), owner=people.alice)
+    _use(people.ops, timezone.now() - dt.timedelta(days=45))
+    example = Appcode.objects.get(code="example-asr")
+    Credit.objects.create(
+        appcode=example,
+        amount=Decimal(50),
+        reason="A gift",
+        valid_from=timezone.now() - dt.timedelta(days=60),
+        created_by="root",
+    )
+    invoicing.close_due(timezone.now() + dt.timedelta(days=40))
+    assert Invoice.objects.filter(appcode=example).exists()
+    real = set(Invoice.objects.filter(appcode=people.ops).values_list("number", flat=True))
+    history.remove(acting_user=people.root)
+    assert set(Invoice.objects.values_list("number", flat=True)) == real
+    assert not Mail.objects.exclude(appcode=people.ops).exists()

@@ -53,6 +53,8 @@ APPS = ("portal", "billing", "datastores", "clusters")
 
 
 def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) -> None:
+    from billing import history
+    from billing.models import UsageSegment
     from clusters.access import cluster_for
     from clusters.models import Flavor, Image
     from portal.access import OPERATE, appcodes_for, may
@@ -78,7 +80,12 @@ def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) ->
     people = {name: User.objects.get(username=name) for name in known["users"]}
     assert people["root"].is_administrator
     assert [code.code for code in appcodes_for(people["mallory"])] == ["flight-demo"]
-    assert {code.org_node.namespace for code in appcodes_for(people["root"])} == {"ops", "flight"}
+    generated = history.codes()
+    real = [code for code in appcodes_for(people["root"]) if code.pk not in generated]
+    assert {code.org_node.namespace for code in real} == {"ops", "flight"}
+    assert len(generated) == len(history.TEAMS)
+    assert UsageSegment.objects.filter(appcode__in=generated).exists()
+    assert not UsageSegment.objects.exclude(appcode__in=generated).exists()
     show1 = cluster_for(people["alice"], "ops-demo", "show1")
     assert may(people["bob"], show1.appcode, OPERATE)
     assert not may(people["victor"], show1.appcode, OPERATE)

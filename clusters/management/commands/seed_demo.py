@@ -1,7 +1,8 @@
 """`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
 
 Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
-in them, and the example cluster `show1` that trains on these. Objects are stored first, because storing them again changes
+in them, the example cluster `show1` that trains on these, and some weeks of generated usage (billing/history.py), so that the
+dashboard has something to show. Objects are stored first, because storing them again changes
 nothing; then one transaction makes all rows, or none. An event remembers that it was done: what people change or delete
 afterwards stays changed or deleted, and passwords are printed only that once.
 """
@@ -27,6 +28,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.utils import timezone
 
+from billing import history
 from billing.models import Price
 from clusters.actions import create_cluster
 from clusters.clouds.local import gpus
@@ -89,6 +91,7 @@ class Command(BaseCommand):
             for name in (INPUT, OUTPUT):
                 create_datastore(_datastore(name), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
+            history.make(timezone.now(), owner=people["alice"][0])
             record(DONE, actor=None, message="The demonstration was made.")
             # Last, and before the commit: passwords that nobody knows would be worse than none.
             users = {
@@ -147,9 +150,9 @@ def _catalogue() -> None:
         description="A container only: for clusters on Kubernetes.",
         container="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
     )
-    now = timezone.now().replace(microsecond=0)
+    # The example of a history is priced, too.
     for sku, per_hour in PRICES:
-        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=now)
+        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=history.begins(timezone.now()))
 
 
 def _datastore(name: str) -> DatastoreManifest:

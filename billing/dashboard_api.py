@@ -1,0 +1,167 @@
+"""REST of dashboards: sums over time, utilisation, waste, what does not fit, and a segment with what is behind it."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.http import Http404
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from billing import capacity, dashboard, history, reconciliation, waste
+from billing.dashboard import GROUPS, STEPS, Dashboard, Group, Range
+from billing.dashboard_serializers import (
+    ReconciliationDocument,
+    Removed,
+    SegmentDocument,
+    SpendingDocument,
+    UtilisationDocument,
+    WasteDocument,
+    reconciliation_document,
+    segment_document,
+    spending_document,
+    utilisation_document,
+    waste_document,
+)
+from billing.models import LedgerEntry, Observation, UsageSegment
+from billing.usage import floor
+from portal.access import appcodes_for, require_administrator
+from portal.api import person
+from portal.errors import Invalid
+from portal.pagination import text
+
+DAYS = [
+    OpenApiParameter("from", OpenApiTypes.DATE, description="The first day (UTC). Default: 30 days ago."),
+    OpenApiParameter("to", OpenApiTypes.DATE, description="The last day, which counts as a whole. Default: today."),
+    OpenApiParameter("columns", str, enum=STEPS, description="Default: days, or months when there are many."),
+    OpenApiParameter("appcode", str, description="Only of this appcode."),
+    OpenApiParameter("examples", str, enum=["0", "1"], description="0 leaves generated example data out."),
+]
+NARROW: tuple[Group, ...] = ("line", "user", "model", "framework", "cluster")
+
+
+class Scope:
+    """The days and the appcodes that a request asks for. Raises Invalid, and Http404 for an appcode that is not theirs."""
+
+    def __init__(self, request: Request) -> None:
+        self.now: dt.datetime = floor(timezone.now())
+        self.user = person(request)
+        since, until, step = (text(request, name, longest=20) for name in ("from", "to", "columns"))
+        self.range: Range = dashboard.parse(since, until, step, self.now.date())
+        self.names = {str(pk): code for pk, code in appcodes_for(self.user).order_by().values_list("pk", "code")}
+        without = text(request, "examples", longest=1) == "0"
+        gone = history.codes() if without else set()
+        self.without = [history.CLOUD] if without else []
+        code = text(request, "appcode", longest=63)
+        chosen = [int(pk) for pk, name in self.names.items() if code in ("", name) and int(pk) not in gone]
+        if code and code not in self.names.values():
+            raise Http404(f"There is no appcode “{code}” that you can see.")
+        everything = self.user.is_administrator and not code and not gone
+        self.appcodes = None if everything else sorted(chosen)
+
+    def read(self, by: Group, where: dict[Group, str]) -> Dashboard:
+        return dashboard.read(self.range, by, self.now, appcodes=self.appcodes, where=where)
+
+
+def _narrowed(request: Request) -> dict[Group, str]:
+    return {group: text(request, group, longest=200) for group in NARROW if group in request.query_params}
+
+
+class Spending(APIView):
+    @extend_schema(
+        operation_id="dashboard_spending",
+        summary="GPU-seconds and cost over time by business line, appcode, person, GPU model, framework or cluster",
+        description="Of all appcodes that I may see, exact to the second, what still runs included.",
+        parameters=[
+            *DAYS,
+            OpenApiParameter("by", str, enum=GROUPS, description="Default: appcode."),
+            *(OpenApiParameter(group, str, description="Only of this value.") for group in NARROW),
+        ],
+        responses=SpendingDocument,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        by = text(request, "by", longest=20) or "appcode"
+        if by not in GROUPS:
+            raise Invalid.at("by", message=f"Choose one of {', '.join(GROUPS)}.")
+        found = scope.read(by, _narrowed(request))
+        return Response(spending_document(found, by, scope.names))
+
+
+class Utilisation(APIView):
+    @extend_schema(
+        operation_id="dashboard_utilisation",
+        summary="GPU-seconds held of those that were there, by GPU model",
+        description="What was there is known from the moment on in which the portal followed a cloud.",
+        parameters=DAYS,
+        responses=UtilisationDocument,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        there = capacity.available(scope.range, scope.now, without=scope.without)
+        shares = capacity.shares(scope.read("model", {}), there)
+        total = capacity.total(share for column in shares.values() for share in column.values())
+        return Response(utilisation_document(scope.range, scope.now, total, shares, there))
+
+
+class WasteOverTime(APIView):
+    @extend_schema(
+        operation_id="dashboard_waste",
+        summary="What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited",
+        description="By the time at which a run ended; reckoned within a minute or two after that.",
+        parameters=DAYS,
+        responses=WasteDocument,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        found = waste.report(scope.range, scope.now, appcodes=scope.appcodes)
+        return Response(waste_document(scope.range, scope.now, found, scope.names))
+
+
+class Reconciliation(APIView):
+    @extend_schema(
+        operation_id="dashboard_reconciliation",
+        summary="Pods without an end, mended times, corrections of the ledger, and sightings that nobody understood",
+        parameters=DAYS,
+        responses=ReconciliationDocument,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        administrator = scope.user.is_administrator
+        found = reconciliation.report(scope.range, scope.now, appcodes=scope.appcodes, quarantine=administrator)
+        return Response(reconciliation_document(scope.range, scope.now, found, scope.names))
+
+
+class OneSegment(APIView):
+    @extend_schema(
+        operation_id="segments_read",
+        summary="One segment with every sighting behind it and every line of the ledger that follows from it",
+        responses=SegmentDocument,
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        row = (
+            UsageSegment.objects.select_related("appcode")
+            .filter(pk=pk, appcode__in=appcodes_for(person(request)))
+            .first()
+        )
+        if row is None:
+            raise Http404("There is no such segment.")
+        seen = list(Observation.objects.filter(uid=row.uid).order_by("seen_at", "pk"))
+        lines = list(LedgerEntry.objects.filter(segment=row).order_by("pk"))
+        return Response(segment_document(row, seen, lines))
+
+
+class Examples(APIView):
+    @extend_schema(
+        operation_id="examples_remove",
+        summary="Removes the generated example data with everything that was made of it; administrators only",
+        responses=Removed,
+    )
+    def delete(self, request: Request) -> Response:
+        user = person(request)
+        require_administrator(user)
+        return Response(Removed(appcodes=history.remove(acting_user=user)).json_value())

@@ -1,0 +1,343 @@
+"""Dashboards as the API says them. Money is a decimal number as text, because JSON's are not exact; a day's columns are UTC's."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any, Literal
+
+from pydantic import Field
+
+from billing import reconciliation, waste
+from billing.capacity import Share
+from billing.dashboard import Dashboard, Group, Range, Used
+from billing.models import LedgerEntry, Observation, UsageSegment, Waste
+from billing.rating import display, money
+from billing.serializers import Cost
+from billing.serializers import money as cost
+from portal.serializers import Answer
+
+
+class Days(Answer):
+    """What was asked for; `to` is the last day."""
+
+    since: dt.date = Field(alias="from")
+    to: dt.date
+    columns: Literal["day", "month"]
+    as_of: dt.datetime = Field(description="What still runs is counted until this time.")
+
+
+class Spent(Answer):
+    gpu_seconds: int
+    cost: Cost
+
+
+class GroupTotal(Spent):
+    value: str = Field(description='Of the group; "" where there is none, for GPU models CPU, memory and storage.')
+
+
+class Cell(GroupTotal):
+    since: dt.date = Field(alias="from", description="The first day of the column.")
+
+
+class SpendingDocument(Answer):
+    kind: Literal["spending"] = "spending"
+    metadata: Days
+    by: Literal["line", "appcode", "user", "model", "framework", "cluster"]
+    total: Spent
+    totals: list[GroupTotal] = Field(description="Over the whole range, the dearest first.")
+    items: list[Cell]
+
+
+class HeldOf(Answer):
+    """GPU-seconds held of those that were there. All but `held` are null for a time before the first record of what there was."""
+
+    held_gpu_seconds: int
+    available_gpu_seconds: int | None
+    utilisation: str | None = Field(description="From 0 to 1.", examples=["0.6250"])
+
+
+class HeldCell(HeldOf):
+    since: dt.date = Field(alias="from")
+    gpu_model: str
+    simulated_gpu_seconds: int = Field(description="Of simulated GPUs among those available.")
+
+
+class UtilisationDocument(Answer):
+    kind: Literal["utilisation"] = "utilisation"
+    metadata: Days
+    total: HeldOf
+    idle_while_held: None = Field(default=None, description="Not known: nothing measures how busy a GPU is.")
+    items: list[HeldCell]
+
+
+class Wasted(Spent):
+    cases: int
+    pod_seconds: int
+
+
+class WasteKind(Wasted):
+    kind: Literal["failed", "outlived", "reserved"]
+
+
+class WasteCell(WasteKind):
+    since: dt.date = Field(alias="from")
+
+
+class WasteCase(Spent):
+    kind: Literal["failed", "outlived", "reserved"]
+    appcode: str
+    cluster: str
+    run: str
+    began: dt.datetime
+    ended: dt.datetime
+    pod_seconds: int
+
+
+class OutlivingServers(Answer):
+    appcode: str
+    cluster: str
+    run: str
+    pods: int
+    gpus: int
+    since: dt.datetime
+
+
+class WasteDocument(Answer):
+    """`reserved` is billed to nobody; its cost is what the GPUs would have cost."""
+
+    kind: Literal["waste"] = "waste"
+    metadata: Days
+    totals: list[WasteKind]
+    items: list[WasteCell]
+    dearest: list[WasteCase]
+    outliving_now: list[OutlivingServers]
+
+
+class SegmentSummary(Answer):
+    id: int
+    pod: str
+    appcode: str
+    cluster: str
+    run: str
+    started: dt.datetime
+    ended: dt.datetime | None
+    flags: list[str]
+
+
+class CorrectionDocument(Answer):
+    segment: int
+    pod: str
+    appcode: str
+    cluster: str
+    run: str
+    posted_at: dt.datetime
+    used_since: dt.datetime
+    taken_back: Cost
+    instead: Cost
+
+
+class QuarantinedDocument(Answer):
+    seen_at: dt.datetime
+    cloud: str
+    reason: str
+    raw: str
+
+
+class ReconciliationDocument(Answer):
+    """Lists have the latest; the numbers are of everything."""
+
+    kind: Literal["reconciliation"] = "reconciliation"
+    metadata: Days
+    open_segments: int
+    flags: dict[str, int]
+    corrections: int
+    taken_back: Cost
+    quarantined: int | None = Field(description="Null for those who are no administrators.")
+    without_end: list[SegmentSummary] = Field(description="Open although their run is over.")
+    flagged: list[SegmentSummary]
+    corrected: list[CorrectionDocument]
+    quarantine: list[QuarantinedDocument] | None
+
+
+class ObservationDocument(Answer):
+    seen_at: dt.datetime = Field(description="When it was first seen.")
+    digest: str
+    cloud: str
+    phase: str
+    scheduled_at: dt.datetime | None
+    started_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    estimated: bool
+    gpus: int
+    gpu_model: str
+    cpu_milli: int
+    memory_mb: int
+    storage_mb: int
+    labels: dict[str, str | int]
+
+
+class EntryDocument(Answer):
+    id: int
+    kind: Literal["usage", "reversal", "credit"]
+    sku: str
+    since: dt.datetime
+    until: dt.datetime
+    quantity: int
+    price: int | None
+    per_hour: str
+    discount_percent: str
+    charge: str = Field(description="Exact: 1/460,800,000 of the currency.")
+    amount: Cost
+    reverses: int | None
+    posted_at: dt.datetime
+
+
+class SegmentDocument(SegmentSummary):
+    observations: list[ObservationDocument]
+    entries: list[EntryDocument]
+
+
+class Removed(Answer):
+    appcodes: int = Field(description="Generated appcodes that were removed; 0 when there were none.")
+
+
+def days(range_: Range, now: dt.datetime) -> Days:
+    return Days(since=range_.since, to=range_.last_day, columns=range_.step, as_of=now)
+
+
+def spending_document(found: Dashboard, by: Group, names: dict[str, str]) -> dict[str, Any]:
+    """`names` are codes of appcodes by their number as text."""
+
+    def named(value: str) -> str:
+        return names.get(value, value) if by == "appcode" else value
+
+    totals = sorted(found.by[by].items(), key=lambda pair: (-pair[1].charge, pair[0]))
+    return SpendingDocument(
+        metadata=days(found.range, found.now),
+        by=by,
+        total=Spent(**_spent(found.total)),
+        totals=[GroupTotal(value=named(value), **_spent(used)) for value, used in totals],
+        items=[
+            Cell(since=since, value=named(value), **_spent(used))
+            for since, column in found.by_group.items()
+            for value, used in sorted(column.items(), key=lambda pair: (-pair[1].charge, pair[0]))
+        ],
+    ).json_value()
+
+
+def utilisation_document(
+    range_: Range,
+    now: dt.datetime,
+    total: Share,
+    shares: dict[dt.date, dict[str, Share]],
+    there: dict[dt.date, dict[str, tuple[int, int]]],
+) -> dict[str, Any]:
+    return UtilisationDocument(
+        metadata=days(range_, now),
+        total=HeldOf(**_held(total)),
+        items=[
+            HeldCell(since=since, gpu_model=model, simulated_gpu_seconds=there[since].get(model, (0, 0))[1], **_held(share))
+            for since, column in shares.items()
+            for model, share in column.items()
+        ],
+    ).json_value()  # fmt: skip
+
+
+def waste_document(range_: Range, now: dt.datetime, found: waste.Report, names: dict[str, str]) -> dict[str, Any]:
+    def summed(each: waste.Wasted) -> dict[str, Any]:
+        return {"cases": each.count, "pod_seconds": each.seconds, **_spent(each.used)}
+
+    def case(row: Waste) -> WasteCase:
+        return WasteCase(
+            kind=row.kind, appcode=row.appcode.code, cluster=_label(row.labels, "cluster"), run=_label(row.labels, "run"),
+            began=row.since, ended=row.until, pod_seconds=row.seconds, **_spent(Used(row.gpu_seconds, row.charge)),
+        )  # fmt: skip
+
+    return WasteDocument(
+        metadata=days(range_, now),
+        totals=[WasteKind(kind=kind, **summed(each)) for kind, each in found.kinds.items()],
+        items=[
+            WasteCell(since=since, kind=kind, **summed(each))
+            for since, column in found.columns.items()
+            for kind, each in column.items()
+            if each.count
+        ],
+        dearest=[case(row) for row in found.dearest],
+        outliving_now=[
+            OutlivingServers(
+                appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, pods=each.pods, gpus=each.gpus,
+                since=each.over,
+            )
+            for each in found.outliving
+        ],
+    ).json_value()  # fmt: skip
+
+
+def reconciliation_document(
+    range_: Range, now: dt.datetime, found: reconciliation.Report, names: dict[str, str]
+) -> dict[str, Any]:
+    told = found.quarantine
+    return ReconciliationDocument(
+        metadata=days(range_, now),
+        open_segments=found.open,
+        flags=found.flags,
+        corrections=found.corrected,
+        taken_back=cost(found.taken),
+        quarantined=None if told is None else found.quarantined,
+        without_end=[SegmentSummary(**_summary(each.segment)) for each in found.endless],
+        flagged=[SegmentSummary(**_summary(row)) for row in found.flagged],
+        corrected=[
+            CorrectionDocument(
+                segment=each.segment_id, pod=each.uid, appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster,
+                run=each.run, posted_at=each.posted_at, used_since=each.since, taken_back=cost(each.taken),
+                instead=cost(each.instead),
+            )
+            for each in found.corrections
+        ],
+        quarantine=None
+        if told is None
+        else [QuarantinedDocument(seen_at=e.seen_at, cloud=e.cloud, reason=e.reason, raw=e.raw) for e in told],
+    ).json_value()  # fmt: skip
+
+
+def segment_document(row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry]) -> dict[str, Any]:
+    return SegmentDocument(
+        **_summary(row),
+        observations=[
+            ObservationDocument(**{name: getattr(each, name) for name in ObservationDocument.model_fields})
+            for each in seen
+        ],
+        entries=[
+            EntryDocument(
+                id=line.pk, kind=line.kind, sku=line.sku, since=line.since, until=line.until, quantity=line.quantity,
+                price=line.price_id, per_hour=f"{line.per_hour.normalize():f}", discount_percent=f"{line.discount.normalize():f}",
+                charge=f"{line.charge:f}", amount=cost(line.amount), reverses=line.reverses_id, posted_at=line.posted_at,
+            )
+            for line in lines
+        ],
+    ).json_value()  # fmt: skip
+
+
+def _spent(used: Used) -> dict[str, Any]:
+    return {"gpu_seconds": used.gpu_seconds, "cost": cost(money(used.charge))}
+
+
+def _held(share: Share) -> dict[str, Any]:
+    part: Decimal | None = share.part
+    return {
+        "held_gpu_seconds": share.held,
+        "available_gpu_seconds": None if part is None else share.available,
+        "utilisation": None if part is None else str(display(part, 4)),
+    }
+
+
+def _summary(row: UsageSegment) -> dict[str, Any]:
+    return {
+        "id": row.pk, "pod": row.uid, "appcode": row.appcode.code, "cluster": _label(row.labels, "cluster"),
+        "run": _label(row.labels, "run"), "started": row.started, "ended": row.ended, "flags": row.flags,
+    }  # fmt: skip
+
+
+def _label(labels: Any, name: str) -> str:
+    return str(labels.get(name, "")) if isinstance(labels, dict) else ""
