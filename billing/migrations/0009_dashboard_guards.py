@@ -34,7 +34,7 @@ SPENDING = (
 CREATE FUNCTION billing_spending_key(code bigint, line text, person text, framework text, model text) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT md5(jsonb_build_array(code, line, person, framework, model)::text)::uuid $$;
-"""
+"""  # noqa: S608  parts of this file only
     + "".join(FUNCTION.format(name=name, add=ADD.format(rows=rows)) for name, rows in ROWS.items())
     + """
 CREATE TRIGGER spending_made AFTER INSERT ON billing_monthlyusage
