@@ -54,13 +54,16 @@ def portal_kubeconfig(plane: Plane) -> Path:
     """A kubeconfig; returns when the rights are in force."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     role = yaml.safe_load(ROLE.read_text())
-    plane.request("POST", f"{rbac}/clusterroles", role)
+    # Named apart from the binding of docker/kubernetes, which tests apply to the same plane; the role is the very same.
+    plane.apply(f"{rbac}/clusterroles/{role['metadata']['name']}", role)
     binding = {
-        "metadata": {"name": "gpu-cloud"},
+        "apiVersion": role["apiVersion"],
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"{PORTAL_USER}-from-outside"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
     }
-    plane.request("POST", f"{rbac}/clusterrolebindings", binding)
+    plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
     kubeconfig = plane.kubeconfig_for(PORTAL_USER)
     client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 10
     while True:  # the authorizer hears of them by a watch

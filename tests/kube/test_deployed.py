@@ -113,8 +113,8 @@ def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
             )  # fmt: skip
 
         deployed = Deployed(node, database, gateway)
-        deployed.kubectl("apply", "--server-side", "-k", str(kustomization))
         try:
+            deployed.kubectl("apply", "--server-side", "-k", str(kustomization))
             deployed.kubectl(
                 "create",
                 "secret",
