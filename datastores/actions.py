@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from datastores import exports
 from datastores.access import allowed_folder
 from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError
@@ -211,6 +212,8 @@ def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
     if spec.local and allowed_folder(appcode, spec.local.path) is None:
         sentence = "This folder is not one that an administrator allowed; ask them for another or to allow it."
         raise Invalid.at("spec", "local", "path", message=sentence)
+    if spec.nfs and (sentence := exports.why_not(spec.nfs.server, spec.nfs.path, appcode.code)):
+        raise Invalid.at("spec", "nfs", "server", message=sentence)
     if errors := wrongs(appcode, spec):
         raise Invalid(errors)
     server = spec.s3 or spec.nfs

@@ -6,7 +6,10 @@ class DatastoresConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from datastores import views
+        from django.conf import settings
+
+        from datastores import exports, views
         from portal import frame
 
+        exports.parse(tuple(settings.NFS_SERVERS))
         frame.add_search("Datastores", views.find_datastores)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django import forms
 
+from datastores import exports
 from datastores.access import allowed_folders
 from datastores.models import Datastore
 from datastores.serializers import parse
@@ -116,6 +117,12 @@ class NfsForm(DatastoreForm):
         help_text="The folder that it exports, like /data/training.",
         widget=forms.TextInput(attrs={**_PLAIN, "placeholder": "/"}),
     )
+
+    def __init__(self, data: Any = None, *, appcodes: list[Appcode], **more: Any) -> None:
+        super().__init__(data, appcodes=appcodes, **more)
+        self.allowed = sorted({each for appcode in appcodes for each in exports.allowed(appcode.code)})
+        if not self.allowed:
+            self.fields["server"].help_text = "An administrator has not allowed any NFS server yet."
 
 
 class VolumeForm(DatastoreForm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from datastores import exports
 from datastores.access import allowed_folder
 from datastores.models import Datastore
 from datastores.specs import Kind
@@ -31,7 +32,7 @@ class StoreSource:
 def source_for(store: Datastore, folder: str = "") -> StoreSource:
     """`folder` is relative to the datastore, "" for all of it. One query for `local`, none otherwise.
 
-    Raises SourceError when an administrator has closed the folder that it lies in.
+    Raises SourceError when an administrator has closed the folder or the NFS export that it lies in.
     """
     spec: dict[str, str] = store.spec
     if store.kind == Datastore.Kind.S3:
@@ -47,6 +48,8 @@ def source_for(store: Datastore, folder: str = "") -> StoreSource:
         return StoreSource("volume", {**spec, "folder": folder})
     path = f"{spec['path'].rstrip('/')}/{folder}" if folder else spec["path"]
     if store.kind == Datastore.Kind.NFS:
+        if sentence := exports.why_not(spec["server"], spec["path"], store.appcode.code):
+            raise SourceError(f"Datastore {store.name}: {sentence}")
         return StoreSource("nfs", {"server": spec["server"], "path": path, "root": spec["path"]})
     allowed = allowed_folder(store.appcode, spec["path"])
     if allowed is None:

@@ -303,6 +303,8 @@ DENIED_NETWORKS = env.list(
         "::/128", "fe80::/10", "fd00:ec2::254/128", "ff00::/8",
     ],
 )  # fmt: skip
+# NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
+NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are

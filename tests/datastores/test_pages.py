@@ -327,3 +327,10 @@ def test_folders_are_for_administrators(as_: Any, folder: Path) -> None:
     for path in ("/admin/folders", "/admin/folders/new"):
         assert as_("alice").get(path).status_code == 404
     assert as_("alice").post("/admin/folders/1/delete").status_code == 404
+
+
+def test_the_form_says_what_is_allowed(as_: Any, people: Any, settings: Any) -> None:
+    settings.NFS_SERVERS = ["nas.example.com:/tenants/{appcode}"]
+    assert "nas.example.com:/tenants/ops-demo" in as_("bob").get("/datastores/new?kind=nfs").content.decode()
+    settings.NFS_SERVERS = []
+    assert "not allowed any NFS server yet" in as_("bob").get("/datastores/new?kind=nfs").content.decode()
