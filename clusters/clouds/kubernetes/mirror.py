@@ -22,15 +22,18 @@ from clusters.clouds.base import (
     StorageState,
     TaskSeen,
 )
-from clusters.clouds.kubernetes import capacity, names, reasons, states
+from clusters.clouds.kubernetes import capacity, names, reasons, states, verdicts
 from clusters.clouds.kubernetes.parts import Parts, ref_of
 from clusters.clouds.kubernetes.settings import GPU_MODEL
-from clusters.clouds.kubernetes.workloads import QUEUED, SUSPENDED, Why
+from clusters.clouds.kubernetes.verdicts import Deletion
+from clusters.clouds.kubernetes.workloads import Why
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"
 # An older Event says nothing of today: controllers repeat them at least this often.
 EVENT_AGE = dt.timedelta(minutes=10)
+# For how long a deleted pod's end waits for news of its Job, which say whose fault it was. A watch is never silent for longer.
+PATIENCE = dt.timedelta(seconds=12)
 _STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
 
 
@@ -106,6 +109,9 @@ class Mirror:
         self._claim_troubles: dict[tuple[str, str], str] = {}
         self._claimed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._namespaces: set[str] = set()
+        # By uid: when pods were deleted; and those that have ended, but nobody knows yet by whom, with the time to decide.
+        self._deletions: dict[str, Deletion] = {}
+        self._undecided: dict[str, tuple[Object, dt.datetime]] = {}
 
     def capacity(self) -> Capacity:
         return self.shares.capacity()
@@ -168,7 +174,10 @@ class Mirror:
             seen = replace(seen, attempt=self._number(seen))
             self._note_number(pod, seen, gone=gone)
         before = self.pods.get(uid)
-        seen = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
+        self._note_deletion(pod, before)
+        explained = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
+        seen = self._decide(pod, seen, now, at_once=gone) if explained is None else explained
+        over = over and seen.phase in ("Succeeded", "Failed")
         if gone:
             self._forget_pod(uid, seen.run_id)
         else:
@@ -208,13 +217,13 @@ class Mirror:
     def _forget_pod(self, uid: str, run_id: int) -> None:
         self.pods.pop(uid, None)
         self.runs[run_id].discard(uid)
-        for kept in (self.damaged, self._troubles, self.parts.told):
+        for kept in (self.damaged, self._troubles, self.parts.told, self._deletions, self._undecided):
             kept.pop(uid, None)
         self.shares.note(uid, None)
         self._forget_rest(run_id)
 
-    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen:
-        """With what the pod itself does not know: Events about it, its node, its role."""
+    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen | None:
+        """With what the pod itself does not know: Events about it, its node, its role. None when it cannot be said yet."""
         if seen.phase == "Pending":
             if seen.reason == "Starting" and (why := self._troubles.get(seen.uid)):
                 return replace(seen, reason=why[0], message=why[1])
@@ -230,9 +239,7 @@ class Mirror:
             if before and before.over:
                 told = before.seen
                 return replace(seen, reason=told.reason, message=told.message, disrupted=told.disrupted)
-            owner = self.owners.get(seen.run_id)
-            if owner and owner.wanted:
-                return self._ended_by_hand(pod, seen)
+            return self._ended_by(pod, seen)
         return seen
 
     def _note_claims(self, pod: Object, uid: str) -> list[tuple[str, str]]:
@@ -245,17 +252,50 @@ class Mirror:
             self._claimed[claim].add(uid)
         return found
 
-    def _ended_by_hand(self, pod: Object, seen: TaskSeen) -> TaskSeen:
+    def _note_deletion(self, pod: Object, before: Pod | None) -> None:
+        uid = pod["metadata"]["uid"]
+        exact = before is not None and not before.leaving
+        if uid not in self._deletions and (deletion := verdicts.deletion_of(pod, exact=exact)):
+            self._deletions[uid] = deletion
+
+    def _ended_by(self, pod: Object, seen: TaskSeen) -> TaskSeen | None:
         """Where somebody deleted or suspended the whole Job, its pods are made anew and the program is not to blame. A single
-        pod counts as Kubernetes counts it."""
-        for each in pod["metadata"].get("ownerReferences") or []:
-            if each["kind"] == "Job":
-                workload = self.parts.workloads.get(("Job", pod["metadata"]["namespace"], each["name"]))
-                if workload is None or workload.leaving or workload.uid != each["uid"]:
-                    return replace(seen, reason="Disrupted", message=reasons.JOB_DELETED, disrupted=True)
-                if workload.why and workload.why[0] in (QUEUED, SUSPENDED):
-                    return replace(seen, reason="Disrupted", message=reasons.JOB_SUSPENDED, disrupted=True)
+        pod counts as Kubernetes counts it. None as long as nobody can know."""
+        owner = self.owners.get(seen.run_id)
+        if owner is None:
+            return None
+        if not owner.wanted:
+            return seen
+        if job := verdicts.job_of(pod):
+            state = self.parts.jobs.at(seen.run_id, job, self._deletions[seen.uid])
+            if state is None or state == "stopped":
+                return seen if state else None
+            if state != "live":
+                why = reasons.JOB_DELETED if state == "gone" else reasons.JOB_SUSPENDED
+                return replace(seen, reason="Disrupted", message=why, disrupted=True)
         return replace(seen, message=reasons.POD_DELETED)
+
+    def _decide(self, pod: Object, seen: TaskSeen, now: dt.datetime, *, at_once: bool) -> TaskSeen:
+        """What to tell of an end as long as nobody knows whose fault it was: that it is near, for a while."""
+        _, until = self._undecided.pop(seen.uid, (pod, now + PATIENCE))
+        if at_once or now >= until:
+            owner = self.owners.get(seen.run_id)
+            return replace(seen, message=reasons.POD_DELETED) if owner and owner.wanted else seen
+        self._undecided[seen.uid] = pod, until
+        return replace(
+            seen, phase="Running" if seen.began_at else "Pending", reason="Stopping", message="", finished_at=None,
+            exit_code=None, disrupted=False, estimated=False, log_tail="",
+        )  # fmt: skip
+
+    def decided(self, now: dt.datetime) -> list[Seen]:
+        """News of pods whose end can be told by now. To be asked after other news, and every few seconds."""
+        heard = self.parts.jobs.heard
+        ripe = [
+            pod
+            for uid, (pod, until) in self._undecided.items()
+            if now >= until or (self.pods[uid].run_id in self.owners and self._deletions[uid].version <= heard)
+        ]
+        return [item for pod in ripe for item in self.note_pod("MODIFIED", pod, now)]
 
     def _number(self, seen: TaskSeen) -> int:
         """Which pod of a service's (role, index) this is: what stands on it, or one more than the last that is known."""
@@ -351,6 +391,7 @@ class Mirror:
         if run_id not in self.owners and not self.runs[run_id]:
             for kept in (self.runs, self._refs, self._labels):
                 kept.pop(run_id, None)
+            self.parts.jobs.forget(run_id)
 
     def _gone(self, run_id: int) -> list[Seen]:
         if self.runs.get(run_id):

@@ -10,6 +10,7 @@ from typing import Any
 
 from clusters.clouds.base import RunBlocked, RunChanged, RunRef, Seen
 from clusters.clouds.kubernetes import names, workloads
+from clusters.clouds.kubernetes.verdicts import Jobs
 from clusters.clouds.kubernetes.workloads import Why, Workload
 
 Object = Mapping[str, Any]
@@ -23,6 +24,7 @@ class Parts:
     def __init__(self, wanted: Callable[[int], bool | None]) -> None:
         self._wanted = wanted
         self.workloads: dict[Key, Workload] = {}
+        self.jobs = Jobs()
         # Volumes that belong to runs, by their names.
         self.volumes: dict[str, RunRef] = {}
         # Workloads whose pods were refused by a quota that has changed since.
@@ -41,6 +43,8 @@ class Parts:
             return []
         key = (what, workload.namespace, workload.name)
         metadata, run_id = thing["metadata"], workload.run_id
+        if what == "Job":
+            self.jobs.note(run_id, thing, workloads.job_state(thing, deleted=kind == "DELETED"))
         if kind == "DELETED":
             self.workloads.pop(key, None)
             self._refused.pop(key, None)

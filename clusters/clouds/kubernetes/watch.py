@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusters.clouds.base import Batch, CloudError, Seen, WatchExpired
-from clusters.clouds.kubernetes import client, names, states
+from clusters.clouds.kubernetes import client, names, states, verdicts
 from clusters.clouds.kubernetes.client import Client, Unavailable, path_of
 from clusters.clouds.kubernetes.mirror import Mirror
 
@@ -100,8 +100,11 @@ class Follower:
                         services.append(item)
                     else:
                         items += note(mirror, source.kind, "ADDED", item)
+                if source.kind == "Job":
+                    mirror.parts.jobs.hear(verdicts.version_of(page))
             for item in sorted(services, key=states.age):
                 items += note(mirror, source.kind, "ADDED", item)
+        items += mirror.decided(dt.datetime.now(dt.UTC))
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
         self._told = self._position(versions)
@@ -126,6 +129,9 @@ class Follower:
                         versions[kind] = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         items += note(mirror, kind, event["type"], event["object"])
+                    if kind == "Job":
+                        mirror.parts.jobs.hear(verdicts.version_of(event["object"]))
+                items += mirror.decided(dt.datetime.now(dt.UTC))
                 if items or streams.are_alive():
                     told_at = time.monotonic()
                     self._told = self._position(versions)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes.verdicts import JobState
 
 Object = Mapping[str, Any]
 Why = tuple[str, str]
@@ -75,6 +76,15 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
         whole=_is_whole(kind, metadata),
         why=_why(kind, thing),
     )
+
+
+def job_state(job: Object, *, deleted: bool) -> JobState:
+    """What a Job does to its pods."""
+    if deleted or "deletionTimestamp" in job["metadata"]:
+        return "gone"
+    if not job["spec"].get("suspend"):
+        return "live"
+    return "stopped" if _is_ended_by_us(job["metadata"]) else "suspended"
 
 
 def _why(kind: str, thing: Object) -> Why | None:
