@@ -32,6 +32,7 @@ from clusters.clouds.base import (
     LocalSource,
     Mount,
     NfsSource,
+    NotOurs,
     Plan,
     S3Source,
     Source,
@@ -159,8 +160,12 @@ def _step(run_id: int, token: uuid.UUID) -> None:
             until = timezone.now() + archiving.PREPARE
             Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=until)
             return
-        cloud_of(run).delete(run_ref(run))
-        _told(run_id, token, "release_asked_at")
+        try:
+            cloud_of(run).delete(run_ref(run))
+        except NotOurs:
+            _never_there(run_id, token)
+        else:
+            _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
             cloud_of(run).apply(plan_of(run))
@@ -182,6 +187,16 @@ def _told(run_id: int, token: uuid.UUID, field: str) -> None:
         if run.wait_reason == TROUBLE:
             _wait(run, "", "")
         log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
+
+
+@transaction.atomic
+def _never_there(run_id: int, token: uuid.UUID) -> None:
+    """Where it was to run belongs to somebody else: nothing of it is left there, as nothing was made."""
+    run = _ours(run_id, token)
+    if run is not None:
+        run.release_asked_at, run.gone = timezone.now(), True
+        run.save(update_fields=["release_asked_at", "gone"])
+        refresh([run], timezone.now())
 
 
 def _ours(run_id: int, token: uuid.UUID) -> Run | None:

@@ -7,14 +7,17 @@ would take a living run out of sight (another cluster behind the same name, anot
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 import yaml
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 from pydantic import ValidationError
 
 from clusters.clouds import registry
@@ -58,6 +61,7 @@ def register(manifest: KubernetesManifest, *, acting_user: User | None) -> Kuber
     spec = manifest.spec
     if spec.kubeconfig is None and not spec.in_cluster:
         raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig, or choose the portal's own service account.")
+    spec = _labelled(spec, own_label())
     config = _config(spec)
     row = KubernetesCluster(name=manifest.metadata.name, kubeconfig=config, server=_server(config))
     with transaction.atomic():
@@ -71,7 +75,7 @@ def change(row: KubernetesCluster, manifest: KubernetesManifest, *, acting_user:
     """Makes the cluster as the manifest says; without credentials in it those that are stored are kept. Saying what is there
     already changes nothing. Raises Invalid, and Conflict when somebody else changed it meanwhile."""
     _require(acting_user)
-    spec = manifest.spec
+    spec = _labelled(manifest.spec, str(row.settings.get("portal", "")))
     keeps = spec.kubeconfig is None and not spec.in_cluster
     config = row.kubeconfig if keeps else _config(spec)
     if config != row.kubeconfig:
@@ -110,11 +114,39 @@ def remove(row: KubernetesCluster, *, acting_user: User | None) -> None:
     row.delete()
 
 
-@transaction.atomic
+def own_label() -> str:
+    """The portal label that a cluster is registered with when nobody chose one: two portals that were both set up without a
+    thought for each other must not take each other's objects for theirs."""
+    return f"{Settings().portal}-{salted_hmac('gpu-cloud/portal', '').hexdigest()[:8]}"
+
+
+def _labelled(spec: KubernetesSpec, label: str) -> KubernetesSpec:
+    """With `label`, or none for that of before there were others, where none was chosen."""
+    if spec.settings.portal != Settings().portal or not label:
+        return spec
+    return spec.model_copy(update={"settings": replace(spec.settings, portal=label)})
+
+
 def place(node: OrgNode, cloud: str | None, *, acting_user: User | None) -> None:
     """Places a business line on a cloud by name, None for the default. What runs there goes on where it is. Raises Invalid."""
     _require(acting_user)
     row = _to_place_on(cloud)
+    if row and node.namespace and (sentence := _why_foreign(row, [node.namespace])):
+        raise Invalid.at("cloud", message=sentence)
+    _place(node, cloud, row, acting_user)
+
+
+def _why_foreign(row: KubernetesCluster, namespaces: Collection[str]) -> str:
+    """Which of these namespaces exist on a cluster and are not this portal's. One that does not answer is asked again when
+    something is to run."""
+    try:
+        return " ".join(registry.connect(row.name, row.kubeconfig, row.settings).foreign(namespaces).values())
+    except CloudError:
+        return ""
+
+
+@transaction.atomic
+def _place(node: OrgNode, cloud: str | None, row: KubernetesCluster | None, acting_user: User | None) -> None:
     if cloud is not None and not node.namespace:
         raise Invalid.at("businessLine", message=f"{node} has no namespace of its own, so it is no business line.")
     if row and node.namespace and is_kubernetes_own(node.namespace):
@@ -193,7 +225,16 @@ def _judged(row: KubernetesCluster, found: Found) -> Report:
         has = f"Kubernetes {found.version} with {found.nodes} nodes, {ready}, and {found.gpus} GPUs"
     if found.missing:
         return Report(False, f"{has}. The portal may not {', '.join(map(str, found.missing))}. {ADVICE}", found)
+    if sentence := _why_foreign(row, _namespaces(row)):
+        return Report(False, f"{has}. {sentence}", found)
     return Report(True, f"{has}. The portal may do all that it needs.", found)
+
+
+def _namespaces(row: KubernetesCluster) -> set[str]:
+    """Those of the business lines whose runs are made on a cluster."""
+    here = Q(placement__cluster=row) | Q(placement=None) if row.is_default else Q(placement__cluster=row)
+    lines = OrgNode.objects.filter(here, namespace__isnull=False)
+    return {name for name in lines.values_list("namespace", flat=True) if name and not is_kubernetes_own(name)}
 
 
 def _require_the_same(row: KubernetesCluster, config: str | None) -> None:

@@ -35,6 +35,10 @@ class CloudRefused(CloudError):
     """The cloud will never do this as asked; repeating is useless. The text says what to change."""
 
 
+class NotOurs(CloudRefused):
+    """The place that a run was to have belongs to somebody else. Nothing of the run is there, and nothing was changed."""
+
+
 class WatchExpired(CloudError):
     """The position is older than what the cloud remembers (HTTP 410): list again and compare."""
 

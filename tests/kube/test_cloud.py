@@ -12,6 +12,7 @@ from clusters.clouds.base import (
     CloudRefused,
     Mount,
     NfsSource,
+    NotOurs,
     RunRef,
     VolumeRef,
     VolumeSource,
@@ -21,7 +22,7 @@ from clusters.clouds.kubernetes import names, upkeep
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane
-from tests.kube.plans import data, plan, role, run_ref
+from tests.kube.plans import data, plan, role, run_ref, volume
 
 pytestmark = pytest.mark.kube
 
@@ -367,3 +368,53 @@ def _only_pod(plane: Plane, run: RunRef) -> Object:
         "GET", f"/api/v1/namespaces/{run.namespace}/pods", labelSelector=names.selector(run_id=run.id)
     )["items"]
     return pod
+
+
+def test_a_namespace_of_somebody_else_is_left_alone(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    plane.make_namespace(space, {"team": "billing"})
+    run = run_ref(space)
+    for refused in (
+        lambda: cloud.apply(plan(role("master"), run=run)),
+        lambda: cloud.apply_volume(volume(space)),
+        lambda: cloud.delete(run),
+    ):
+        with pytest.raises(NotOurs, match=f"kubectl label namespace {space} gpu-cloud/portal=test-"):
+            refused()
+    there = plane.request("GET", f"/api/v1/namespaces/{space}")
+    assert there["metadata"]["labels"] == {"kubernetes.io/metadata.name": space, "team": "billing"}
+    assert not plane.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies")["items"]
+    assert list(cloud.foreign([space])) == [space]
+    assert list(cloud.foreign([space, "kube-system", "nowhere"])) == ["kube-system", space]
+
+    plane.request(
+        "PATCH", f"/api/v1/namespaces/{space}", {"metadata": {"labels": {names.PORTAL: cloud._settings.portal}}}
+    )
+    assert cloud.foreign([space]) == {}
+    cloud.apply(plan(role("master"), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
+def test_two_portals_never_share_a_namespace_nor_find_each_others_pods(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    other = cloud_of(plane, f"test-{secrets.token_hex(4)}")
+    run = run_ref(space)
+    cloud.apply(plan(role("ps", restart="Always", gpus=0), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 1)
+    with pytest.raises(NotOurs, match=f"belongs to another portal, “{cloud._settings.portal}”"):
+        other.apply(plan(role("master"), run=run_ref(space)))
+    ours = {names.PORTAL: cloud._settings.portal, names.RUN_ID: str(run.id)}
+    name = names.base_name(run)
+    service = plane.request("GET", f"/api/v1/namespaces/{space}/services/{name}")
+    policy = plane.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies/{name}")
+    deployment = plane.request("GET", f"/apis/apps/v1/namespaces/{space}/deployments/{name}-ps")
+    assert service["spec"]["selector"] == ours
+    assert policy["spec"]["podSelector"]["matchLabels"] == ours
+    assert policy["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": ours}}]
+    assert deployment["spec"]["selector"]["matchLabels"] == {**ours, names.ROLE: "ps"}
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))

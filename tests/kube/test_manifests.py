@@ -47,6 +47,7 @@ LABELS = {
     "gpu-cloud/run": "3",
     "gpu-cloud/run-id": "1042",
 }
+OURS = {"gpu-cloud/portal": "main", "gpu-cloud/run-id": "1042"}
 OWNED = [
     {
         "apiVersion": "v1",
@@ -211,7 +212,7 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
 
 def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
     found = made(role("master"))
-    own = {"gpu-cloud/run-id": "1042"}
+    own = OURS
     assert set(found) == {
         ("Service", "demo-mnist-3-1042"),
         ("NetworkPolicy", "demo-mnist-3-1042"),
@@ -259,7 +260,7 @@ def test_one_parameter_server_is_a_deployment_and_several_are_a_stateful_set() -
     assert one["spec"] | {"template": None} == {
         "replicas": 1,
         "strategy": {"type": "Recreate"},
-        "selector": {"matchLabels": {"gpu-cloud/run-id": "1042", "gpu-cloud/role": "ps"}},
+        "selector": {"matchLabels": {**OURS, "gpu-cloud/role": "ps"}},
         "template": None,
     }
     assert one["spec"]["template"]["spec"]["hostname"] == "demo-mnist-3-1042-ps-0"
@@ -270,7 +271,7 @@ def test_one_parameter_server_is_a_deployment_and_several_are_a_stateful_set() -
         "replicas": 3,
         "podManagementPolicy": "Parallel",
         "serviceName": "demo-mnist-3-1042",
-        "selector": {"matchLabels": {"gpu-cloud/run-id": "1042", "gpu-cloud/role": "ps"}},
+        "selector": {"matchLabels": {**OURS, "gpu-cloud/role": "ps"}},
         "template": None,
     }
     field = task_of(several)["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]

@@ -136,7 +136,9 @@ def test_living_runs_are_not_taken_out_of_sight(
     away = manifest(default=True, settings={"portal": "one"}, kubeconfig=yaml.safe_dump(config))
     errors = refused(lambda: registration.change(row, away, acting_user=people.root))
     assert errors["spec.kubeconfig"].startswith("It has 1 run of ours, so the portal has to see")
-    errors = refused(lambda: registration.change(row, manifest(default=True), acting_user=people.root))
+    errors = refused(
+        lambda: registration.change(row, manifest(default=True, settings={"portal": "two"}), acting_user=people.root)
+    )
     assert "The old label is on 1 run" in errors["spec.settings.portal"]
     KubernetesCluster.objects.update(uid="of-another-cluster")
     row.refresh_from_db()
@@ -154,6 +156,63 @@ def test_living_runs_are_not_taken_out_of_sight(
         registration.remove(row, acting_user=people.root)
 
 
+def test_two_portals_that_nobody_named_have_labels_of_their_own(
+    people: Any, manifest: Callable[..., Any], settings: Any
+) -> None:
+    from clusters import registration
+
+    label = registration.own_label()
+    row = registration.register(manifest(), acting_user=people.root)
+    assert row.settings == {"portal": label}
+    assert registration.change(row, manifest(title="Again"), acting_user=people.root).settings == {"portal": label}
+    settings.SECRET_KEY = "of another portal"
+    assert registration.own_label() != label
+    # One that was registered before there were such labels keeps what is on its objects.
+    row.settings = {}
+    row.save()
+    assert registration.change(row, manifest(title="Old"), acting_user=people.root).settings == {}
+
+
+def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
+    people: Any, plane: Plane, manifest: Callable[..., Any]
+) -> None:
+    from clusters import reconcile, registration
+    from clusters.actions import create_cluster
+    from clusters.models import Flavor, Image, Placement, Run
+    from clusters.specs import ClusterManifest
+    from portal.models import OrgNode
+
+    line = people.ops.org_node
+    OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
+    line.refresh_from_db()
+    plane.make_namespace(line.namespace)
+    row = registration.register(manifest(default=True), acting_user=people.root)
+    report = registration.try_connection(row)
+    assert not report.ok
+    hint = f"kubectl label namespace {line.namespace} gpu-cloud/portal={registration.own_label()}"
+    assert report.message.endswith(hint)
+    assert refused(lambda: registration.place(line, "plane", acting_user=people.root))["cloud"].endswith(hint)
+    assert not Placement.objects.exists()
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
+    Image.objects.create(name="python", title="Python", container="example/python:3")
+    spec = {"image": "python", "command": "true", "roles": {"master": {"flavor": "small"}}}
+    create_cluster(
+        ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": "ops-demo"}, "spec": spec}),
+        acting_user=people.bob,
+    )
+    run = Run.objects.get()
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.refusal.endswith(hint)
+    # It holds nothing, and nobody waits for news of it.
+    assert (run.phase, run.gone) == ("Failed", True)
+    label = {"metadata": {"labels": {"gpu-cloud/portal": registration.own_label()}}}
+    plane.request("PATCH", f"/api/v1/namespaces/{line.namespace}", label)
+    registration.place(line, "plane", acting_user=people.root)
+    assert Placement.objects.get().cluster == row
+
+
 class TestCommand:
     @pytest.fixture
     def run(self) -> Callable[..., str]:
@@ -167,6 +226,7 @@ class TestCommand:
     def test_saying_it_again_changes_nothing(
         self, run: Callable[..., str], plane: Plane, people: Any, tmp_path: Path
     ) -> None:
+        from clusters import registration
         from clusters.models import KubernetesCluster
         from clusters.places import place_of
         from portal.models import Event
@@ -189,7 +249,7 @@ class TestCommand:
             1,
             "Plane",
             True,
-            {"quota": {"count/pods": "9"}},
+            {"portal": registration.own_label(), "quota": {"count/pods": "9"}},
         )
         assert place_of(people.flight).cloud == "plane"
         KubernetesCluster.objects.update(is_default=False)
@@ -202,7 +262,11 @@ class TestCommand:
         run("--set", "store_seconds=5")
         row.refresh_from_db()
         assert (row.revision, row.title, row.is_default) == (2, "Plane", True)
-        assert row.settings == {"quota": {"count/pods": "9"}, "store_seconds": 5}
+        assert row.settings == {
+            "portal": registration.own_label(),
+            "quota": {"count/pods": "9"},
+            "store_seconds": 5,
+        }
         verbs = list(Event.objects.order_by("pk").values_list("verb", "actor_name"))
         assert verbs == [
             ("kubernetes.registered", "portal"),

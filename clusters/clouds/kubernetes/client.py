@@ -77,7 +77,7 @@ class Missing(Refused):
 
 
 class Taken(Refused):
-    """409: somebody else manages a field now, and the apply was not to take it by force."""
+    """409: there is one of that name already; or somebody else manages a field, and the apply was not to take it by force."""
 
 
 class Unavailable(CloudError):
@@ -128,6 +128,10 @@ class Client:
     def get(self, path: str, **query: Any) -> Json:
         return cast("Json", self.request("GET", path, query=query))
 
+    def get_once(self, path: str, **query: Any) -> Json:
+        """Not tried again."""
+        return cast("Json", parsed(self._send("GET", path, query, TIMEOUT).data))
+
     def pages(self, path: str, *, accept: str = JSON, **query: Any) -> Iterator[Json]:
         """A list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole. The next
         page is on its way while one is looked at."""
@@ -140,6 +144,12 @@ class Client:
             yield page
             page = coming.result()
         yield page
+
+    def create(self, manifest: Mapping[str, Any]) -> Json:
+        """Raises Taken when there is one of that name."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata.get("namespace", ""))
+        return cast("Json", self.request("POST", path, body=manifest, query={"fieldManager": MANAGER}))
 
     def apply(self, manifest: Mapping[str, Any], **query: Any) -> Json:
         """Server-side apply as ours, taking fields over from whoever had changed them by hand."""
@@ -225,7 +235,8 @@ class Client:
                 method, url, body=data, headers=headers, timeout=timeout, retries=False, preload_content=not stream
             )
             if answer.status >= 400:
-                raise _error(answer, answer.data if not stream else answer.read())
+                error = _error(answer, answer.data if not stream else answer.read())
+                raise Taken(409, str(error)) if (method, answer.status) == ("POST", 409) else error
         except HTTPError as error:
             raise Unavailable(f"The API server does not answer: {_plain(error)}") from error
         return answer

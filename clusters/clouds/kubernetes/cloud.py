@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clusters.clouds.base import (
@@ -19,6 +19,7 @@ from clusters.clouds.base import (
     Capacity,
     CloudError,
     LogChunk,
+    NotOurs,
     Plan,
     RunRef,
     Seen,
@@ -28,7 +29,7 @@ from clusters.clouds.base import (
     VolumeSource,
 )
 from clusters.clouds.kubernetes import inside, logs, manifests, names, storage
-from clusters.clouds.kubernetes.client import Client, Missing, Refused, Taken, path_of
+from clusters.clouds.kubernetes.client import METADATA_LIST, Client, Missing, Refused, Taken, path_of
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.upkeep import Upkeep
 from clusters.clouds.kubernetes.watch import Follower
@@ -138,11 +139,48 @@ class KubernetesCloud:
             return self._client.apply(manifest)
 
     def _apply_namespace(self, namespace: str) -> None:
-        """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next."""
+        """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next. Raises
+        NotOurs."""
         first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
-        self._client.apply(first)
+        if self._is_ours(namespace) or not self._create(first):
+            # Somebody may have been quicker.
+            self._is_ours(namespace)
+            inside_it.insert(0, first)
         self._client.apply_all(inside_it)
         self._namespaces.add(namespace)
+
+    def _create(self, manifest: Mapping[str, Any]) -> bool:
+        try:
+            self._client.create(manifest)
+        except Taken:
+            return False
+        return True
+
+    def _is_ours(self, namespace: str) -> bool:
+        """False when it is not there. Raises NotOurs: whose it is would be closed to all traffic but that of runs."""
+        for found in self._client.get(path_of("Namespace"), fieldSelector=f"metadata.name={namespace}")["items"]:
+            if sentence := manifests.foreign(found, self._settings):
+                raise NotOurs(sentence)
+            return True
+        return False
+
+    def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
+        """Those of them that exist and are not this portal's, with what to do about each."""
+        pages: Iterable[Any] = ()
+        if len(namespaces) == 1:
+            # For somebody who waits for a page: asked once.
+            pages = [
+                self._client.get_once(path_of("Namespace"), fieldSelector=f"metadata.name={next(iter(namespaces))}")
+            ]
+        elif namespaces:
+            pages = self._client.pages(path_of("Namespace"), accept=METADATA_LIST)
+        found = {
+            item["metadata"]["name"]: manifests.foreign(item, self._settings)
+            for page in pages
+            for item in page["items"]
+            if item["metadata"]["name"] in namespaces
+        }
+        return {name: sentence for name, sentence in sorted(found.items()) if sentence}
 
     def purge(self, run: RunRef) -> None:
         """Logs go with their pods."""

@@ -74,6 +74,20 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
     return made
 
 
+def foreign(namespace: Manifest, settings: Settings) -> str:
+    """Why a namespace that exists is not used, with what to do; "" when it carries this portal's label."""
+    metadata = namespace["metadata"]
+    name, whose = metadata["name"], (metadata.get("labels") or {}).get(names.PORTAL)
+    if whose == settings.portal:
+        return ""
+    is_whose = f"belongs to another portal, “{whose}”" if whose else "exists already and is not this portal's"
+    overwrite = "--overwrite " if whose else ""
+    return (
+        f"The namespace “{name}” {is_whose}. An administrator gives the business line another one, or hands this one over with: "
+        f"kubectl label {overwrite}namespace {name} {names.PORTAL}={settings.portal}"
+    )
+
+
 def owner_manifest(run: RunRef, settings: Settings) -> Manifest:
     """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for)."""
     return {
@@ -100,7 +114,7 @@ def _kind(role: RolePlan) -> str:
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)
-    made = [_service(plan.run), _network(plan, settings), *storage.manifests(plan)]
+    made = [_service(plan.run, settings), _network(plan, settings), *storage.manifests(plan)]
     made += [_role(plan, role, settings) for role in plan.roles]
     reference = {
         "apiVersion": "v1",
@@ -172,7 +186,7 @@ def check_volume(source: VolumeSource, settings: Settings) -> None:
         raise CloudRefused(f"Datastore {name}: a volume may have at most {settings.largest_volume} here.")
 
 
-def _service(run: RunRef) -> Manifest:
+def _service(run: RunRef, settings: Settings) -> Manifest:
     """Headless: it only gives every task a stable address, from before the task is ready."""
     return {
         "apiVersion": "v1",
@@ -181,7 +195,7 @@ def _service(run: RunRef) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.RUN_ID: str(run.id)},
+            "selector": names.run_selector(settings.portal, run),
             "ports": [{"name": "task", "port": names.PORT, "protocol": "TCP"}],
         },
     }
@@ -193,7 +207,7 @@ def _network(plan: Plan, settings: Settings) -> Manifest:
         "kind": "NetworkPolicy",
         "metadata": {"name": names.base_name(plan.run)},
         "spec": {
-            "podSelector": networks.same_run(plan),
+            "podSelector": networks.same_run(plan, settings),
             "policyTypes": ["Ingress", "Egress"],
             "ingress": networks.ingress(plan, settings),
             "egress": networks.egress(plan, settings),
@@ -204,7 +218,7 @@ def _network(plan: Plan, settings: Settings) -> Manifest:
 def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
     labels = {names.ROLE: role.role, **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {})}
     metadata = {"name": names.role_name(plan.run, role.role), "labels": labels}
-    selector = {"matchLabels": {names.RUN_ID: str(plan.run.id), names.ROLE: role.role}}
+    selector = {"matchLabels": {**names.run_selector(settings.portal, plan.run), names.ROLE: role.role}}
     if role.restart == "OnFailure":
         return {
             "apiVersion": "batch/v1",

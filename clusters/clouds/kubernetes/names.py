@@ -109,6 +109,11 @@ def run_labels(portal: str, run: RunRef) -> dict[str, str]:
     }
 
 
+def run_selector(portal: str, run: RunRef) -> dict[str, str]:
+    """The labels by which an object finds the pods of its run: portals count their runs alike."""
+    return {PORTAL: portal, RUN_ID: str(run.id)}
+
+
 def volume_labels(portal: str, volume: VolumeRef) -> dict[str, str]:
     """No run is named: what is done to all that belongs to one leaves volumes alone."""
     return {

@@ -29,12 +29,12 @@ def dns(settings: Settings) -> Rule:
     return {"to": to, "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
 
 
-def same_run(plan: Plan) -> Rule:
-    return {"matchLabels": {names.RUN_ID: str(plan.run.id)}}
+def same_run(plan: Plan, settings: Settings) -> Rule:
+    return {"matchLabels": names.run_selector(settings.portal, plan.run)}
 
 
 def ingress(plan: Plan, settings: Settings) -> list[Rule]:
-    rules: list[Rule] = [{"from": [{"podSelector": same_run(plan)}]}]
+    rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
     if settings.gateway_namespace:
         port = {"port": names.PORT, "protocol": "TCP"}
         rules.append({"from": [_namespace(settings.gateway_namespace)], "ports": [port]})
@@ -43,7 +43,7 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
 
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
     """Tasks of a run reach each other on any port; of a datastore only what it names."""
-    rules: list[Rule] = [{"to": [{"podSelector": same_run(plan)}]}]
+    rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
     servers = {_server(mount.source) for mount in plan.mounts if isinstance(mount.source, S3Source)}
     return rules + [_to(host, port, settings) for host, port in sorted(servers)]
 

@@ -98,7 +98,8 @@ class Settings:
     portal: Label = Field(
         default="portal",
         title="Portal label",
-        description="Names this installation on its objects; portals that share a Kubernetes cluster need different ones.",
+        description="Names this installation on its objects and namespaces; portals that share a Kubernetes cluster need "
+        "different ones. Left as it is, one of this portal's own is made.",
     )
     storage_image: str = Field(
         default="gpu-cloud/rclone:1.75",
