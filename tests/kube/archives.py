@@ -30,16 +30,16 @@ def pause() -> Path:
 
 
 def busybox() -> Path:
-    """A shell and some two hundred small programs, and coreutils' `timeout`, under which the portal starts everything."""
+    """A shell and some two hundred small programs, and what the portal starts everything with: bash and coreutils' `timeout`."""
     program = _program("busybox")
     if _libraries(program):
         raise ServiceError("This busybox is not static; install one that is with: apt-get install busybox-static")
     applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
     files: dict[str, bytes | str] = {f"bin/{name}": "busybox" for name in applets}
     files["bin/busybox"] = program.read_bytes()
-    timeout = _program("timeout")
-    files["bin/timeout"] = timeout.read_bytes()
-    files |= {str(path).lstrip("/"): path.read_bytes() for path in _libraries(timeout)}
+    for program in (_program("timeout"), _program("bash")):
+        files[f"bin/{program.name}"] = program.read_bytes()
+        files |= {str(path).lstrip("/"): path.read_bytes() for path in _libraries(program)}
     files["etc/passwd"] = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n"
     files["etc/group"] = b"root:x:0:\nuser:x:1000:\n"
     return write(BUSYBOX, files, ["/bin/sh"])

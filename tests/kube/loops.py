@@ -1,4 +1,5 @@
-"""The portal's two loops as they run in production, in threads of this process: workers and the controller.
+"""The portal's two loops as they run in production, in threads of this process: workers and the controller, which may also be
+a process of its own.
 
 Only Celery is missing: instead of wake-ups, the worker looks for what is unsettled five times a second.
 """
@@ -6,17 +7,22 @@ Only Celery is missing: instead of wake-ups, the worker looks for what is unsett
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from clusters.clouds.kubernetes import names
 from tests.kube.plane import Object, Plane
+from tests.terminal import database_environment
 
+ROOT = Path(__file__).parents[2]
 KINDS = {
     "/api/v1": ("pods", "configmaps", "secrets", "services", "persistentvolumeclaims"),
     "/apis/apps/v1": ("deployments", "statefulsets", "replicasets"),
@@ -216,3 +222,24 @@ class Loops:
         segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
         tasks = {task.uid: (task.began_at, task.finished_at) for task in run.tasks.exclude(began_at=None)}
         assert {each.uid: (each.started, each.ended) for each in segments} == tasks
+
+
+class Controller:
+    """`manage.py controller`, a process of its own on the database of the tests."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.name = f"controller-{number}"
+        environment = database_environment() | {"PGAPPNAME": self.name, "LOCAL_CLOUD_SOCKET": ""}
+        self.log = folder / f"{self.name}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, ROOT / "manage.py", "controller"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()

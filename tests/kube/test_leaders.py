@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,29 +11,12 @@ import pytest
 import yaml
 
 from tests.kube.following import portal_kubeconfig
-from tests.kube.loops import Loops
+from tests.kube.loops import Controller, Loops
 from tests.kube.plane import Plane
-from tests.terminal import database_environment
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
-MANAGE = Path(__file__).parents[2] / "manage.py"
 TAKEN_OVER = 10.0
-
-
-class Controller:
-    def __init__(self, number: int, folder: Path) -> None:
-        self.name = f"controller-{number}"
-        environment = database_environment() | {"PGAPPNAME": self.name, "LOCAL_CLOUD_SOCKET": ""}
-        self.log = folder / f"{self.name}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, MANAGE, "controller"], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 def leaders() -> set[str]:

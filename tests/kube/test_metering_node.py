@@ -1,0 +1,124 @@
+"""Two hundred short tasks in real containers, while the controller is killed again and again: what is billed is what containerd
+has written down, to the second.
+
+The seed is printed; METERING_SEED repeats a draw, as far as real clocks do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import call_command
+from django.db.models import Sum
+
+from tests.kube import archives
+from tests.kube.following import portal_kubeconfig
+from tests.kube.loops import Controller, Loops
+from tests.kube.node import Container, Node
+
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
+
+# Clusters, workers of each, and the flavor of master and workers: 212 tasks, of which the node takes some forty at once.
+CLUSTERS = [(16, "tiny")] * 12 + [(3, "tiny-gpu")] * 2
+AT_LEAST = 200
+# Of clusters that somebody stops in the middle; how many of their tasks ever run is a matter of luck.
+STOPPED = [(2, "tiny")] * 2
+SECONDS = 300.0
+
+
+@pytest.fixture
+def loops(node: Node, people: Any) -> Iterator[Loops]:
+    """Workers in this process; the controllers are processes of their own."""
+    from clusters.models import Flavor, Image
+
+    node.import_image(archives.busybox())
+    loops = Loops(
+        node.plane, f"short-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(node.plane).read_text())
+    )
+    loops.catalogue()
+    Image.objects.update(container=archives.BUSYBOX)
+    for name, gpus in (("tiny", 0), ("tiny-gpu", 1)):
+        Flavor.objects.create(name=name, title=name, cpu_milli=50, memory_mb=32, gpus=gpus)
+    loops.start_workers()
+    yield loops
+    loops.stop()
+
+
+def create(loops: Loops, people: Any, name: str, chance: random.Random, workers: int, flavor: str) -> Any:
+    """Every task sleeps as long as stands at its index."""
+    times = " ".join(f"{chance.uniform(1, 20):.2f}" for _ in range(workers))
+    command = f"set -- {times}; shift $TASK_INDEX; exec sleep $1"
+    return loops.create(people, name, workers=workers, flavor=flavor, command=command, completion="workers")
+
+
+def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, people: Any, tmp_path: Path) -> None:
+    from clusters.models import Run
+
+    seed = int(os.environ.get("METERING_SEED") or secrets.randbelow(10**6))
+    chance, prefix = random.Random(seed), f"short{secrets.token_hex(3)}"
+    began = time.monotonic()
+    for n, (workers, flavor) in enumerate(CLUSTERS):
+        create(loops, people, f"{prefix}-{n}", chance, workers, flavor)
+    doomed = {
+        create(loops, people, f"{prefix}-stopped-{n}", chance, *each): chance.uniform(15, 45)
+        for n, each in enumerate(STOPPED)
+    }
+
+    killed = 0
+    while Run.objects.filter(gone=False).exists():
+        controller = Controller(killed, tmp_path)
+        try:
+            until = time.monotonic() + chance.uniform(0.5, 15.0)
+            while time.monotonic() < until and Run.objects.filter(gone=False).exists():
+                assert time.monotonic() < began + SECONDS, (
+                    seed,
+                    list(Run.objects.values("number", "phase", "message")),
+                )
+                for cluster in [each for each, at in doomed.items() if time.monotonic() > began + at]:
+                    del doomed[cluster]
+                    loops.disable(people, cluster)
+                time.sleep(0.2)
+        finally:
+            controller.kill()
+        killed += 1
+    took = time.monotonic() - began
+
+    records: dict[str, list[Container]] = {}
+    for each in node.containers():
+        if each.pod.startswith(f"ops-demo-{prefix}") and each.started_at:
+            records.setdefault(each.pod_uid, []).append(each)
+    print(f"seed {seed}: {len(records)} pods in {took:.0f} s, the controller was killed {killed} times")
+    assert killed >= 3
+    assert len(records) >= AT_LEAST
+    billed_is(records)
+    assert not node.plane.request(
+        "GET", "/api/v1/namespaces/ops/pods", labelSelector=f"gpu-cloud/portal={loops.portal}"
+    )["items"]
+    assert not Run.objects.exclude(phase__in=("Succeeded", "Stopped")).exists()
+
+
+def billed_is(records: dict[str, list[Container]]) -> None:
+    """Each second from the start of a pod's first container to the end of its last, once, and nothing else."""
+    from billing import posting
+    from billing.models import LedgerEntry, UsageSegment
+
+    true: dict[str, tuple[datetime, datetime, list[str]]] = {
+        uid: (min(each.started for each in found), max(each.finished for each in found), [])
+        for uid, found in records.items()
+    }
+    segments = {each.uid: (each.started, each.ended, each.flags) for each in UsageSegment.objects.all()}
+    assert segments == true
+    posting.post()
+    seconds = {uid: 50 * int((ended - started).total_seconds()) for uid, (started, ended, _) in true.items()}
+    lines = LedgerEntry.objects.filter(sku="cpu").values("uid").annotate(held=Sum("quantity"))
+    assert {line["uid"]: line["held"] for line in lines} == {uid: held for uid, held in seconds.items() if held}
+    call_command("replay", "--verify")
