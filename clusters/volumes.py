@@ -16,6 +16,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from clusters.clouds.base import AccessMode, CloudError, CloudRefused, VolumeRef, VolumeSource
+from clusters.clouds.kubernetes.networks import why_closed
 from clusters.clouds.kubernetes.settings import Settings, quantity
 from clusters.clouds.registry import cloud, cloud_names
 from clusters.models import LOCAL, KubernetesCluster, Run
@@ -99,14 +100,17 @@ def why_not(store: Datastore, cloud_name: str, namespace: str, tasks: int) -> st
 
 
 def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
-    """What is wrong with a volume where `appcode` runs now; see `datastores.placing`."""
+    """What is wrong with a datastore where `appcode` runs now; see `datastores.placing`."""
     wanted = spec.volume
-    if wanted is None:
+    if wanted is None and spec.s3 is None:
         return []
     try:
         place = place_of(appcode)
     except Invalid:
         return []  # It runs nowhere yet; that is said where something is to run.
+    if wanted is None:
+        closed = spec.s3 and place.cloud != LOCAL and why_closed(spec.s3.server, _settings(place.cloud))
+        return [FieldError(("spec", "s3", "server"), closed)] if closed else []
     if place.cloud == LOCAL:
         sentence = f"{appcode.code} runs on {place.title}, which has no volumes; use S3 or a folder of the machine."
         return [FieldError(("metadata", "appcode"), sentence)]

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
+from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.kubernetes.settings import Settings
@@ -20,6 +21,10 @@ from tests.kube.plane import Plane
 
 PORTAL_USER = "gpu-cloud-portal"
 ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
+
+
+# Where the servers of the real node's tests are.
+NODES = ("10.209.0.0/16",)
 
 
 class CountingClient(Client):
@@ -35,7 +40,9 @@ class CountingClient(Client):
 
 def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
     """With the rights that the portal asks for in docker/kubernetes, and no others."""
-    return KubernetesCloud(CountingClient.connect(str(portal_kubeconfig(plane))), Settings(portal=portal))
+    return KubernetesCloud(
+        CountingClient.connect(str(portal_kubeconfig(plane))), Settings(portal=portal, storage_networks=NODES)
+    )
 
 
 def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
@@ -43,10 +50,26 @@ def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
     from clusters.clouds.kubernetes import kubeconfig
     from clusters.models import KubernetesCluster
 
+    hand_over(plane, portal)
     config = kubeconfig.read(portal_kubeconfig(plane).read_text())
     return KubernetesCluster.objects.create(
-        name=name, title=name.title(), kubeconfig=json.dumps(config), settings={"portal": portal}, **more
+        name=name,
+        title=name.title(),
+        kubeconfig=json.dumps(config),
+        settings={"portal": portal, "storage_networks": NODES},
+        **more,
     )
+
+
+def hand_over(plane: Plane, portal: str) -> None:
+    """Every test is a portal of its own, and the business lines of all have the same names: as an administrator would, it gives
+    namespaces of the one before to the next."""
+    from portal.models import OrgNode
+
+    wanted = set(OrgNode.objects.exclude(namespace=None).values_list("namespace", flat=True))
+    for found in plane.request("GET", "/api/v1/namespaces")["items"]:
+        if (name := found["metadata"]["name"]) in wanted and "deletionTimestamp" not in found["metadata"]:
+            plane.request("PATCH", f"/api/v1/namespaces/{name}", {"metadata": {"labels": {names.PORTAL: portal}}})
 
 
 @functools.lru_cache

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusters.clouds.kubernetes import names
+from tests.kube.following import hand_over
 from tests.kube.plane import Object, Plane
 from tests.terminal import database_environment
 
@@ -52,6 +53,7 @@ class Loops:
         Image.objects.create(
             name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
         )
+        hand_over(self.plane, self.portal)
         KubernetesCluster.objects.create(
             name="kubernetes",
             title="Kubernetes",

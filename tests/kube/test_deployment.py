@@ -70,6 +70,26 @@ def pod_specs(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.kube
+def test_only_the_ingress_controller_reaches_a_web_server(tmp_path: Path) -> None:
+    copy = filled_in(tmp_path)
+    settings = copy / "portal.env"
+    settings.write_text(settings.read_text().replace("=ingress-nginx", "=traefik"))
+    policies = {each["metadata"]["name"]: each["spec"] for each in rendered(copy) if each["kind"] == "NetworkPolicy"}
+    assert policies["closed"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    controller = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["traefik"]}
+    assert policies["web"] == {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "web"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {
+                "from": [{"namespaceSelector": {"matchExpressions": [controller]}}],
+                "ports": [{"port": "http", "protocol": "TCP"}],
+            }
+        ],
+    }
+
+
+@pytest.mark.kube
 def test_the_host_is_said_once_and_settings_reach_every_program(folder: Path) -> None:
     objects = rendered(folder)
     by_kind = {each["kind"]: each for each in objects}

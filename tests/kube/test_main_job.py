@@ -67,6 +67,8 @@ def portal(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFact
         "Training",
         "--kubeconfig",
         str(portal_kubeconfig(node.plane)),
+        "--set",
+        f"storage_networks=[{node.gateway}/32]",
     )
     yield portal
     assert portal.stop() == 0

@@ -427,27 +427,45 @@ def egress_to(endpoint: str, **settings: Any) -> dict[str, Any]:
 
 
 def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
-    assert egress_to("http://10.0.0.7:9000") == {
+    opened = ("10.0.0.0/24", "fd00::7/128")
+    assert egress_to("http://10.0.0.7:9000", storage_networks=opened) == {
         "to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}],
         "ports": [{"port": 9000, "protocol": "TCP"}],
     }
-    assert egress_to("https://[fd00::7]")["to"] == [{"ipBlock": {"cidr": "fd00::7/128"}}]
-    assert egress_to("https://s3.example") == {
-        "to": [
-            {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
-            {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128"]}},
-        ],
-        "ports": [{"port": 443, "protocol": "TCP"}],
-    }
-    more = egress_to("http://s3.example", closed_networks=("10.1.0.0/16",))
-    assert more["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.1.0.0/16"]}}, {"ipBlock": {"cidr": "::/0"}}]
+    assert egress_to("https://[fd00::7]", storage_networks=opened)["to"] == [{"ipBlock": {"cidr": "fd00::7/128"}}]
+    assert egress_to("http://203.0.113.7")["to"] == [{"ipBlock": {"cidr": "203.0.113.7/32"}}]
+    public = [
+        {
+            "ipBlock": {
+                "cidr": "0.0.0.0/0",
+                "except": [
+                    "10.0.0.0/8", "100.100.100.200/32", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+                    "192.168.0.0/16", "198.18.0.0/15",
+                ],
+            }
+        },
+        {"ipBlock": {"cidr": "::/0", "except": ["::1/128", "fc00::/7", "fd00:ec2::254/128", "fe80::/10"]}},
+    ]  # fmt: skip
+    assert egress_to("https://s3.example") == {"to": public, "ports": [{"port": 443, "protocol": "TCP"}]}
+    more = egress_to("http://s3.example", closed_networks=("10.0.0.1/32", "203.0.113.0/24"), storage_networks=opened)
+    assert "203.0.113.0/24" in more["to"][0]["ipBlock"]["except"]
+    assert more["to"][2:] == [
+        {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.1/32"]}},
+        {"ipBlock": {"cidr": "fd00::7/128"}},
+    ]
     inside = egress_to("http://minio.storage.svc.cluster.local:9000", storage_namespaces=("storage",))
     assert inside == {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "storage"}}}]}
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["http://169.254.169.254", "http://[fd00:ec2::254]:80", "http://minio.kube-system.svc:9000"]
-)
+    "endpoint",
+    [
+        "http://169.254.169.254", "http://[fd00:ec2::254]:80", "http://minio.kube-system.svc:9000",
+        # What may be the API server, a node, a Service or a pod.
+        "https://10.96.0.1", "https://192.168.1.10:10250", "https://[fd12::1]:6443", "http://[::ffff:10.96.0.1]",
+        "http://[64:ff9b::a9fe:a9fe]", "http://100.64.0.1", "http://127.0.0.1:9000",
+    ],
+)  # fmt: skip
 def test_what_an_administrator_has_not_opened_is_refused(endpoint: str) -> None:
     with pytest.raises(CloudRefused, match="Tasks may not reach"):
         egress_to(endpoint)

@@ -367,6 +367,24 @@ def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people
     }
 
 
+@pytest.mark.usefixtures("loop")
+def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: Any) -> None:
+    from clusters.models import KubernetesCluster
+    from datastores.actions import create_datastore
+    from portal.errors import Invalid
+
+    KubernetesCluster.objects.update(settings={"storage_networks": ["10.20.0.0/24"]})
+    keys = {"access_key": "some-key", "secret_key": "some-secret", "bucket": "models"}
+    create_datastore(
+        wish("datastore", "inside", {"s3": {"server": "http://10.20.0.7:9000", **keys}}), acting_user=people.bob
+    )
+    with pytest.raises(Invalid, match="ask an administrator to open this address") as caught:
+        create_datastore(
+            wish("datastore", "api", {"s3": {"server": "https://10.96.0.1", **keys}}), acting_user=people.bob
+        )
+    assert [error.path for error in caught.value.errors] == [("spec", "s3", "server")]
+
+
 def test_this_machine_has_no_volumes(transactional_db: None, people: Any) -> None:
     from datastores.actions import create_datastore
     from portal.errors import Invalid

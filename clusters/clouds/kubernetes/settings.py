@@ -165,16 +165,22 @@ class Settings:
         title="Namespaces with storage",
         description="Where S3 servers inside the cluster run that tasks may reach by names like minio.storage.svc.",
     )
+    storage_networks: tuple[Network, ...] = Field(
+        default=(),
+        title="Networks with storage",
+        description="Where S3 servers with private addresses lie that tasks may reach, e.g. 10.20.0.7/32. Other private "
+        "addresses, those of nodes, pods and services among them, are never reached.",
+    )
     gateway_namespace: LabelOrNone = Field(
         default="",
         title="Namespace of the gateway",
         description="From there the ports of tasks are reached. Empty for nobody.",
     )
     closed_networks: tuple[Network, ...] = Field(
-        default=("169.254.0.0/16", "fd00:ec2::254/128"),
+        default=("127.0.0.0/8", "169.254.0.0/16", "100.100.100.200/32", "::1/128", "fe80::/10", "fd00:ec2::254/128"),
         title="Closed networks",
-        description="What tasks never reach, whatever their datastores say; by default the metadata services of clouds. "
-        "Addresses of nodes and of the API server belong here too.",
+        description="What tasks never reach, whatever their datastores and the networks with storage say; by default the "
+        "metadata services of clouds. Public addresses of nodes and of the API server belong here too.",
     )
     dns_addresses: tuple[Network, ...] = Field(
         default=(),
