@@ -15,6 +15,8 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing.budget_models import Budget as Budget
+from billing.budget_models import BudgetStep as BudgetStep
 from billing.dashboard_models import CapacityRecord as CapacityRecord
 from billing.dashboard_models import GeneratedAppcode as GeneratedAppcode
 from billing.dashboard_models import MonthlySpending as MonthlySpending

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
+from billing.budget_access import why_blocked
 from clusters import volumes
 from clusters.admission import Quota, judge_quota
 from clusters.clouds.registry import mounts
@@ -68,8 +69,8 @@ def usable_appcode(code: str, user: User) -> Appcode:
 
 
 def require_active(appcode: Appcode) -> None:
-    """Raises Invalid unless the appcode was approved and is not disabled."""
-    if sentence := why_not(appcode):
+    """Raises Invalid unless the appcode was approved, is not disabled, and no budget blocks new runs of it."""
+    if sentence := why_not(appcode) or why_blocked(appcode):
         raise Invalid.at("metadata", "appcode", message=sentence)
 
 

@@ -20,6 +20,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
+from billing.budget_access import why_blocked
 from billing.metering import price_book
 from clusters import archiving, volumes, wakeups
 from clusters.actions import end_by_portal
@@ -66,8 +67,9 @@ PURGING = 0x7075726765
 PRICE_SEEN = dt.timedelta(seconds=10)
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
 QUEUE_LIMIT = 100
+BUDGET = "BudgetUsedUp"
 # Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
-HELD = ("QuotaExceeded", "AppcodeDisabled")
+HELD = ("QuotaExceeded", "AppcodeDisabled", BUDGET)
 TROUBLE = "CloudUnreachable"
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
@@ -215,13 +217,14 @@ def _wait(run: Run, reason: str, message: str) -> None:
 @transaction.atomic
 def _admit(run_id: int) -> bool:
     """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
-    appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(clusters__runs=run_id)
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(clusters__runs=run_id)
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
     before = [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
-    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before) else [])
+    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before, _barred(appcode)) else [])
     return run.admitted_at is not None
 
 
@@ -231,14 +234,16 @@ def admit_waiting(appcode_id: int) -> list[int]:
 
     Returns those that were admitted. Runs without GPUs wait for nobody's, so they are looked at apart from the queue.
     """
-    appcode = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode_id)
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(pk=appcode_id)
+    barred = _barred(appcode)
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(_waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related("cluster__appcode"):
-        if _judge(run, appcode, in_use, before):
+        if _judge(run, appcode, in_use, before, barred):
             changed.append(run)
         if run.admitted_at is not None:
             in_use += run.gpus
@@ -248,13 +253,20 @@ def admit_waiting(appcode_id: int) -> list[int]:
     return [run.pk for run in changed if run.admitted_at is not None]
 
 
-def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int]) -> bool:
+def _barred(appcode: Appcode) -> tuple[str, str]:
+    """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
+    if sentence := why_not(appcode):
+        return "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again."
+    sentence = why_blocked(appcode)
+    return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
+
+
+def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: tuple[str, str]) -> bool:
     """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
     quota holds up nobody."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
-    if sentence := why_not(appcode):
-        run.wait_reason = "AppcodeDisabled"
-        run.wait_message = f"{sentence} It starts when the appcode can be used again."
+    if barred[0]:
+        run.wait_reason, run.wait_message = barred
     else:
         judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message

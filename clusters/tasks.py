@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from clusters import archiving, reconcile, volumes
+from clusters import archiving, overspending, reconcile, volumes
 from clusters.wakeups import wake
 
 
@@ -37,3 +37,8 @@ def settle_volume(volume_id: int) -> None:
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
     reconcile.sweep()
+
+
+@shared_task(name="clusters.tasks.stop_over_budget")
+def stop_over_budget() -> None:
+    overspending.stop()

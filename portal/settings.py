@@ -177,6 +177,9 @@ CELERY_BEAT_SCHEDULE = {
     "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
+    # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
+    "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
+    "stop": {"task": "clusters.tasks.stop_over_budget", "schedule": 15.0, "options": {"expires": 15}},
 }
 
 AUTH_USER_MODEL = "portal.User"

@@ -1,0 +1,188 @@
+"""What a budget does as money is spent: pure functions and frozen values. The clock and all sums come in as arguments.
+
+At 50, 80 and 100 per cent of its amount a budget tells, each once a month. When it is used up it goes on as far as its policy
+says: block new runs, then stop services, then stop everything. Each of these is announced, and done when the time that was
+announced is over; then the next one is announced. What stands is taken back as soon as its reason is gone: the amount was raised,
+the policy is milder, the budget was paused, or an administrator lifted it for the rest of the month. A month begins with
+nothing, so nothing of the one before stands any more.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Literal, get_args
+
+from billing import periods
+
+Policy = Literal["notify", "block", "stop_services", "stop_all"]
+Mark = Literal["spent_50", "spent_80", "spent_100"]
+Measure = Literal["block", "stop_services", "stop_all"]
+Kind = Mark | Measure
+Verb = Literal["note", "tell", "announce", "act", "take_back"]
+State = Literal[
+    "on track", "tight", "used up", "blocked", "services stopped", "stopped", "lifted", "paused"
+]  # fmt: skip
+
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+# In the order in which they are taken: a policy takes all up to the one of its own name.
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+MARKS: dict[Mark, int] = {"spent_50": 50, "spent_80": 80, "spent_100": 100}
+MAX_AMOUNT = Decimal("999999999999.99")
+MIN_COUNTDOWN, MAX_COUNTDOWN = dt.timedelta(minutes=1), dt.timedelta(days=7)
+# The mean of these days, today's part included, is what a forecast goes on with.
+MEAN_DAYS = 7
+HOUR = dt.timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A budget as it holds now. `lifted`: it tells and takes no measures until the month is over; `paused`: it does nothing."""
+
+    amount: Decimal
+    policy: Policy
+    countdown: dt.timedelta
+    lifted: bool = False
+    paused: bool = False
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return MEASURES[: POLICIES.index(self.policy)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was told or taken in a month: `done_at` None while it is only announced, `lifted_at` when taken back."""
+
+    kind: Kind
+    announced_at: dt.datetime
+    due_at: dt.datetime
+    done_at: dt.datetime | None = None
+    lifted_at: dt.datetime | None = None
+
+    @property
+    def stands(self) -> bool:
+        return self.lifted_at is None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be written now. "note" is a mark that a higher one, passed in the same moment, tells about."""
+
+    verb: Verb
+    step: Step
+
+
+def next_steps(terms: Terms, spent: Decimal, steps: Iterable[Step], now: dt.datetime) -> list[Change]:
+    """What is due at `now`, when `steps` are those of this month so far. With the same facts and their results it is nothing."""
+    known = {step.kind: step for step in steps}
+    changes = [] if terms.paused else _marks(terms, spent, known, now)
+    taken = terms.measures if spent >= terms.amount and not terms.paused and not terms.lifted else ()
+    for kind in reversed(MEASURES):
+        step = known.get(kind)
+        if step is not None and step.stands and kind not in taken:
+            changes.append(Change("take_back", replace(step, lifted_at=now)))
+    for kind in taken:
+        step = known.get(kind)
+        if step is None or not step.stands:
+            changes.append(Change("announce", Step(kind, now, now + terms.countdown)))
+            break
+        if step.done_at is None:
+            if step.due_at > now:
+                break
+            changes.append(Change("act", replace(step, done_at=now)))
+    return changes
+
+
+def _marks(terms: Terms, spent: Decimal, known: dict[Kind, Step], now: dt.datetime) -> list[Change]:
+    passed = [mark for mark, percent in MARKS.items() if spent * 100 >= terms.amount * percent and mark not in known]
+    return [Change("tell" if mark == passed[-1] else "note", Step(mark, now, now, done_at=now)) for mark in passed]
+
+
+def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
+    """The steps of a month once the changes are written."""
+    known = {step.kind: step for step in steps}
+    known.update((change.step.kind, change.step) for change in changes)
+    return list(known.values())
+
+
+def forecast(spent: Decimal, week: Decimal, per_hour: Decimal, now: dt.datetime) -> Decimal:
+    """What the month will have cost when it is over, if it goes on as it does.
+
+    `spent` so far and, for what remains of the month, the mean of the last seven days, of which today counts as far as it
+    has come: `week` is what was spent in them. It is never less than with one hour more of what runs now.
+    """
+    month = periods.month(now)
+    rest = month.until - now
+    today = now - now.replace(hour=0, minute=0, second=0, microsecond=0)
+    days = (MEAN_DAYS - 1) + _days(today)
+    return spent + max(week / days * _days(rest), per_hour * _days(min(rest, HOUR)) * 24)
+
+
+def first_mean_day(now: dt.datetime) -> dt.date:
+    """The first of the days of which `forecast` takes the mean."""
+    return now.date() - (MEAN_DAYS - 1) * periods.DAY
+
+
+def state(terms: Terms, spent: Decimal, expected: Decimal, steps: Iterable[Step]) -> State:
+    """How a budget is, in a word or two."""
+    if terms.paused:
+        return "paused"
+    if terms.lifted:
+        return "lifted"
+    done = {step.kind for step in steps if step.stands and step.done_at}
+    words: tuple[tuple[Measure, State], ...] = (
+        ("stop_all", "stopped"), ("stop_services", "services stopped"), ("block", "blocked"),
+    )  # fmt: skip
+    for kind, word in words:
+        if kind in done:
+            return word
+    if spent >= terms.amount:
+        return "used up"
+    return "tight" if expected > terms.amount else "on track"
+
+
+def percent(part: Decimal, amount: Decimal) -> int:
+    """Whole per cent, rounded down, so that 100 is never said too early."""
+    return int(part * 100 / amount)
+
+
+# In words. `who` is an appcode or a business line.
+
+
+def will(kind: Measure, who: str) -> str:
+    """What is announced."""
+    return {
+        "block": f"New runs of {who} will be blocked",
+        "stop_services": f"Services of {who} will be stopped",
+        "stop_all": f"Everything of {who} will be stopped",
+    }[kind]
+
+
+def does(kind: Measure, who: str) -> str:
+    """What holds."""
+    return {
+        "block": f"New runs of {who} are blocked",
+        "stop_services": f"Services of {who} are stopped",
+        "stop_all": f"Everything of {who} is stopped",
+    }[kind]
+
+
+def does_not(kind: Measure, who: str) -> str:
+    """What was taken back."""
+    return {
+        "block": f"New runs of {who} are not blocked",
+        "stop_services": f"Services of {who} are not stopped",
+        "stop_all": f"{who} is not stopped",
+    }[kind]
+
+
+def used_up(whose: str, month: dt.date, amount: Decimal, currency: str) -> str:
+    """ "the budget of ops-demo for November (500.00 USD) is used up"."""
+    return f"the budget of {whose} for {month:%B} ({amount:,.2f} {currency}) is used up"
+
+
+def _days(span: dt.timedelta) -> Decimal:
+    return Decimal(span // dt.timedelta(microseconds=1)) / Decimal(periods.DAY // dt.timedelta(microseconds=1))

@@ -1,0 +1,480 @@
+"""Budgets: what is told and done follows from what was really spent, once, in its order, and only after it was announced."""
+
+import datetime as dt
+import os
+import signal
+import threading
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError, connection, connections, transaction
+from django.http import Http404
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing import budget_access, budgeting, budgets, metering, periods, posting
+from billing.budgeting import Asked
+from billing.budgets import MARKS, MEASURES, POLICIES, Terms, after, next_steps
+from billing.models import Budget, BudgetStep, Mail, Price
+from billing.usage import PodState, floor
+from portal.errors import Conflict, Invalid
+from portal.models import Event, OrgNode
+
+START = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
+MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
+HUNDRED = Terms(Decimal(100), "stop_all", HOUR)
+
+
+# The pure part
+
+terms = st.builds(
+    Terms,
+    amount=st.integers(1, 200).map(Decimal),
+    policy=st.sampled_from(POLICIES),
+    countdown=st.integers(1, 180).map(lambda minutes: minutes * MINUTE),
+    lifted=st.just(False),
+    paused=st.just(False),
+)
+# A month as the loop sees it: minutes since the last turn, money spent since, and now and then somebody changes the budget.
+story = st.lists(
+    st.tuples(
+        st.integers(0, 300),
+        st.integers(0, 60).map(Decimal),
+        st.one_of(st.none(), terms, st.sampled_from(["lift", "pause"])),
+    ),
+    max_size=40,
+)
+
+
+@given(terms, story)
+def test_a_month_of_any_budget(first, turns):
+    now, spent, steps, holds = START, Decimal(0), [], first
+    told, announced, lifted = [], {}, False
+    for minutes, more, changed in turns:
+        now, spent = now + minutes * MINUTE, spent + more
+        if isinstance(changed, Terms):
+            holds = replace(changed, lifted=lifted, paused=False)
+        elif changed == "lift":
+            holds, lifted = replace(holds, lifted=True), True
+        elif changed == "pause":
+            holds = replace(holds, paused=not holds.paused)
+        before = {step.kind: step for step in steps}
+        changes = next_steps(holds, spent, steps, now)
+        steps = after(steps, changes)
+        assert next_steps(holds, spent, steps, now) == [], "the same facts give nothing more"
+        over = spent >= holds.amount and not holds.paused and not holds.lifted
+        for change in changes:
+            step = change.step
+            if change.verb in ("note", "tell"):
+                assert spent * 100 >= holds.amount * MARKS[step.kind]
+                assert not holds.paused
+                told.append(step.kind)
+            elif change.verb == "announce":
+                assert over
+                assert step.due_at == now + holds.countdown
+                announced[step.kind] = step.due_at
+            elif change.verb == "act":
+                assert over
+                assert announced[step.kind] == before[step.kind].due_at <= now, "never before its announced time"
+            else:
+                assert change.verb == "take_back"
+                assert not over or step.kind not in holds.measures
+        assert len(told) == len(set(told)), "each mark is told once a month"
+        assert sum(change.verb == "tell" for change in changes) <= 1
+        stand = {step.kind: step for step in steps if step.stands and step.kind in MEASURES}
+        if not over:
+            assert not stand, "nothing stands without its reason, and after a lift nothing at all"
+        order = [kind for kind in MEASURES if kind in stand]
+        assert order == list(MEASURES[: len(order)]), "block, then services, then everything"
+        assert all(stand[kind].done_at for kind in order[:-1]), "one after the other"
+        assert set(stand) <= set(holds.measures)
+    month = next_steps(first, Decimal(0), [], periods.month(START).until)
+    assert month == [], "the next month begins with nothing"
+
+
+def test_as_far_as_the_policy_says_and_no_further():
+    for policy in POLICIES:
+        steps, now = [], START
+        for _ in range(10):
+            steps, now = after(steps, next_steps(replace(HUNDRED, policy=policy), Decimal(100), steps, now)), now + HOUR
+        done = {step.kind for step in steps if step.done_at and step.kind in MEASURES}
+        assert done == set(MEASURES[: POLICIES.index(policy)])
+
+
+def test_nothing_is_done_a_second_early():
+    steps = after([], next_steps(HUNDRED, Decimal(100), [], START))
+    assert next_steps(HUNDRED, Decimal(100), steps, START + HOUR - dt.timedelta(seconds=1)) == []
+    verbs = [(change.verb, change.step.kind) for change in next_steps(HUNDRED, Decimal(100), steps, START + HOUR)]
+    assert verbs == [("act", "block"), ("announce", "stop_services")]
+
+
+def test_several_marks_at_once_are_told_by_one_mail():
+    changes = next_steps(replace(HUNDRED, policy="notify"), Decimal(85), [], START)
+    assert [(change.verb, change.step.kind) for change in changes] == [("note", "spent_50"), ("tell", "spent_80")]
+
+
+def test_a_forecast_goes_on_with_the_mean_of_seven_days():
+    # 18 days are left, and 6.5 days cost 13.
+    noon = dt.datetime(2026, 11, 12, 12, tzinfo=dt.UTC)
+    assert budgets.forecast(Decimal(20), Decimal(13), Decimal(0), noon) == Decimal(20) + 2 * Decimal("18.5")
+    # What has just begun counts for an hour at least, and not beyond the month.
+    assert budgets.forecast(Decimal(20), Decimal(0), Decimal(6), noon) == Decimal(26)
+    last = dt.datetime(2026, 11, 30, 23, 30, tzinfo=dt.UTC)
+    assert budgets.forecast(Decimal(20), Decimal(0), Decimal(6), last) == Decimal(23)
+
+
+def test_a_state_is_the_strongest_thing_that_holds():
+    def word(spent, expected, *kinds, **changed):
+        steps = [budgets.Step(kind, START, START, done_at=START) for kind in kinds]
+        return budgets.state(replace(HUNDRED, **changed), Decimal(spent), Decimal(expected), steps)
+
+    assert word(50, 90) == "on track"
+    assert word(50, 101) == "tight"
+    assert word(100, 101) == "used up"
+    assert word(100, 101, "block") == "blocked"
+    assert word(100, 101, "block", "stop_services") == "services stopped"
+    assert word(100, 101, "block", "stop_services", "stop_all") == "stopped"
+    assert word(100, 101, "block", lifted=True) == "lifted"
+    assert word(100, 101, paused=True) == "paused"
+
+
+# With what was really spent
+
+
+@pytest.fixture
+def now():
+    return floor(timezone.now())
+
+
+@pytest.fixture
+def prices(db):
+    Price.objects.create(sku="gpu", per_hour=Decimal(60), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+
+
+@pytest.fixture
+def use(prices, now):
+    """use(ops, 5) → GPU-minutes, a unit of money each, used this month; `running` goes on."""
+    count = iter(range(1000))
+
+    def make(appcode, minutes, *, since=now - 3 * HOUR, running=False):
+        uid = f"pod-{next(count)}"
+        labels = {"cluster": "demo", "run": "1", "role": "master", "index": "0"}
+        # So many GPUs for one minute.
+        state = PodState(
+            uid,
+            "local",
+            appcode.pk,
+            f"run {uid}",
+            labels,
+            "Running",
+            scheduled_at=since,
+            started_at=since,
+            gpus=minutes,
+        )
+        if not running:
+            state = replace(state, phase="Succeeded", finished_at=since + MINUTE)
+        with transaction.atomic():
+            metering.record([state])
+
+    return make
+
+
+def ask(amount=100, policy="stop_all", countdown=60):
+    return Asked(Decimal(amount), policy, countdown)
+
+
+def standing():
+    return {(row.kind, bool(row.done_at)) for row in BudgetStep.objects.filter(kind__in=MEASURES, lifted_at=None)}
+
+
+def verbs(prefix="budget."):
+    return list(Event.objects.filter(verb__startswith=prefix).order_by("pk").values_list("verb", flat=True))
+
+
+def test_a_budget_from_half_to_everything_stopped(people, use, now):
+    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    use(people.ops, 49)
+    assert budgeting.turn(now) == 0
+    use(people.ops, 1)
+    assert budgeting.turn(now) == 1
+    use(people.ops, 50)
+    assert budgeting.turn(now) == 3
+    assert standing() == {("block", False)}
+    assert budget_access.why_blocked(people.ops, now) == ""
+    assert budgeting.turn(now + HOUR - MINUTE) == 0
+    budgeting.turn(now + HOUR)
+    assert standing() == {("block", True), ("stop_services", False)}
+    assert "New runs of ops-demo are blocked: the budget of ops-demo" in budget_access.why_blocked(
+        people.ops, now + HOUR
+    )
+    assert budget_access.why_blocked(people.flight, now + HOUR) == ""
+    assert budget_access.orders(now + HOUR) == []
+    budgeting.turn(now + 2 * HOUR)
+    [order] = budget_access.orders(now + 2 * HOUR)
+    assert (order.kind, order.appcodes) == ("stop_services", (people.ops.pk,))
+    assert order.message.startswith("Stopped because the budget of ops-demo for ")
+    budgeting.turn(now + 3 * HOUR)
+    assert {each.kind for each in budget_access.orders(now + 3 * HOUR)} == {"stop_services", "stop_all"}
+    for _ in range(3):
+        assert budgeting.turn(now + 4 * HOUR) == 0
+    assert verbs() == [
+        "budget.set", "budget.told", "budget.told", "budget.announced", "budget.acted", "budget.announced", "budget.acted",
+        "budget.announced", "budget.acted",
+    ]  # fmt: skip
+    mails = list(Mail.objects.order_by("pk").values_list("subject", flat=True))
+    assert len(mails) == 8
+    assert mails[0].startswith("ops-demo has used 50 % of its budget for ")
+    assert mails[2].startswith("New runs of ops-demo will be blocked at ")
+    assert mails[-1].startswith("Everything of ops-demo is stopped: ")
+    assert str(budget) == "ops-demo"
+
+
+@pytest.fixture(autouse=True)
+def not_at_the_edge(now):
+    """These tests look some hours ahead and back; in the first and last hours of a month they would look into another."""
+    month = periods.month(now)
+    if now - month.since < 4 * HOUR or month.until - now < 6 * HOUR:
+        pytest.skip("a month begins or ends")
+
+
+def test_what_waits_for_posting_counts_and_posting_changes_nothing(people, use, now):
+    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    use(people.ops, 70)
+    found = budget_access.figures([budget], now)[budget.pk]
+    assert found.spent == 70
+    posting.post(now)
+    assert budget_access.figures([budget], now)[budget.pk] == found
+
+
+def test_what_runs_counts_to_the_second(people, use, now):
+    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    use(people.ops, 1, since=now - MINUTE, running=True)
+    found = budget_access.figures([budget], now + MINUTE)[budget.pk]
+    assert (found.spent, found.per_hour) == (2, 60)
+    assert found.forecast >= 62
+
+
+def test_a_business_line_counts_and_blocks_all_of_its_appcodes(people, use, now, make_appcode):
+    OrgNode.objects.create(path="qunarcorp.ops.dev")
+    second = make_appcode("ops-second", org="qunarcorp.ops.dev", namespace="-", owner=people.alice)
+    line = OrgNode.objects.get(path="qunarcorp.ops")
+    budgeting.add(line, ask(policy="stop_services"), acting_user=people.root)
+    use(people.ops, 60)
+    use(second, 40)
+    use(people.flight, 500)
+    for turn in range(3):
+        budgeting.turn(now + turn * HOUR)
+    later = now + 2 * HOUR
+    for appcode in (people.ops, second):
+        assert "the budget of business line qunarcorp.ops" in budget_access.why_blocked(appcode, later)
+    assert budget_access.why_blocked(people.flight, later) == ""
+    [order] = budget_access.orders(later)
+    assert set(order.appcodes) == {people.ops.pk, second.pk}
+    assert set(Mail.objects.values_list("appcode__code", flat=True)) == {"ops-demo", "ops-second"}
+    [notice] = budget_access.notices(people.victor, "ops-demo", later)
+    assert (notice.holds, notice.may_see) == ("Services of qunarcorp.ops are stopped", False)
+    assert budget_access.notices(people.mallory, now=later) == []
+
+
+def test_a_turn_takes_as_many_queries_for_many_budgets(people, use, now, make_appcode, django_assert_max_num_queries):
+    budgeting.add(OrgNode.objects.get(path="qunarcorp.ops"), ask(), acting_user=people.root)
+    for n in range(20):
+        appcode = make_appcode(f"code-{n}", org="qunarcorp.ops", namespace="ops", owner=people.alice)
+        budgeting.add(appcode, ask(), acting_user=people.alice)
+        use(appcode, 90 + n)
+    with django_assert_max_num_queries(40):
+        assert budgeting.turn(now) > 40
+
+
+def test_a_raised_amount_unblocks_at_once_and_what_comes_again_is_announced_again(people, use, now):
+    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    use(people.ops, 100)
+    budgeting.turn(now - 2 * MINUTE)
+    budgeting.turn(now)
+    assert budget_access.why_blocked(people.ops)
+    budgeting.change(budget, ask(200, "block", 1), acting_user=people.alice)
+    assert budget_access.why_blocked(people.ops) == ""
+    assert standing() == set()
+    assert Event.objects.filter(verb="budget.taken-back", actor=people.alice).count() == 1
+    use(people.ops, 100)
+    budgeting.turn(now + MINUTE)
+    assert standing() == {("block", False)}
+    assert BudgetStep.objects.filter(kind="block").count() == 1
+    # The marks are told once a month, whatever becomes of the amount.
+    assert Event.objects.filter(verb="budget.told").count() == 1
+
+
+def test_a_lift_holds_until_the_month_is_over(people, use, now):
+    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    use(people.ops, 100)
+    budgeting.turn(now - 2 * MINUTE)
+    budgeting.turn(now)
+    with pytest.raises(PermissionDenied):
+        budgeting.lift(budget, "please", acting_user=people.alice)
+    with pytest.raises(Invalid):
+        budgeting.lift(budget, "  ", acting_user=people.root)
+    budgeting.lift(budget, "The paper is due.", acting_user=people.root)
+    assert budget_access.why_blocked(people.ops) == ""
+    assert BudgetStep.objects.get(kind="block").lifted_by == people.root
+    use(people.ops, 1000)
+    assert budgeting.turn(now + HOUR) == 0
+    budget.refresh_from_db()
+    assert budget.lifted_until == periods.month(now).until
+    with pytest.raises(Conflict):
+        budgeting.lift(budget, "again", acting_user=people.root)
+    # It does not hold in the next month, which begins with nothing spent.
+    assert not budget.is_lifted(periods.month(now).until)
+    budgeting.enforce(budget, acting_user=people.root)
+    assert standing() == {("block", False)}
+
+
+def test_a_pause_does_nothing_and_what_comes_after_it_is_announced(people, use, now):
+    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    budgeting.pause(budget, "We move.", acting_user=people.root)
+    use(people.ops, 100)
+    assert budgeting.turn(now) == 0
+    budgeting.resume(budget, acting_user=people.root)
+    assert standing() == {("block", False)}
+
+
+def test_a_new_month_begins_anew(people, use, now):
+    budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    use(people.ops, 100)
+    budgeting.turn(now)
+    budgeting.turn(now + MINUTE)
+    assert budget_access.why_blocked(people.ops, now + MINUTE)
+    following = periods.month(now).until + MINUTE
+    assert budget_access.why_blocked(people.ops, following) == ""
+    assert budgeting.turn(following) == 0
+    assert BudgetStep.objects.filter(kind="block", lifted_at=None).count() == 1, "the old month keeps what was done"
+
+
+# Who may
+
+
+def test_what_an_administrator_set_is_the_administrators(people):
+    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budgeting.change(budget, ask(50), acting_user=people.alice)
+    for who, error in ((people.bob, PermissionDenied), (people.victor, PermissionDenied), (people.mallory, Http404)):
+        with pytest.raises(error):
+            budgeting.change(budget, ask(1), acting_user=who)
+    budgeting.change(budget, ask(40), acting_user=people.root)
+    for act in (
+        lambda: budgeting.change(budget, ask(1000), acting_user=people.alice),
+        lambda: budgeting.remove(budget, acting_user=people.alice),
+    ):
+        with pytest.raises(PermissionDenied, match="An administrator set this budget"):
+            act()
+    assert Budget.objects.get().amount == 40
+    budgeting.remove(budget, acting_user=people.root)
+    assert not Budget.objects.exists()
+
+
+def test_one_budget_for_one_scope(people):
+    budgeting.add(people.ops, ask(), acting_user=people.alice)
+    with pytest.raises(Invalid, match="has a budget already"):
+        budgeting.add(people.ops, ask(), acting_user=people.root)
+    line = OrgNode.objects.get(path="qunarcorp.ops")
+    budgeting.add(line, ask(), acting_user=people.root)
+    with pytest.raises(Invalid, match=r"businessLine: qunarcorp\.ops has a budget already"):
+        budgeting.add(line, ask(), acting_user=people.root)
+    with pytest.raises(Invalid, match="Only administrators"):
+        budgeting.scope_of("", "qunarcorp.ops", people.alice)
+    with pytest.raises(Invalid, match="There is no appcode"):
+        budgeting.scope_of("ops-demo", "", people.mallory)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path"),
+    [
+        (ask(0), "amount"), (ask(-1), "amount"), (ask("1.005"), "amount"), (ask("NaN"), "amount"), (ask("1e30"), "amount"),
+        (ask(policy="kill"), "policy"), (ask(countdown=0), "countdownMinutes"), (ask(countdown=10081), "countdownMinutes"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_at_its_field(people, wrong, path):
+    with pytest.raises(Invalid) as caught:
+        budgeting.add(people.ops, wrong, acting_user=people.alice)
+    assert [error.path for error in caught.value.errors] == [(path,)]
+    assert not Budget.objects.exists()
+
+
+def test_the_database_keeps_what_a_budget_is(people, now):
+    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    step = {"budget": budget, "month": budget_access.month_of(now), "announced_at": now, "due_at": now + HOUR}
+    BudgetStep.objects.create(kind="block", **step)
+    for wrong in (
+        lambda: BudgetStep.objects.create(kind="block", **step),
+        lambda: BudgetStep.objects.create(kind="stop_all", **step, done_at=now),
+        lambda: Budget.objects.create(amount=1, set_at=now),
+        lambda: Budget.objects.create(amount=0, set_at=now, appcode=people.flight),
+    ):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            wrong()
+
+
+# Dying, and two at once
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_turns_at_once_tell_and_announce_once(people, use, now):
+    budgeting.add(people.ops, ask(), acting_user=people.alice)
+    use(people.ops, 100)
+    ready, written = threading.Barrier(4), []
+
+    def work():
+        try:
+            ready.wait()
+            written.append(budgeting.turn(now))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(written) == [0, 0, 0, 4]
+    assert Mail.objects.count() == 2
+    assert verbs() == ["budget.set", "budget.told", "budget.announced"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_killed_anywhere_in_a_turn_the_next_one_goes_on(people, use, now):
+    """Between announcing and acting, and between any two statements of a turn."""
+    budgeting.add(people.ops, ask(policy="block"), acting_user=people.alice)
+    use(people.ops, 100)
+    for when in (now, now + HOUR):
+        for statement in range(1, 60):
+            if _dies_at(statement, when):
+                continue
+            break
+        else:
+            pytest.fail("a turn has fewer statements than that")
+    assert standing() == {("block", True)}
+    assert verbs() == ["budget.set", "budget.told", "budget.announced", "budget.acted"]
+    assert Mail.objects.count() == 3
+    assert BudgetStep.objects.get(kind="block").done_at == now + HOUR
+
+
+def _dies_at(statement: int, when: dt.datetime) -> bool:
+    """A process of its own is killed right before its `statement`-th statement; False when it finished before that."""
+    connections.close_all()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def run(execute, sql, parameters, many, context):
+            nonlocal count
+            count += 1
+            if count == statement:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return execute(sql, parameters, many, context)
+
+        with connection.execute_wrapper(run):
+            budgeting.turn(when)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)

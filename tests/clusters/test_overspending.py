@@ -1,0 +1,157 @@
+"""Budgets that act on what really runs: real processes are stopped, new ones refused, and output is where it belongs."""
+
+import datetime as dt
+from decimal import Decimal
+
+import pytest
+from django.utils import timezone
+
+from billing import budget_access, budgeting
+from billing.budgeting import Asked
+from billing.models import Budget, BudgetStep, Price
+from clusters import actions, overspending
+from clusters.models import Run, Task
+from clusters.preview import preview
+from datastores.actions import create_datastore
+from datastores.specs import DatastoreManifest
+from portal.errors import Invalid
+from portal.models import Event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+MINUTE = dt.timedelta(minutes=1)
+SERVICE = "echo served > /elearn/output/served; trap 'echo stored > /elearn/output/last; exit' TERM; while :; do sleep 0.1; done"
+
+
+@pytest.fixture
+def spent(people):
+    """A price at which whatever runs uses up a budget at once."""
+    Price.objects.create(sku="cpu", per_hour=Decimal(1_000_000), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+
+
+def backdate(*kinds):
+    """Lets the time of an announcement be over: what was due in a minute was due a minute ago."""
+    past = timezone.now() - 2 * MINUTE
+    assert BudgetStep.objects.filter(kind__in=kinds, done_at=None).update(announced_at=past, due_at=past + MINUTE)
+
+
+def limit(appcode, policy, user, amount="0.01"):
+    return budgeting.add(appcode, Asked(Decimal(amount), policy, 1), acting_user=user)
+
+
+def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, people, manifest, s3, bucket, spent):
+    store = {"server": s3.url, "bucket": bucket, "access_key": s3.access_key, "secret_key": s3.secret_key}
+    body = {"metadata": {"name": "results", "appcode": "ops-demo"}, "spec": {"s3": store}}
+    create_datastore(DatastoreManifest.model_validate(body), acting_user=people.alice)
+    service = actions.create_cluster(
+        manifest("serving", SERVICE, mode="service", output="results"), acting_user=people.bob
+    )
+    batch = actions.create_cluster(manifest("training", "exec sleep 600"), acting_user=people.bob)
+    loop.until_phase(service, "Running")
+    loop.until_phase(batch, "Running")
+    budget = limit(people.ops, "stop_all", people.alice)
+    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+
+    # Announced: everything goes on, and new ones may still be started.
+    assert overspending.stop() == 0
+    assert preview(manifest("another"), acting_user=people.bob).tasks == 1
+    late = actions.create_cluster(manifest("late", "exec sleep 600"), acting_user=people.bob)
+
+    # Blocked: what runs goes on, what waits goes on waiting and says why, and nothing new is taken.
+    backdate("block")
+    budgeting.turn()
+    assert overspending.stop() == 0
+    loop.work()
+    waits = Run.objects.get(current_of=late)
+    assert (waits.phase, waits.reason) == ("Queued", "BudgetUsedUp")
+    assert "the budget of ops-demo for " in waits.message
+    for refused in (
+        lambda: actions.create_cluster(manifest("another"), acting_user=people.bob),
+        lambda: preview(manifest("another"), acting_user=people.bob),
+    ):
+        with pytest.raises(Invalid, match="New runs of ops-demo are blocked") as caught:
+            refused()
+        assert caught.value.errors[0].path == ("metadata", "appcode")
+    assert {run.phase for run in Run.objects.filter(cluster__in=[service, batch])} == {"Running"}
+
+    # Services are stopped; a batch run is not, and a worker that dies before it told the cloud is followed by another.
+    backdate("stop_services")
+    budgeting.turn()
+    assert overspending.stop() == 1
+    assert overspending.stop() == 0
+    stopped = loop.until_phase(service, "Stopped")
+    assert stopped.reason == "BudgetUsedUp"
+    assert stopped.message.startswith("Stopped because the budget of ops-demo for ")
+    assert stopped.stored
+    stored = {item["Key"].rpartition("/")[2] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]}
+    assert {"served", "last"} <= stored
+    assert Run.objects.get(current_of=batch).phase == "Running"
+    with pytest.raises(Invalid, match="are blocked"):
+        actions.deploy(service, acting_user=people.bob)
+
+    # Everything is stopped; what has not begun waits for the next month, or for more money.
+    backdate("stop_all")
+    budgeting.turn()
+    overspending.stop()
+    assert loop.until_phase(batch, "Stopped").reason == "BudgetUsedUp"
+    assert not Task.objects.filter(phase__in=["Pending", "Running"]).exists()
+    assert Run.objects.get(current_of=late).phase == "Queued"
+    events = Event.objects.filter(verb="run.ended", actor=None)
+    assert events.count() == 2
+
+    budgeting.change(budget, Asked(Decimal(10**9), "stop_all", 1), acting_user=people.alice)
+    loop.until_phase(late, "Running")
+    assert overspending.stop() == 0
+    actions.deploy(service, acting_user=people.bob)
+    loop.until_phase(service, "Running")
+    for cluster in (service, late):
+        actions.disable(cluster, acting_user=people.bob)
+        loop.until_phase(cluster, "Stopped")
+
+
+def test_an_attempt_of_a_running_run_goes_on_while_new_ones_are_blocked(loop, people, manifest, spent):
+    command = 'mkdir -p /tmp; [ "$PORTAL_ATTEMPT" ] ; sleep 2; exit 3'
+    cluster = actions.create_cluster(manifest("demo", command, retries=1), acting_user=people.bob)
+    loop.until_phase(cluster, "Running")
+    limit(people.ops, "block", people.alice)
+    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    backdate("block")
+    budgeting.turn()
+    run = loop.until_phase(cluster, "Failed", "Succeeded")
+    assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 3), (1, 3)]
+
+
+def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_between_saves_it(
+    loop, people, manifest, spent, monkeypatch
+):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600", mode="service"), acting_user=people.bob)
+    loop.until_phase(cluster, "Running")
+    budget = limit(people.ops, "stop_services", people.alice)
+    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    for kind in ("block", "stop_services"):
+        backdate(kind)
+        budgeting.turn()
+
+    # Whoever read the order is slow; an administrator lifts it meanwhile.
+    [order] = budget_access.orders()
+    budgeting.lift(budget, "The paper is due.", acting_user=people.root)
+    assert overspending._stop_some(order) == 0
+    assert overspending.stop() == 0
+    loop.work()
+    assert Run.objects.get(current_of=cluster).phase == "Running"
+
+    # It counts again, is announced again, and whoever takes the order dies before he writes.
+    budgeting.enforce(budget, acting_user=people.root)
+    for kind in ("block", "stop_services"):
+        backdate(kind)
+        budgeting.turn()
+
+    def dies(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(overspending, "end_by_portal", dies)
+        with pytest.raises(KeyboardInterrupt):
+            overspending.stop()
+    assert Run.objects.get(current_of=cluster).desired == "running"
+    assert overspending.stop() == 1
+    assert loop.until_phase(cluster, "Stopped").reason == "BudgetUsedUp"
