@@ -157,8 +157,8 @@ POD_SPEC = {
             ],
             "ports": [{"name": "task", "containerPort": 2222, "protocol": "TCP"}],
             "resources": {
-                "requests": {"cpu": "500m", "memory": "512Mi", "nvidia.com/gpu": "1"},
-                "limits": {"cpu": "500m", "memory": "512Mi", "nvidia.com/gpu": "1"},
+                "requests": {"cpu": "500m", "memory": "512Mi", "nvidia.com/gpu": "1", "ephemeral-storage": "1Gi"},
+                "limits": {"cpu": "500m", "memory": "512Mi", "nvidia.com/gpu": "1", "ephemeral-storage": "50Gi"},
             },
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -175,10 +175,10 @@ POD_SPEC = {
         }
     ],
     "volumes": [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        {"name": "scratch0", "emptyDir": {}},
-        {"name": "scratch1", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "50Gi"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}},
+        {"name": "scratch0", "emptyDir": {"sizeLimit": "50Gi"}},
+        {"name": "scratch1", "emptyDir": {"sizeLimit": "50Gi"}},
     ],
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
 }
@@ -426,6 +426,43 @@ def egress_to(endpoint: str, **settings: Any) -> dict[str, Any]:
     return dict(rule)
 
 
+def test_no_task_fills_the_disk_of_its_node() -> None:
+    found = made(role("master", memory_mb=512), mounts=data())
+    spec = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+    sizes = {volume["name"]: volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume}
+    assert sizes == {
+        "tmp": {"sizeLimit": "50Gi"},
+        "shm": {"medium": "Memory", "sizeLimit": "512Mi"},
+        "data0": {"sizeLimit": "50Gi"},
+        "data1": {"sizeLimit": "50Gi"},
+        "helpers": {"sizeLimit": "1Gi"},
+    }
+    held = {each["name"]: each["resources"] for each in [*spec["containers"], *spec["initContainers"]]}
+    disks = {
+        name: (what["requests"]["ephemeral-storage"], what["limits"]["ephemeral-storage"])
+        for name, what in held.items()
+    }
+    assert disks == {"task": ("1Gi", "50Gi"), "fetch": ("100Mi", "1Gi"), "store": ("100Mi", "1Gi")}
+    assert all(what["requests"]["memory"] == what["limits"]["memory"] for what in held.values())
+
+
+def test_an_administrator_may_give_more_disk_or_less_or_no_limit() -> None:
+    def disk(**settings: Any) -> tuple[Any, Any, Any]:
+        found = made(role("master"), settings=Settings(**settings))
+        spec = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+        held = spec["containers"][0]["resources"]
+        return (
+            held["requests"].get("ephemeral-storage"), held["limits"].get("ephemeral-storage"), spec["volumes"][0]["emptyDir"],
+        )  # fmt: skip
+
+    assert disk(disk="200Gi", disk_request="20Gi") == ("20Gi", "200Gi", {"sizeLimit": "200Gi"})
+    assert disk(disk="500Mi") == ("500Mi", "500Mi", {"sizeLimit": "500Mi"})
+    assert disk(disk="") == (None, None, {})
+    assert disk(largest_task={"ephemeral-storage": "2Gi"}) == ("1Gi", "2Gi", {"sizeLimit": "2Gi"})
+    limits = manifests.namespace_manifests("ops", Settings(disk=""))[1]["spec"]["limits"][0]
+    assert "ephemeral-storage" not in limits["default"]
+
+
 def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
     opened = ("10.0.0.0/24", "fd00::7/128")
     assert egress_to("http://10.0.0.7:9000", storage_networks=opened) == {
@@ -498,8 +535,8 @@ def test_a_namespace_is_restricted_limited_and_closed() -> None:
                 "limits": [
                     {
                         "type": "Container",
-                        "default": {"cpu": "500m", "memory": "1Gi"},
-                        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+                        "default": {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "50Gi"},
+                        "defaultRequest": {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "1Gi"},
                         "max": {"cpu": "500m", "memory": "64Gi"},
                     },
                     {"type": "PersistentVolumeClaim", "max": {"storage": "1Ti"}},

@@ -31,6 +31,9 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
         "default": {"cpu": "1", "memory": "1Gi"},
         "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
     }
+    if disk := settings.task_disk:
+        container["default"]["ephemeral-storage"] = disk["limits"]
+        container["defaultRequest"]["ephemeral-storage"] = disk["requests"]
     if settings.largest_task:
         # Not GPUs: what has a maximum and no default gets the maximum, and every helper would hold eight.
         largest = {name: value for name, value in settings.largest_task.items() if name in _PLAIN}

@@ -62,9 +62,10 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             }
         ],
         "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            *({"name": f"scratch{n}", "emptyDir": {}} for n, _ in enumerate(scratch)),
+            {"name": "tmp", "emptyDir": storage.on_disk(settings)},
+            # Counts as memory of the task, which has no more.
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{role.memory_mb}Mi"}},
+            *({"name": f"scratch{n}", "emptyDir": storage.on_disk(settings)} for n, _ in enumerate(scratch)),
             *stored.volumes,
         ],
     }
@@ -104,10 +105,10 @@ def _environment(role: RolePlan, index: str) -> list[Manifest]:
 
 
 def _resources(role: RolePlan, settings: Settings) -> Manifest:
-    """Requests equal limits, so that a task has what it is billed for and is evicted last."""
+    """Requests equal limits, so that a task has what it is billed for and is evicted last; but for the disk, which is not billed
+    and of which most need little."""
     held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
-    if settings.disk:
-        held["ephemeral-storage"] = settings.disk
     if role.gpus:
         held[GPU] = str(role.gpus)
-    return {"requests": dict(held), "limits": held}
+    disk = settings.task_disk
+    return {kind: {**held, **({"ephemeral-storage": disk[kind]} if disk else {})} for kind in ("requests", "limits")}

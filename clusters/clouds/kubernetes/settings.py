@@ -143,9 +143,15 @@ class Settings:
         le=3600,
     )
     disk: QuantityOrNone = Field(
-        default="",
+        default="50Gi",
         title="Disk of a task",
-        description="How much a task may write to the node's disk, S3 data included, e.g. 200Gi. Empty for no limit.",
+        description="How much a task may write to the node's disk, S3 data included; one that writes more is evicted. Empty "
+        "for no limit: then one task can fill a node.",
+    )
+    disk_request: Quantity = Field(
+        default="1Gi",
+        title="Reserved disk of a task",
+        description="How much of that is kept free for it on its node, so that no more tasks go there than fit.",
     )
     largest_task: Mapping[str, Quantity] | None = Field(
         default=None,
@@ -193,6 +199,15 @@ class Settings:
         description="The hard limits of a ResourceQuota in every business line's namespace, e.g. requests.nvidia.com/gpu=16. "
         "Empty for none: appcodes have quotas of their own.",
     )
+
+    @property
+    def task_disk(self) -> dict[str, str]:
+        """What of the node's disk a task may use and what is kept for it, as `limits` and `requests`; empty without a limit."""
+        if not self.disk:
+            return {}
+        largest = (self.largest_task or {}).get("ephemeral-storage", self.disk)
+        limit = min(self.disk, largest, key=quantity)
+        return {"limits": limit, "requests": min(self.disk_request, limit, key=quantity)}
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Settings:

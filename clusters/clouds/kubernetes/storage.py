@@ -16,7 +16,7 @@ from typing import Any
 
 from clusters.clouds.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
 from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.kubernetes.settings import Settings, quantity
 
 FETCH = "fetch"
 STORE = "store"
@@ -30,6 +30,8 @@ CONFINED: dict[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
+# Lists of what is to be copied, and what a helper says.
+_HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
 
 
@@ -99,7 +101,7 @@ def pod_parts(plan: Plan, settings: Settings) -> PodParts:
         shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
         parts.mounts.append(shown)
         if isinstance(mount.source, S3Source):
-            parts.volumes.append({"name": volume, "emptyDir": {}})
+            parts.volumes.append({"name": volume, "emptyDir": on_disk(settings)})
             copied.append((number, mount.mount_path))
             if not mount.read_only:
                 stored.append((number, mount.mount_path))
@@ -123,7 +125,7 @@ def pod_parts(plan: Plan, settings: Settings) -> PodParts:
         probe = {"exec": {"command": ["test", "!", "-e", f"{TMP}/failing"]}, "periodSeconds": STORE_EVERY_SECONDS}
         parts.init.append({**store, "restartPolicy": "Always", "readinessProbe": probe})
     if copied:
-        parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {}})
+        parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {"sizeLimit": _HELPERS_DISK["limits"]}})
     parts.stores = bool(stored)
     return parts
 
@@ -149,12 +151,23 @@ def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[st
     }
 
 
+def on_disk(settings: Settings) -> dict[str, Any]:
+    """An emptyDir; what all of a pod may write together is limited by its containers."""
+    return {"sizeLimit": settings.task_disk["limits"]} if settings.disk else {}
+
+
+def _helpers_disk(kind: str, settings: Settings) -> dict[str, str]:
+    """Said, because a helper would otherwise get the whole default of its namespace."""
+    disk = settings.task_disk
+    return {"ephemeral-storage": min(_HELPERS_DISK[kind], disk[kind], key=quantity)} if disk else {}
+
+
 def _container(name: str, settings: Settings) -> dict[str, Any]:
     return {
         "name": name,
         "image": settings.storage_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "resources": {"requests": dict(_HELPER), "limits": dict(_HELPER)},
+        "resources": {kind: {**_HELPER, **_helpers_disk(kind, settings)} for kind in ("requests", "limits")},
         "securityContext": CONFINED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
