@@ -59,6 +59,11 @@ def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
     transaction.on_commit(wakeups.wake_mail)
 
 
+def tell(key: str, appcode_id: int, subject: str, text: str) -> None:
+    """For `portal.notices`, which knows no outbox."""
+    queue([Letter(key, appcode_id, subject[:200], text)], timezone.now())
+
+
 def again(mail: Mail) -> None:
     """Lets one that was given up be tried again."""
     now = timezone.now()

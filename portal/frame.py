@@ -45,6 +45,7 @@ NAVIGATION = (
     Entry("Billing", "billing", "billing"),
     Entry("Dashboard", "dashboard", "usage"),
     Entry("Invoices", "invoices", "file"),
+    Entry("Budgets", "budgets", "price"),
     Entry("Appcodes", "appcodes", "appcode"),
 )
 ADMINISTRATION = (
@@ -57,6 +58,7 @@ ADMINISTRATION = (
     Entry("Prices", "admin_prices", "price"),
     Entry("Months", "admin_months", "file"),
     Entry("People", "admin_people", "people"),
+    Entry("Webhooks", "admin_webhooks", "external"),
     Entry("Audit", "admin_audit", "audit"),
 )
 

@@ -1,4 +1,5 @@
-"""Who is there and who pays: people, the tree of the organisation, appcodes, memberships, API tokens, and the Event log.
+"""Who is there and who pays: people, the tree of the organisation, appcodes, memberships, API tokens, the Event log, and
+what is sent of it to webhooks.
 
 The limits that the pages and the API state (one to four owners, one to ten addresses, a remark of at most 100 characters)
 are kept by the database too, so that no code path can leave an appcode without an owner. The rule about owners spans two
@@ -8,6 +9,7 @@ tables and is a deferred constraint trigger (see migration 0002).
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
@@ -15,7 +17,9 @@ from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Now
 from django.utils import timezone
+from encrypted_fields.fields import EncryptedTextField
 from knox.models import AbstractAuthToken
 
 from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK, MAX_TOKEN_DAYS
@@ -188,3 +192,91 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"
+
+
+class Webhook(models.Model):
+    """Where events go: those of one appcode, or with `appcode` None all of them. `kinds` are `run.failed`, `run.*` or `*`.
+
+    The URL is kept like the secrets, because many receivers put a token into it. A deleted one stays without them until its
+    last deliveries are forgotten: events that happen at that very moment still name it.
+    """
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, null=True, related_name="webhooks")
+    name = models.CharField(max_length=63)
+    url = EncryptedTextField()
+    host = models.CharField(max_length=260, help_text="Of the URL, with its port: receivers share what they can take.")
+    kinds = ArrayField(models.CharField(max_length=60))
+    enabled = models.BooleanField(default=True)
+    disabled_reason = models.CharField(max_length=300, blank=True, help_text="Why the portal itself disabled it.")
+    secret = EncryptedTextField()
+    old_secret = EncryptedTextField(null=True)
+    old_secret_until = models.DateTimeField(null=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    last_ok_at = models.DateTimeField(null=True, help_text="Last delivery that was accepted, to the minute.")
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["appcode__code", "name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["appcode", "name"], condition=Q(deleted_at=None), nulls_distinct=False, name="webhook_name_once"
+            ),
+            models.CheckConstraint(condition=Q(kinds__len__gte=1), name="webhook_kinds"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}" if self.appcode else self.name
+
+    def secrets_at(self, now: dt.datetime) -> list[str]:
+        """Those that sign at `now`, the newest first."""
+        old = [self.old_secret] if self.old_secret and self.old_secret_until and now < self.old_secret_until else []
+        return [self.secret, *old]
+
+
+class Delivery(models.Model):
+    """One event on its way to one webhook, and how the last attempt went. A trigger makes them with the event itself.
+
+    Whoever sends one holds it by `claim` until `next_at`, and whoever dies with it loses it then. Events are never deleted.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting"
+        DELIVERED = "delivered"
+        FAILED = "failed"
+
+    uid = models.UUIDField(unique=True, default=uuid.uuid4)
+    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
+    event = models.ForeignKey(Event, on_delete=models.DO_NOTHING, related_name="+")
+    kind = models.CharField(max_length=40, help_text="The event's verb.")
+    created_at = models.DateTimeField(db_default=Now())
+    state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING, db_default=State.WAITING)
+    next_at = models.DateTimeField(db_default=Now())
+    attempts = models.PositiveIntegerField(default=0, db_default=0)
+    first_at = models.DateTimeField(null=True, help_text="First attempt; failing ends some days after it.")
+    claim = models.UUIDField(null=True)
+    sent_at = models.DateTimeField(null=True)
+    headers = models.JSONField(default=dict, db_default={})
+    status = models.PositiveIntegerField(null=True)
+    error = models.CharField(max_length=300, blank=True, db_default="")
+    answer = models.TextField(blank=True, db_default="")
+    duration_ms = models.PositiveIntegerField(null=True)
+    delivered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["webhook", "event"], name="delivery_once")]
+        indexes: ClassVar = [
+            models.Index(fields=["webhook", "next_at"], condition=Q(state="waiting"), name="delivery_waiting"),
+            models.Index(fields=["webhook", "-id"], name="delivery_latest"),
+            models.Index(fields=["created_at"], name="delivery_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} to {self.webhook_id}"
+
+    @property
+    def message_id(self) -> str:
+        """The same at every attempt, by which a receiver knows what it has already."""
+        return f"msg_{self.uid.hex}"

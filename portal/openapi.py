@@ -13,6 +13,7 @@ from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_sc
 REFERENCE = "#/components/schemas/"
 # An address belongs to the first of these words that it contains; "" is in all of them.
 TAGS = {
+    "webhooks": "Webhooks",
     "usage": "Usage",
     "invoices": "Invoices",
     "months": "Invoices",

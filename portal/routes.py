@@ -1,6 +1,6 @@
 """Addresses of the frame, of appcodes, of one's profile, and of administration."""
 
-from django.urls import URLPattern, URLResolver, path, register_converter
+from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.urls.converters import StringConverter
 
 from portal import admin_views, views
@@ -33,6 +33,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>", views.appcode, name="appcode"),
     path("appcodes/<slug:code>/change", views.change_appcode, name="change_appcode"),
     path("appcodes/<slug:code>/members", views.set_member, name="set_member"),
+    path("", include("portal.webhooks.routes")),
     path("appcodes/<slug:code>/<verdict:verdict>", admin_views.decide, name="decide_appcode"),
     path("profile", views.profile, name="profile"),
     path("profile/tokens/<slug:token_key>/revoke", views.revoke_token, name="revoke_token"),

@@ -176,6 +176,9 @@ CELERY_BEAT_SCHEDULE = {
     # Months that are over become invoices when their grace time is over, too.
     "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
+    # Events that wait for their webhooks; a commit asks for it, too.
+    "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
+    "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
     # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
     "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
@@ -308,6 +311,14 @@ DENIED_NETWORKS = env.list(
 )  # fmt: skip
 # NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
 NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
+# Where webhooks may go besides the public internet, for example "10.20.0.0/16,fd00::/8"; and over http, without TLS. A file of
+# certificates says which authorities of one's own are trusted besides the usual ones.
+WEBHOOK_NETWORKS = env.list("PORTAL_WEBHOOK_NETWORKS", default=[])
+WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
+WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
+WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
+# How long one can look up what was delivered.
+WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
@@ -327,6 +338,8 @@ LOGS_S3 = {
 if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
     raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
 LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
+# What logs on their way there may take of /tmp in one process.
+LOGS_SPOOL_BYTES = env.int("PORTAL_LOGS_SPOOL_MB", default=4096) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 # How long the invoices of a month wait for usage that is told late; what comes later is a correction on the next ones.
 INVOICE_GRACE = timedelta(hours=env.int("PORTAL_INVOICE_GRACE_HOURS", default=72))

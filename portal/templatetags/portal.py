@@ -23,12 +23,12 @@ register = template.Library()
 
 # Which of the six shapes a word gets. Words are those of design.md, for runs, tasks, appcodes, tokens and tests alike.
 SHAPES = {
-    "queued": ("queued", "pending", "requested", "waiting", "scheduled", "new"),
-    "starting": ("starting", "stopping", "closing", "testing", "deploying", "storing", "fetching"),
+    "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new"),
+    "starting": ("tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching"),
     "running": ("running", "open", "active", "ready", "enabled", "live"),
-    "succeeded": ("succeeded", "closed", "ok", "reachable", "approved"),
-    "failed": ("failed", "refused", "unreachable", "error", "unschedulable", "lost"),
-    "stopped": ("stopped", "disabled", "cancelled", "expired", "inactive", "deleted"),
+    "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered"),
+    "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost"),
+    "stopped": ("services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted"),
 }
 SHAPE_OF = {word: shape for shape, words in SHAPES.items() for word in words}
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -1,0 +1,17 @@
+"""Celery tasks: woken by the clock or after a commit; all of them may run twice or at once."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from portal.webhooks import sending
+
+
+@shared_task(name="portal.tasks.send_webhooks")
+def send_webhooks() -> None:
+    sending.send_due()
+
+
+@shared_task(name="portal.tasks.forget_deliveries")
+def forget_deliveries() -> None:
+    sending.forget()

@@ -1,0 +1,196 @@
+"""Everything that people change about webhooks. Every function is one transaction that writes its Event, too.
+
+Events name the host of a receiver and never its URL, in which many receivers have a token.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import secrets
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from portal import events
+from portal.access import MANAGE, require, require_administrator
+from portal.errors import Conflict, FieldError, Invalid
+from portal.models import Appcode, Delivery, Event, User, Webhook
+from portal.webhooks import posting, specs
+from portal.webhooks.sending import rules
+from portal.webhooks.specs import WebhookManifest
+
+MAX_OF_EVERYTHING = 50
+# A receiver has this long to learn a new secret.
+BOTH_HOLD = dt.timedelta(hours=24)
+# In place of the URL and the secret of one that was deleted.
+NOTHING_LEFT = "-"
+
+
+def require_owner(user: User, appcode: Appcode | None) -> None:
+    if appcode is None:
+        require_administrator(user)
+    else:
+        require(user, appcode, MANAGE)
+
+
+@transaction.atomic
+def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting_user: User) -> tuple[Webhook, str]:
+    """Makes a webhook of an appcode, or of everything; returns it with its secret, which is shown only now.
+
+    Raises Invalid with paths of the manifest, Conflict when there are too many.
+    """
+    require_owner(acting_user, appcode)
+    target = _target(manifest)
+    mine, most = Webhook.objects.filter(appcode=appcode, deleted_at=None), MAX_OF_EVERYTHING
+    if appcode is not None:
+        # Two at once are counted one after the other.
+        Appcode.objects.select_for_update(no_key=True).get(pk=appcode.pk)
+        most = settings.WEBHOOKS_PER_APPCODE
+    if mine.filter(name=manifest.metadata.name).exists():
+        raise _taken(manifest)
+    if mine.count() >= most:
+        raise Conflict(f"There are {most} webhooks already; delete one that is not needed.")
+    secret = _new_secret()
+    webhook = Webhook(
+        appcode=appcode, name=manifest.metadata.name, url=manifest.spec.url, host=target.name,
+        kinds=manifest.spec.events, enabled=manifest.spec.enabled, secret=secret, created_by=acting_user,
+    )  # fmt: skip
+    try:
+        with transaction.atomic():
+            webhook.save()
+    except IntegrityError as error:
+        raise _taken(manifest) from error
+    _record("webhook.created", webhook, acting_user, f"Sends {_kinds(webhook)} to {webhook.host}.")
+    return webhook, secret
+
+
+@transaction.atomic
+def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: User) -> Webhook:
+    """Makes it what the manifest says; its name stays. Enabling sends what waits. Raises Invalid, Conflict."""
+    require_owner(acting_user, webhook.appcode)
+    if manifest.metadata.name != webhook.name:
+        raise Invalid.at("metadata", "name", message="A name cannot be changed; make another webhook.")
+    target, webhook = _target(manifest), _locked(webhook)
+    wanted = {
+        "url": manifest.spec.url, "host": target.name, "kinds": manifest.spec.events, "enabled": manifest.spec.enabled,
+    }  # fmt: skip
+    words = {
+        "url": "URL",
+        "host": "receiver",
+        "kinds": "events",
+        "enabled": "enabled" if manifest.spec.enabled else "disabled",
+    }
+    changed = [name for name, value in wanted.items() if getattr(webhook, name) != value]
+    if not changed:
+        return webhook
+    for name, value in wanted.items():
+        setattr(webhook, name, value)
+    webhook.disabled_reason = ""
+    webhook.save(update_fields=[*wanted, "disabled_reason", "changed_at"])
+    said = f"Changed {', '.join(words[name] for name in changed)}: sends {_kinds(webhook)} to {webhook.host}."
+    _record("webhook.changed", webhook, acting_user, said)
+    return webhook
+
+
+@transaction.atomic
+def delete_webhook(webhook: Webhook, *, acting_user: User) -> None:
+    """Nothing more is sent, not even what waits. The row goes with the last of its deliveries."""
+    require_owner(acting_user, webhook.appcode)
+    webhook = _locked(webhook)
+    _record("webhook.deleted", webhook, acting_user, f"Sent {_kinds(webhook)} to {webhook.host}.")
+    webhook.deleted_at, webhook.enabled = timezone.now(), False
+    webhook.url, webhook.secret, webhook.old_secret = NOTHING_LEFT, NOTHING_LEFT, None
+    webhook.save(update_fields=["deleted_at", "enabled", "url", "secret", "old_secret", "changed_at"])
+
+
+@transaction.atomic
+def rotate_secret(webhook: Webhook, *, acting_user: User) -> str:
+    """A new secret, which is shown only now; messages are signed with the one before, too, for a day."""
+    require_owner(acting_user, webhook.appcode)
+    webhook, secret = _locked(webhook), _new_secret()
+    webhook.old_secret, webhook.old_secret_until = webhook.secret, timezone.now() + BOTH_HOLD
+    webhook.secret = secret
+    webhook.save(update_fields=["secret", "old_secret", "old_secret_until", "changed_at"])
+    _record(
+        "webhook.rotated",
+        webhook,
+        acting_user,
+        f"A new secret; the old one holds until {webhook.old_secret_until:%F %T} UTC.",
+    )
+    return secret
+
+
+@transaction.atomic
+def send_test(webhook: Webhook, *, acting_user: User) -> Delivery:
+    """Sends an event of its own to this webhook, whatever else it listens to. Raises Conflict while it is disabled."""
+    require_owner(acting_user, webhook.appcode)
+    webhook = _enabled(_locked(webhook))
+    event = _record("webhook.test", webhook, acting_user, "A test. Nothing has happened.")
+    # Who listens to everything has it from the trigger already.
+    return Delivery.objects.get_or_create(webhook=webhook, event=event, defaults={"kind": event.verb})[0]
+
+
+@transaction.atomic
+def deliver_again(delivery: Delivery, *, acting_user: User) -> Delivery:
+    """Sends it again now, under the same id, and tries for as long as with a new one. Raises Conflict while disabled."""
+    require_owner(acting_user, delivery.webhook.appcode)
+    webhook = _enabled(_locked(delivery.webhook))
+    Delivery.objects.filter(pk=delivery.pk).update(
+        state=Delivery.State.WAITING, next_at=timezone.now(), attempts=0, first_at=None, claim=None
+    )
+    _record(
+        "webhook.again", webhook, acting_user, f"Sends {delivery.kind} of event {delivery.event_id} again.",
+        message_id=delivery.message_id,
+    )  # fmt: skip
+    delivery.refresh_from_db()
+    return delivery
+
+
+def _target(manifest: WebhookManifest) -> specs.Target:
+    """Where the URL leads. Raises Invalid where settings forbid it; names are looked up only when something is sent."""
+    target, errors = specs.target(manifest.spec.url), []
+    if not target.secure and not settings.WEBHOOK_HTTP:
+        errors.append(FieldError(("spec", "url"), "Use https: an administrator does not allow messages without TLS."))
+    try:
+        posting.check_host(target.host, rules())
+    except posting.Denied as error:
+        errors.append(FieldError(("spec", "url"), str(error)))
+    if errors:
+        raise Invalid(errors)
+    return target
+
+
+def _taken(manifest: WebhookManifest) -> Invalid:
+    return Invalid.at("metadata", "name", message=f"There is a webhook “{manifest.metadata.name}” already.")
+
+
+def _locked(webhook: Webhook) -> Webhook:
+    """The row as it is now. NO KEY UPDATE: events that are delivered to it meanwhile need not wait. Raises Conflict."""
+    rows = Webhook.objects.select_for_update(of=("self",), no_key=True).select_related("appcode")
+    found = rows.filter(pk=webhook.pk, deleted_at=None).first()
+    if found is None:
+        raise Conflict(f"{webhook.name} was deleted.")
+    return found
+
+
+def _enabled(webhook: Webhook) -> Webhook:
+    if not webhook.enabled:
+        raise Conflict(f"{webhook.name} is disabled; enable it first.")
+    return webhook
+
+
+def _new_secret() -> str:
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _kinds(webhook: Webhook) -> str:
+    return ", ".join(webhook.kinds)[:400]
+
+
+def _record(verb: str, webhook: Webhook, actor: User, message: str, **data: object) -> Event:
+    code = webhook.appcode.code if webhook.appcode else ""
+    return events.record(
+        verb, actor=actor, object=f"webhook {webhook}", appcode=code, message=message, host=webhook.host, **data
+    )

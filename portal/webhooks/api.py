@@ -1,0 +1,232 @@
+"""REST of webhooks: the same below an appcode, for its owners, and below /webhooks for administrators (events of everything)."""
+
+from __future__ import annotations
+
+import uuid
+
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_view
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from portal.access import require_administrator
+from portal.api import person
+from portal.errors import Invalid
+from portal.models import Delivery
+from portal.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
+from portal.webhooks import access, actions
+from portal.webhooks.serializers import (
+    DeliveryDocument,
+    DeliveryPage,
+    MadeWebhook,
+    WebhookDocument,
+    WebhookPage,
+    WebhookSecret,
+    delivery_document,
+    delivery_summary,
+    made_webhook,
+    read_webhook,
+    webhook_document,
+)
+from portal.webhooks.specs import WebhookManifest
+
+EXAMPLE = OpenApiExample(
+    "What a run does and what it costs",
+    request_only=True,
+    value={
+        "kind": "webhook",
+        "metadata": {"name": "team-chat"},
+        "spec": {"url": "https://example.com/hooks/gpu", "events": ["run.*", "invoice.closed"]},
+    },
+)
+FILTERS = [
+    *PAGE_PARAMETERS,
+    OpenApiParameter("state", str, description="Only of this state.", enum=Delivery.State.values),
+    OpenApiParameter("type", str, description="Only of this kind of events, like run.failed."),
+]
+
+
+class AppcodeWebhooks(APIView):
+    @extend_schema(
+        operation_id="webhooks_list",
+        summary="The webhooks of an appcode, for its owners",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=WebhookPage,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        rows = access.webhooks_of(access.owner_of(person(request), code))
+        return page(request, search(request, rows, "name", "host"), order="name", render=webhook_document)
+
+    @extend_schema(
+        operation_id="webhooks_create",
+        summary="Send events of an appcode to a URL",
+        description="The answer has the secret by which messages are verified; it is told only here.",
+        request=WebhookManifest,
+        responses={201: MadeWebhook},
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request, code: str | None = None) -> Response:
+        user = person(request)
+        appcode = access.owner_of(user, code)
+        webhook, secret = actions.create_webhook(read_webhook(request.data), appcode=appcode, acting_user=user)
+        address = request.build_absolute_uri(f"{request.path}/{webhook.name}")
+        return Response(made_webhook(webhook, secret), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+@extend_schema_view(
+    post=extend_schema(operation_id="webhooks_all_create", summary="Send events of everything to a URL")
+)
+class AllWebhooks(AppcodeWebhooks):
+    @extend_schema(
+        operation_id="webhooks_all_list",
+        summary="All webhooks, those of every appcode, too",
+        description="Administrators only.",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=WebhookPage,
+    )
+    def get(self, request: Request, code: str | None = None) -> Response:
+        require_administrator(person(request))
+        rows = search(request, access.all_webhooks(), "name", "host", "appcode__code")
+        return page(request, rows, order="-id", render=webhook_document)
+
+
+class OneWebhook(APIView):
+    @extend_schema(operation_id="webhooks_read", summary="A webhook as a manifest", responses=WebhookDocument)
+    def get(self, request: Request, name: str, code: str | None = None) -> Response:
+        return Response(webhook_document(access.webhook_for(person(request), code, name)))
+
+    @extend_schema(
+        operation_id="webhooks_change",
+        summary="Change a webhook",
+        description="Enabling one that was disabled sends what it has not got meanwhile.",
+        request=WebhookManifest,
+        responses=WebhookDocument,
+        examples=[EXAMPLE],
+    )
+    def put(self, request: Request, name: str, code: str | None = None) -> Response:
+        user = person(request)
+        webhook = access.webhook_for(user, code, name)
+        changed = actions.change_webhook(webhook, read_webhook(request.data, name=name), acting_user=user)
+        return Response(webhook_document(changed))
+
+    @extend_schema(
+        operation_id="webhooks_delete",
+        summary="Delete a webhook; nothing more is sent",
+        request=None,
+        responses={204: None},
+    )
+    def delete(self, request: Request, name: str, code: str | None = None) -> Response:
+        user = person(request)
+        actions.delete_webhook(access.webhook_for(user, code, name), acting_user=user)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class RotateSecret(APIView):
+    @extend_schema(
+        operation_id="webhooks_rotate",
+        summary="A new secret",
+        description="It is told only here. For 24 hours messages are signed with the one before, too.",
+        request=None,
+        responses=WebhookSecret,
+    )
+    def post(self, request: Request, name: str, code: str | None = None) -> Response:
+        user = person(request)
+        webhook = access.webhook_for(user, code, name)
+        secret = actions.rotate_secret(webhook, acting_user=user)
+        webhook.refresh_from_db()
+        assert webhook.old_secret_until is not None
+        return Response(WebhookSecret(secret=secret, old_secret_until=webhook.old_secret_until).json_value())
+
+
+class SendTest(APIView):
+    @extend_schema(
+        operation_id="webhooks_test",
+        summary="Send a test, an event webhook.test",
+        request=None,
+        responses={202: DeliveryDocument},
+    )
+    def post(self, request: Request, name: str, code: str | None = None) -> Response:
+        user = person(request)
+        row = actions.send_test(access.webhook_for(user, code, name), acting_user=user)
+        return Response(delivery_document(row), status=status.HTTP_202_ACCEPTED)
+
+
+class Deliveries(APIView):
+    @extend_schema(
+        operation_id="deliveries_list",
+        summary="What was sent and what waits, the latest first",
+        parameters=FILTERS,
+        responses=DeliveryPage,
+    )
+    def get(self, request: Request, name: str, code: str | None = None) -> Response:
+        rows = access.deliveries_of(access.webhook_for(person(request), code, name))
+        if state := text(request, "state", longest=10):
+            if state not in Delivery.State.values:
+                raise Invalid.at("state", message=f"Say one of {', '.join(Delivery.State.values)}.")
+            rows = rows.filter(state=state)
+        if kind := text(request, "type", longest=60):
+            rows = rows.filter(kind=kind)
+        return page(request, rows, order="-id", render=delivery_summary)
+
+
+class OneDelivery(APIView):
+    @extend_schema(
+        operation_id="deliveries_read",
+        summary="A delivery with what is sent and what was answered",
+        responses=DeliveryDocument,
+    )
+    def get(self, request: Request, name: str, uid: uuid.UUID, code: str | None = None) -> Response:
+        webhook = access.webhook_for(person(request), code, name)
+        return Response(delivery_document(access.delivery_for(webhook, uid)))
+
+
+class DeliverAgain(APIView):
+    @extend_schema(
+        operation_id="deliveries_again",
+        summary="Send it again, under the same id",
+        request=None,
+        responses={202: DeliveryDocument},
+    )
+    def post(self, request: Request, name: str, uid: uuid.UUID, code: str | None = None) -> Response:
+        user = person(request)
+        row = access.delivery_for(access.webhook_for(user, code, name), uid)
+        again = actions.deliver_again(row, acting_user=user)
+        return Response(delivery_document(again), status=status.HTTP_202_ACCEPTED)
+
+
+# The same for webhooks of everything, under names of their own in the description.
+
+
+@extend_schema_view(
+    get=extend_schema(operation_id="webhooks_all_read"),
+    put=extend_schema(operation_id="webhooks_all_change"),
+    delete=extend_schema(operation_id="webhooks_all_delete"),
+)
+class OneOfAll(OneWebhook):
+    pass
+
+
+@extend_schema_view(post=extend_schema(operation_id="webhooks_all_rotate"))
+class RotateOfAll(RotateSecret):
+    pass
+
+
+@extend_schema_view(post=extend_schema(operation_id="webhooks_all_test"))
+class TestOfAll(SendTest):
+    pass
+
+
+@extend_schema_view(get=extend_schema(operation_id="deliveries_all_list"))
+class DeliveriesOfAll(Deliveries):
+    pass
+
+
+@extend_schema_view(get=extend_schema(operation_id="deliveries_all_read"))
+class DeliveryOfAll(OneDelivery):
+    pass
+
+
+@extend_schema_view(post=extend_schema(operation_id="deliveries_all_again"))
+class AgainOfAll(DeliverAgain):
+    pass

@@ -1,0 +1,99 @@
+"""The form of a webhook: groups of events to tick, single kinds to type, and the manifest that judges all of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from django import forms
+from pydantic import ValidationError
+
+from portal.errors import FieldError, Invalid
+from portal.forms import Words
+from portal.manifests import errors_by_path
+from portal.models import Webhook
+from portal.webhooks.specs import EVERYTHING, GROUPS, PLATFORM_GROUPS, WebhookManifest
+
+
+class WebhookForm(forms.Form):
+    PATHS: ClassVar = {
+        "metadata.name": "name", "spec.url": "url", "spec.events": "groups", "spec.enabled": "enabled", "kinds": "kinds",
+    }  # fmt: skip
+
+    name = Words(
+        label="Name",
+        help_text="Lower-case letters, digits and “-”, like <code>team-chat</code>. It stays for ever.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    url = Words(
+        label="URL",
+        help_text="Where each event is sent to by POST, like <code>https://example.com/hooks/gpu</code>.",
+        widget=forms.URLInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+    )
+    groups = forms.MultipleChoiceField(label="Events", required=False, widget=forms.CheckboxSelectMultiple())
+    kinds = Words(
+        label="Single kinds",
+        required=False,
+        help_text="Divided by commas, like <code>run.failed, run.succeeded</code>, beside or instead of whole groups.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    enabled = forms.BooleanField(
+        label="Enabled",
+        required=False,
+        initial=True,
+        help_text="While it is not, nothing is sent and what happens is passed over.",
+    )
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        everything: bool,
+        webhook: Webhook | None = None,
+        initial: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(data, initial=initial if webhook is None else fields_of(webhook))
+        groups = {**GROUPS, **PLATFORM_GROUPS} if everything else GROUPS
+        choices = [
+            (EVERYTHING, "Everything"),
+            *((f"{group}.*", f"{group}.* – {said}") for group, said in groups.items()),
+        ]
+        self.fields["groups"] = forms.MultipleChoiceField(
+            label="Events", required=False, choices=choices, widget=forms.CheckboxSelectMultiple()
+        )
+        if webhook is not None:
+            self.fields["name"].disabled = True
+            self.fields["name"].help_text = "A name cannot be changed."
+
+    def manifest(self) -> WebhookManifest:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        typed = self.cleaned_data
+        single = [kind for kind in re.split(r"[\s,;|]+", typed["kinds"]) if kind]
+        chosen = list(typed["groups"])
+        spec = {"url": typed["url"], "events": chosen + single, "enabled": typed["enabled"]}
+        try:
+            return WebhookManifest.model_validate({"metadata": {"name": typed["name"]}, "spec": spec})
+        except ValidationError as error:
+            found = errors_by_path(error.errors(include_url=False, include_input=False))
+            raise Invalid([FieldError(_field(path, len(chosen)), said) for path, said in found]) from error
+
+
+def _field(path: tuple[str, ...], chosen: int) -> tuple[str, ...]:
+    """What is wrong with a single kind stands beside those, not beside the groups."""
+    if path[:2] == ("spec", "events") and len(path) > 2 and path[2].isdigit() and int(path[2]) >= chosen:
+        return ("kinds",)
+    return path
+
+
+def fields_of(webhook: Webhook) -> dict[str, Any]:
+    """What a filled form shows."""
+    groups = {EVERYTHING, *(f"{group}.*" for group in GROUPS)}
+    if webhook.appcode_id is None:
+        groups |= {f"{group}.*" for group in PLATFORM_GROUPS}
+    return {
+        "name": webhook.name, "url": webhook.url, "enabled": webhook.enabled,
+        "groups": [kind for kind in webhook.kinds if kind in groups],
+        "kinds": ", ".join(kind for kind in webhook.kinds if kind not in groups),
+    }  # fmt: skip

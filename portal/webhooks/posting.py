@@ -1,0 +1,197 @@
+"""One message to one receiver: resolved once, checked, and sent to exactly the address that was checked.
+
+The receiver is a stranger: it may have a name that points into our own network now or a moment later, never answer, answer
+a byte a second, or without an end. So the name is looked up once and the connection goes to an address that was judged, no
+redirect is followed, little is read, and a watchdog ends what takes too long. Knows no rows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+
+from portal.addresses import Address, literal, plain
+from portal.webhooks.specs import MAX_EXCERPT, Target
+
+# Seconds: for a connection, and from then on until the answer is there.
+CONNECT, ANSWER = 5.0, 10.0
+
+
+class Denied(Exception):
+    """The text is a sentence for people."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`allowed` networks are open whatever else is said, `denied` ones are closed although they are public. `authorities` is a
+    file of certificates to trust besides the usual ones, "" for none."""
+
+    allowed: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    authorities: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`status` is None when there was none; `error` says why it is not a delivery, "" when it is. `after` is the wait that the
+    receiver asked for, in seconds."""
+
+    status: int | None
+    error: str
+    excerpt: str = ""
+    seconds: float = 0.0
+    after: int = 0
+
+
+def check(ip: Address, rules: Rules) -> None:
+    """Raises Denied for an address to which no webhook leads: everything that is not on the public internet, if not allowed."""
+    if any(ip in ipaddress.ip_network(network) for network in rules.allowed):
+        return
+    if not ip.is_global or ip.is_multicast or ip.is_reserved or _tunnels(ip):
+        raise Denied(f"{ip} is no address of the public internet, and no administrator has allowed it.")
+    for network in rules.denied:
+        if ip in ipaddress.ip_network(network):
+            raise Denied(f"An administrator does not allow addresses in {network}.")
+
+
+def check_host(host: str, rules: Rules) -> None:
+    """Raises Denied when `host` is itself an address, or a name of loopback, that is not allowed. Resolves nothing."""
+    if address := literal(host):
+        check(plain(address), rules)
+
+
+def _tunnels(ip: Address) -> bool:
+    """Whether an IPv6 address hides an IPv4 one that nobody has judged (6to4, Teredo)."""
+    return isinstance(ip, ipaddress.IPv6Address) and bool(ip.sixtofour or ip.teredo)
+
+
+def post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rules) -> Answer:
+    """Sends it once. Never raises for what a receiver or the network does."""
+    began = time.monotonic()
+    late = threading.Event()
+    try:
+        answer = _post(target, content, headers, rules, late)
+    except Denied as error:
+        answer = Answer(None, str(error))
+    except socket.gaierror as error:
+        answer = Answer(None, f"The name {target.host} was not found: {error.strerror}.")
+    except ssl.SSLCertVerificationError as error:
+        answer = Answer(None, f"Its certificate is not accepted: {error.verify_message}.")
+    except (OSError, HTTPException, ValueError) as error:
+        if late.is_set() or isinstance(error, TimeoutError):
+            answer = Answer(None, f"No answer within {ANSWER:.0f} seconds.")
+        else:
+            answer = Answer(None, f"The connection failed: {str(error) or type(error).__name__}")
+    said = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in answer.error)
+    return Answer(answer.status, said[:300], answer.excerpt, time.monotonic() - began, answer.after)
+
+
+def _post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rules, late: threading.Event) -> Answer:
+    with _connected(target, rules) as plain_socket, plain_socket.dup() as guard:
+        watchdog = threading.Timer(ANSWER, _end, (guard, late))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            plain_socket.settimeout(ANSWER)
+            stream = (
+                trust(rules.authorities).wrap_socket(plain_socket, server_hostname=target.host)
+                if target.secure
+                else plain_socket
+            )
+            with stream:
+                return _ask(stream, target, content, headers, late)
+        finally:
+            watchdog.cancel()
+
+
+def _ask(
+    stream: socket.socket, target: Target, content: bytes, headers: Mapping[str, str], late: threading.Event
+) -> Answer:
+    connection = HTTPConnection(target.host, target.port)
+    # Should this one break there is no second: that would look the name up again.
+    connection.sock, connection.auto_open = stream, 0
+    connection.request(
+        "POST", target.path, body=content, headers={"host": target.name, "connection": "close", **headers}
+    )
+    response = connection.getresponse()
+    if late.is_set():
+        # Its head was cut off by us; what there is of it says nothing.
+        raise TimeoutError
+    error = ""
+    if 300 <= response.status < 400:
+        error = f"It answered {response.status}: redirects are not followed. Give the URL where it leads to."
+    elif not 200 <= response.status < 300:
+        error = f"It answered {response.status} {response.reason}".strip()[:200] + "."
+    return Answer(response.status, error, _excerpt(response), after=_seconds(response.headers.get("retry-after", "")))
+
+
+def _excerpt(response: HTTPResponse) -> str:
+    """The beginning of the answer. What it says is only for people to read: where it breaks off does not matter."""
+    found = b""
+    try:
+        while len(found) < MAX_EXCERPT and (part := response.read1(MAX_EXCERPT - len(found))):
+            found += part
+    except (OSError, HTTPException, ValueError):
+        pass
+    return found.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _seconds(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
+
+
+def _connected(target: Target, rules: Rules) -> socket.socket:
+    """A connection to the first of its addresses that may be and that answers. Raises Denied when none may be."""
+    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    allowed, denied = _judged((str(each[4][0]) for each in found), rules)
+    if not allowed:
+        raise denied or Denied(f"{target.host} has no address.")
+    end, failure = time.monotonic() + CONNECT, OSError("no address answers")
+    for address in allowed:
+        try:
+            return socket.create_connection((address, target.port), timeout=max(0.1, end - time.monotonic()))
+        except TimeoutError:
+            failure = OSError(f"{address} does not answer within {CONNECT:.0f} seconds.")
+        except OSError as error:
+            failure = error
+        if time.monotonic() > end:
+            break
+    raise failure
+
+
+def _judged(addresses: Iterable[str], rules: Rules) -> tuple[list[str], Denied | None]:
+    allowed, denied = [], None
+    for address in dict.fromkeys(addresses):
+        try:
+            check(plain(address), rules)
+        except Denied as error:
+            denied = error
+        else:
+            allowed.append(address)
+    return allowed, denied
+
+
+def _end(guard: socket.socket, late: threading.Event) -> None:
+    """Ends the connection under whoever reads or writes it. By a socket of its own, because that of TLS is not for two."""
+    late.set()
+    try:
+        guard.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # It has ended by itself.
+        return
+
+
+@cache
+def trust(authorities: str) -> ssl.SSLContext:
+    """Reading all authorities takes longer than most deliveries."""
+    context = ssl.create_default_context()
+    if authorities:
+        context.load_verify_locations(cafile=authorities)
+    return context

@@ -1,0 +1,258 @@
+"""The sender: takes what is due, posts it side by side outside any transaction, writes down how it went.
+
+Every delivery is held by a claim before it is sent, so that two senders never send the same at one time; who is killed with
+one in hand loses it after a while, and it is sent again under the same id. What it costs a slow receiver is paid by its own
+deliveries: only a few go to one host, and to the receivers of one appcode, at one time. An advisory lock lets one sender at
+a time use the threads of a worker; the claims alone keep two from each other's work should it be lost.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils import timezone
+
+from portal import events, notices
+from portal.models import Delivery, Event, Webhook
+from portal.webhooks import specs
+from portal.webhooks.posting import Answer, Rules, post
+
+log = logging.getLogger(__name__)
+
+THREADS = 32
+PER_HOST, PER_APPCODE = 4, 8
+# Longer than the slowest attempt, looking up its name included.
+HOLD = dt.timedelta(minutes=2)
+# Seconds: between two looks at what is due, after the last one that found anything, and of one call in all.
+LOOK, LINGER, LONGEST = 0.25, 1.5, 60.0
+# The key of the advisory lock of the sender: "hooks" in ASCII.
+SENDING = 448344483699
+# What a busy receiver may ask for.
+LONGEST_ASKED = dt.timedelta(hours=1)
+PORTION = 5000
+
+DUE = """
+SELECT due.id, webhook.host, coalesce(webhook.appcode_id, 0)
+FROM portal_webhook AS webhook CROSS JOIN LATERAL (
+    SELECT id, next_at FROM portal_delivery
+    WHERE webhook_id = webhook.id AND state = 'waiting' AND next_at <= %s ORDER BY next_at LIMIT %s
+) AS due
+WHERE webhook.enabled AND webhook.deleted_at IS NULL AND webhook.host <> ALL (%s)
+ORDER BY due.next_at, due.id
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt, with all that it needs without the database."""
+
+    delivery: int
+    webhook: int
+    claim: uuid.UUID
+    message: str
+    target: specs.Target
+    secrets: tuple[str, ...]
+    host: str
+    appcode: int
+    content: bytes
+    attempts: int
+    first_at: dt.datetime
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How it went."""
+
+    job: Job
+    sent_at: dt.datetime
+    headers: dict[str, str]
+    answer: Answer
+
+
+def rules() -> Rules:
+    return Rules(tuple(settings.WEBHOOK_NETWORKS), tuple(settings.DENIED_NETWORKS), settings.WEBHOOK_AUTHORITIES)
+
+
+def send_due() -> int:
+    """Sends what is due until nothing is, for a minute at most; says how many attempts it made."""
+    made, end = 0, time.monotonic() + LONGEST
+    # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is given up.
+    while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
+        with _alone() as alone:
+            if not alone:
+                break
+            made += _send(end)
+        if not _due(1, []):
+            break
+    return made
+
+
+def _send(end: float) -> int:
+    """Claims and posts until nothing has been due for a while."""
+    made, idle_since, held = 0, time.monotonic(), rules()
+    flying: dict[Future[Attempt], Job] = {}
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
+        while True:
+            now = time.monotonic()
+            if now < end:
+                for job in claim(THREADS - len(flying), list(flying.values())):
+                    flying[pool.submit(attempt, job, held)] = job
+            if flying:
+                idle_since = now
+            elif now > min(end, idle_since + LINGER):
+                return made
+            else:
+                time.sleep(LOOK)
+            done, _ = wait(flying, timeout=LOOK, return_when=FIRST_COMPLETED)
+            for each in done:
+                del flying[each]
+                made += 1
+                record(each.result())
+
+
+def attempt(job: Job, held: Rules) -> Attempt:
+    """Signs and sends; knows no database, for many run side by side."""
+    at = dt.datetime.now(dt.UTC)
+    headers = specs.headers(job.message, job.secrets, job.content, at)
+    return Attempt(job, at, headers, post(job.target, job.content, headers, held))
+
+
+def claim(room: int, flying: Sequence[Job]) -> list[Job]:
+    """Takes up to `room` deliveries that are due beside those that are `flying`, with their limits by host and appcode."""
+    hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying)
+    wanted: list[int] = []
+    for pk, host, appcode in _due(PER_HOST, [host for host, count in hosts.items() if count >= PER_HOST]):
+        if len(wanted) < room and hosts[host] < PER_HOST and (appcodes[appcode] < PER_APPCODE or not appcode):
+            hosts[host] += 1
+            appcodes[appcode] += 1
+            wanted.append(pk)
+    return _claim(wanted) if wanted else []
+
+
+def _due(per_webhook: int, without: Sequence[str]) -> list[tuple[int, str, int]]:
+    with connection.cursor() as cursor:
+        cursor.execute(DUE, [timezone.now(), per_webhook, list(without)])
+        return list(cursor.fetchall())
+
+
+@transaction.atomic
+def _claim(wanted: Sequence[int]) -> list[Job]:
+    """Those of `wanted` that nobody else has taken meanwhile."""
+    now = timezone.now()
+    found = Delivery.objects.filter(
+        pk__in=wanted, state=Delivery.State.WAITING, next_at__lte=now, webhook__enabled=True, webhook__deleted_at=None
+    )
+    jobs = []
+    for row in found.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",)):
+        row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
+        row.first_at = row.first_at or now
+        row.save(update_fields=["attempts", "claim", "next_at", "first_at"])
+        hook = row.webhook
+        jobs.append(
+            Job(
+                row.pk, hook.pk, row.claim, row.message_id, specs.target(hook.url), tuple(hook.secrets_at(now)), hook.host,
+                hook.appcode_id or 0, specs.body(facts(row.event)), row.attempts, row.first_at,
+            )
+        )  # fmt: skip
+    return jobs
+
+
+def facts(event: Event) -> dict[str, object]:
+    """What is told of an event: what its appcode's members read on the pages, and nothing else."""
+    return {
+        "id": event.pk, "at": event.at, "kind": event.verb, "actor": event.actor_name, "appcode": event.appcode or None,
+        "object": event.object, "message": event.message, "details": event.data,
+    }  # fmt: skip
+
+
+@transaction.atomic
+def record(done: Attempt) -> None:
+    """Writes down how an attempt went and when the next one is. Of a claim that was lost nothing is written."""
+    job, answer, now = done.job, done.answer, timezone.now()
+    changes: dict[str, object] = {
+        "claim": None, "sent_at": done.sent_at, "headers": done.headers, "status": answer.status, "error": answer.error,
+        "answer": answer.excerpt, "duration_ms": int(answer.seconds * 1000),
+    }  # fmt: skip
+    if not answer.error:
+        changes |= {"state": Delivery.State.DELIVERED, "delivered_at": now}
+    else:
+        pause = specs.wait(job.attempts, random.random())  # noqa: S311  spreads retries, guards nothing
+        next_at = now + max(pause, min(LONGEST_ASKED, dt.timedelta(seconds=answer.after)))
+        gone = answer.status == 410
+        if gone or next_at > job.first_at + specs.TRY_FOR:
+            changes["state"] = Delivery.State.FAILED
+        changes["next_at"] = next_at
+    if not Delivery.objects.filter(pk=job.delivery, claim=job.claim).update(**changes):
+        return
+    if not answer.error:
+        _accepted(job.webhook, now)
+    elif changes.get("state") == Delivery.State.FAILED:
+        _given_up(job, answer)
+
+
+def _accepted(webhook: int, now: dt.datetime) -> None:
+    """To the minute, so that a busy webhook's row is not written at every delivery."""
+    stale = Webhook.objects.filter(pk=webhook).exclude(last_ok_at__gt=now - dt.timedelta(minutes=1))
+    stale.update(last_ok_at=now)
+
+
+def _given_up(job: Job, answer: Answer) -> None:
+    """Disables a webhook whose receiver said that it is gone, or took nothing since the given-up delivery's first attempt."""
+    if answer.status == 410:
+        reason = "Its receiver answered 410 Gone."
+    else:
+        reason = f"Nothing was accepted for {specs.TRY_FOR.days} days. The last error: {answer.error}"
+    rows = Webhook.objects.filter(pk=job.webhook, enabled=True, deleted_at=None)
+    if answer.status != 410:
+        rows = rows.exclude(last_ok_at__gte=job.first_at)
+    if not rows.update(enabled=False, disabled_reason=reason[:300], changed_at=timezone.now()):
+        return
+    hook = Webhook.objects.select_related("appcode").get(pk=job.webhook)
+    code = hook.appcode.code if hook.appcode else ""
+    said = f"Disabled by the portal. {reason}"
+    event = events.record(
+        "webhook.disabled", actor=None, object=f"webhook {hook}", appcode=code, message=said, host=hook.host
+    )
+    if hook.appcode_id:
+        link = f"{settings.PORTAL_ORIGIN}/appcodes/{code}/webhooks/{hook.name}"
+        text = f"The webhook {hook} is disabled: {reason}\n\nWhat it did not get waits there until you enable it:\n{link}\n"
+        notices.tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text)
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Whether no other sender is at work; keeps others out meanwhile."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [SENDING])
+        alone: bool = cursor.fetchone()[0]
+    try:
+        yield alone
+    finally:
+        # With the connection the lock has gone, too.
+        if alone and connection.connection is not None and not connection.connection.closed:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [SENDING])
+
+
+def forget(now: dt.datetime | None = None) -> int:
+    """Removes deliveries that are older than people can look up, and then the webhooks that were deleted with theirs gone."""
+    until, removed = (now or timezone.now()) - settings.WEBHOOK_MEMORY, 0
+    while True:
+        some = Delivery.objects.filter(created_at__lt=until).order_by("created_at").values("pk")[:PORTION]
+        count, _ = Delivery.objects.filter(pk__in=some).delete()
+        removed += count
+        if count < PORTION:
+            break
+    Webhook.objects.filter(deleted_at__lt=until, deliveries=None).delete()
+    return removed

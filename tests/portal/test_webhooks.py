@@ -1,0 +1,407 @@
+"""Webhooks as people and programs keep them: who may, what is refused at which field, and that no secret gets out."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.test import Client
+
+from portal import events
+from portal.models import Delivery, Event, Webhook
+from portal.webhooks import actions, sending, specs
+from portal.webhooks.specs import GROUPS, PLATFORM_GROUPS, WebhookManifest
+from tests.api.client import Api, api_of
+
+pytestmark = pytest.mark.django_db
+EVERYBODY = ("anonymous", "alice", "bob", "victor", "mallory", "root")
+URL = "https://hooks.example.com/in/TOKEN-IN-THE-URL"
+OPS = "/appcodes/ops-demo/webhooks"
+
+
+def manifest(name: str = "chat", url: str = URL, events: Any = ("run.*",), **spec: Any) -> dict[str, Any]:
+    return {"kind": "webhook", "metadata": {"name": name}, "spec": {"url": url, "events": list(events), **spec}}
+
+
+@pytest.fixture
+def chat(people: Any) -> Webhook:
+    """A webhook of OPS with one delivery, and one of everything."""
+    for appcode, person in ((people.ops, people.alice), (None, people.root)):
+        read = WebhookManifest.model_validate(manifest())
+        actions.create_webhook(read, appcode=appcode, acting_user=person)
+    events.record(
+        "run.failed", actor=people.alice, appcode="ops-demo", object="cluster ops-demo/show1", message="No.", run=1
+    )
+    return Webhook.objects.get(appcode=people.ops)
+
+
+def who(*answers: int) -> dict[str, int]:
+    return dict(zip(EVERYBODY, answers, strict=True))
+
+
+OWNERS, ADMINISTRATORS = who(302, 200, 403, 403, 404, 200), who(302, 404, 404, 404, 404, 200)
+DONE, DONE_BY_ADMINISTRATORS = who(302, 302, 403, 403, 404, 302), who(302, 404, 404, 404, 404, 302)
+FORM = {"name": "second", "url": "https://example.com", "groups": "run.*", "enabled": "on"}
+
+
+def pages(chat: Webhook) -> dict[str, dict[str, int]]:
+    found = {}
+    for base, of in ((OPS, OWNERS), ("/admin/webhooks", ADMINISTRATORS)):
+        uid = Delivery.objects.filter(webhook__appcode=chat.appcode if base == OPS else None).latest("pk").uid
+        for below in (
+            "",
+            "/new",
+            "/chat",
+            "/chat?state=waiting&since=day&search=failed&cursor=x",
+            "/chat/change",
+            f"/chat/deliveries/{uid}",
+        ):
+            found[base + below] = of
+    return found
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_pages_open_for_those_they_are_for(client: Client, people: Any, chat: Webhook, name: str) -> None:
+    if name != "anonymous":
+        client.force_login(getattr(people, name))
+    wanted = pages(chat)
+    assert {path: client.get(path).status_code for path in wanted} == {path: of[name] for path, of in wanted.items()}
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_actions_are_done_only_for_those_who_may(client: Client, people: Any, chat: Webhook, name: str) -> None:
+    if name != "anonymous":
+        client.force_login(getattr(people, name))
+    before = Event.objects.count()
+    for base, of in ((OPS, DONE), ("/admin/webhooks", DONE_BY_ADMINISTRATORS)):
+        row = Delivery.objects.filter(webhook__appcode=chat.appcode if base == OPS else None).latest("pk")
+        shown = {302: 200} if name != "anonymous" else {}
+        expected = of[name]
+        assert client.post(f"{base}/new", FORM).status_code == shown.get(expected, expected)
+        assert client.post(f"{base}/chat/change", {**FORM, "groups": "cluster.*"}).status_code == expected
+        assert client.post(f"{base}/chat/test").status_code == expected
+        assert client.post(f"{base}/chat/rotate").status_code == shown.get(expected, expected)
+        assert client.post(f"{base}/chat/deliveries/{row.uid}/again").status_code == expected
+        assert client.post(f"{base}/chat/delete").status_code == expected
+    told = list(Event.objects.order_by("id").values_list("verb", "actor_name"))[before:]
+    verbs = ["created", "changed", "test", "rotated", "again", "deleted"]
+    times = {"alice": 1, "root": 2}.get(name, 0)
+    assert told == [(f"webhook.{verb}", name) for verb in verbs] * times
+    if not times:
+        assert Webhook.objects.filter(deleted_at=None, kinds=["run.*"]).count() == 2
+
+
+OWN = lambda status: (status, 403, 403, 404, status, 401)  # noqa: E731
+ADMIN = lambda status: (404, 404, 404, 404, status, 401)  # noqa: E731
+
+
+def matrix(chat: Webhook) -> list[tuple[str, str, Any, tuple[int, ...]]]:
+    found = []
+    for base, of in ((OPS, OWN), ("/webhooks", ADMIN)):
+        uid = Delivery.objects.filter(webhook__appcode=chat.appcode if base == OPS else None).latest("pk").uid
+        one = f"{base}/chat"
+        found += [
+            ("GET", base, None, of(200)),
+            ("POST", base, manifest("second"), of(201)),
+            ("GET", one, None, of(200)),
+            ("PUT", one, manifest(events=["cluster.*"]), of(200)),
+            ("GET", f"{one}/deliveries", None, of(200)),
+            ("GET", f"{one}/deliveries/{uid}", None, of(200)),
+            ("POST", f"{one}/deliveries/{uid}/again", None, of(202)),
+            ("POST", f"{one}/test", None, of(202)),
+            ("POST", f"{one}/rotate", None, of(200)),
+            ("DELETE", one, None, of(204)),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", [*EVERYBODY[1:], "nobody"])
+def test_every_address_and_verb_of_the_api(people: Any, chat: Webhook, name: str) -> None:
+    api = api_of(getattr(people, name)) if name != "nobody" else Api("")
+    place = ("alice", "bob", "victor", "mallory", "root", "nobody").index(name)
+    for method, path, body, expected in matrix(chat):
+        assert (method, path, api(method, path, body)[0]) == (method, path, expected[place])
+
+
+def test_every_address_of_the_schema_is_in_the_matrix(people: Any, chat: Webhook) -> None:
+    from drf_spectacular.generators import SchemaGenerator
+
+    described = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, operations in SchemaGenerator().get_schema(request=None, public=True)["paths"].items()
+        for method in operations
+        if "webhooks" in path
+    }
+    uids = {str(uid) for uid in Delivery.objects.values_list("uid", flat=True)}
+    known = set()
+    for method, path, _, _ in matrix(chat):
+        for uid in uids:
+            path = path.replace(uid, "{uid}")
+        known.add((method, path.replace("ops-demo", "{code}").replace("/chat", "/{name}")))
+    assert described == known
+
+
+def test_what_is_not_mine_and_what_does_not_exist_look_the_same(people: Any, chat: Webhook) -> None:
+    mallory = api_of(people.mallory)
+    answers = []
+    for path in (f"{OPS}/chat", f"{OPS}/none", "/appcodes/xps-demo/webhooks/chat"):
+        status, body = mallory.get(path)
+        answers.append(
+            (status, json.dumps(body).replace("ops-demo", "X").replace("xps-demo", "X").replace("none", "chat"))
+        )
+    assert len(set(answers)) == 1
+    # Nor does an owner of another appcode reach a delivery by its id.
+    uid = Delivery.objects.filter(webhook=chat).latest("pk").uid
+    read = WebhookManifest.model_validate(manifest())
+    actions.create_webhook(read, appcode=people.flight, acting_user=people.mallory)
+    assert mallory.get(f"/appcodes/flight-demo/webhooks/chat/deliveries/{uid}")[0] == 404
+    assert mallory.post(f"/appcodes/flight-demo/webhooks/chat/deliveries/{uid}/again")[0] == 404
+
+
+# Secrets
+
+
+def test_a_secret_is_told_once_and_kept_encrypted(people: Any) -> None:
+    from django.db import connection
+
+    alice = api_of(people.alice)
+    status, made = alice.post(OPS, manifest())
+    assert status == 201
+    assert made["secret"].startswith("whsec_")
+    _, rotated = alice.post(f"{OPS}/chat/rotate")
+    assert rotated["secret"] != made["secret"]
+    client = Client()
+    client.force_login(people.alice)
+    seen = [
+        json.dumps(alice.get(OPS)[1]), json.dumps(alice.get(f"{OPS}/chat")[1]), client.get(OPS).content.decode(),
+        client.get(f"{OPS}/chat").content.decode(), client.get(f"{OPS}/chat/change").content.decode(),
+        client.get("/appcodes/ops-demo").content.decode(), json.dumps(list(Event.objects.values("message", "object", "data"))),
+    ]  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT url, secret, old_secret FROM portal_webhook")
+        seen.append(str(cursor.fetchall()))
+    for secret in (made["secret"], rotated["secret"]):
+        assert not any(secret in text or secret.removeprefix("whsec_") in text for text in seen)
+    assert "TOKEN-IN-THE-URL" not in seen[-1] + seen[-2] + seen[-3] + seen[2]
+
+
+def test_the_page_after_the_form_shows_the_secret(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    page = client.post(f"{OPS}/new", {**FORM, "kinds": "invoice.closed, budget.*"}, follow=True)
+    webhook = Webhook.objects.get()
+    assert webhook.secret in page.content.decode()
+    assert page["Cache-Control"].startswith("max-age=0, no-cache, no-store")
+    assert webhook.kinds == ["run.*", "invoice.closed", "budget.*"]
+    form = client.get(f"{OPS}/second/change").content.decode()
+    assert 'value="invoice.closed"' in form
+    again = client.post(f"{OPS}/second/rotate").content.decode()
+    webhook.refresh_from_db()
+    assert webhook.secret in again
+
+
+def test_nothing_secret_is_in_what_is_sent(people: Any, s3: Any, bucket: str) -> None:
+    """Everything that somebody ever typed as a secret, and what was made as one, over all events of all kinds that follow."""
+    from clusters.models import Flavor, Image
+    from tests.api.client import manifest as cluster
+
+    Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
+    Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=1000, memory_mb=2048, gpus=1)
+    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr", container="example/tensorflow:2")
+    root, alice = api_of(people.root), api_of(people.alice)
+    assert root.post("/webhooks", manifest("all", events=["*"]))[0] == 201
+    secrets = {s3.secret_key, "TOKEN-IN-THE-URL", "alice-password"}
+    keys = {"server": s3.url, "bucket": bucket, "access_key": s3.access_key, "secret_key": s3.secret_key}
+    store = {"kind": "datastore", "metadata": {"name": "in"}, "spec": {"s3": keys}}
+    assert alice.post("/appcodes/ops-demo/datastores", store)[0] == 201
+    assert alice.post("/appcodes/ops-demo/clusters", cluster(env={"PASSWORD": "env-secret-1"}))[0] == 201
+    secrets.add("env-secret-1")
+    secrets.add(alice.post(OPS, manifest())[1]["secret"])
+    secrets.add(alice.post(f"{OPS}/chat/rotate")[1]["secret"])
+    kubeconfig = "apiVersion: v1\nkind: Config\nusers: [{name: u, user: {token: kube-secret-1}}]\n"
+    root.post(
+        "/kubernetes", {"kind": "kubernetes-cluster", "metadata": {"name": "k"}, "spec": {"kubeconfig": kubeconfig}}
+    )
+    secrets.add("kube-secret-1")
+    client = Client()
+    client.force_login(people.alice)
+    client.post("/profile", {"name": "laptop", "days": "5"})
+    client.force_login(people.root)
+    page = client.post("/admin/people/new", {"username": "newcomer", "email": "n@example.com"}).content.decode()
+    secrets.add(page.partition('<div class="secret"><code>')[2].partition("<")[0])
+    sent = [specs.body(sending.facts(row.event)).decode() for row in Delivery.objects.select_related("event")]
+    kinds = {json.loads(body)["type"] for body in sent}
+    assert {
+        "datastore.created",
+        "cluster.created",
+        "webhook.created",
+        "webhook.rotated",
+        "token.made",
+        "person.created",
+    } <= kinds
+    assert not [(secret, body) for secret in secrets for body in sent if secret in body]
+    assert all(len(secret) > 8 for secret in secrets)
+
+
+# What is refused
+
+
+BAD = {
+    "no URL": ({"url": ""}, "spec.url", "url"),
+    "no TLS": ({"url": "http://example.com"}, "spec.url", "url"),
+    "another scheme": ({"url": "ftp://example.com"}, "spec.url", "url"),
+    "a file": ({"url": "file:///etc/passwd"}, "spec.url", "url"),
+    "user and password": ({"url": "https://me:secret@example.com/"}, "spec.url", "url"),
+    "an empty user": ({"url": "https://@example.com/"}, "spec.url", "url"),
+    "a fragment": ({"url": "https://example.com/#x"}, "spec.url", "url"),
+    "a line end": ({"url": "https://example.com/\r\nX: y"}, "spec.url", "url"),
+    "a space": ({"url": "https://example.com/a b"}, "spec.url", "url"),
+    "another alphabet": ({"url": "https://exämple.com/"}, "spec.url", "url"),
+    "no host": ({"url": "https:///x"}, "spec.url", "url"),
+    "a backslash": ({"url": "https://example.com\\@127.0.0.1/"}, "spec.url", "url"),
+    "a port beyond": ({"url": "https://example.com:99999/"}, "spec.url", "url"),
+    "port 0": ({"url": "https://example.com:0/"}, "spec.url", "url"),
+    "half an IPv6 address": ({"url": "https://[::1/"}, "spec.url", "url"),
+    "loopback": ({"url": "https://127.0.0.1/"}, "spec.url", "url"),
+    "loopback by name": ({"url": "https://localhost/"}, "spec.url", "url"),
+    "loopback in disguise": ({"url": "https://0x7f.1/"}, "spec.url", "url"),
+    "loopback as a number": ({"url": "https://2130706433/"}, "spec.url", "url"),
+    "IPv6 loopback": ({"url": "https://[::ffff:127.0.0.1]/"}, "spec.url", "url"),
+    "metadata": ({"url": "https://169.254.169.254/latest"}, "spec.url", "url"),
+    "a long URL": ({"url": "https://example.com/" + "x" * 500}, "spec.url", "url"),
+    "a long name": ({"url": "https://" + "a." * 200 + "example/"}, "spec.url", "url"),
+    "no events": ({"events": []}, "spec.events", "groups"),
+    "odd events": ({"events": ["run.*", "Run.Failed"]}, "spec.events.1", "kinds"),
+    "too many events": ({"events": [f"run.a{'b' * n}" for n in range(51)]}, "spec.events", "groups"),
+    "a name in capitals": ({"name": "Chat"}, "metadata.name", "name"),
+    "the form's own address": ({"name": "new"}, "metadata.name", "name"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_said_at_its_field(client: Client, people: Any, case: str) -> None:
+    changes, path, field = BAD[case]
+    status, answer = api_of(people.alice).post(OPS, manifest(**changes))
+    assert (status, [error["path"] for error in answer["errors"]]) == (422, [path])
+    client.force_login(people.alice)
+    typed = {
+        "name": "chat",
+        "url": URL,
+        "enabled": "on",
+        "kinds": ", ".join(changes.get("events", ["run.*"])),
+        **changes,
+    }
+    typed.pop("events", None)
+    page = client.post(f"{OPS}/new", typed)
+    assert page.status_code == 200
+    # Single kinds that were typed are at their own field, whatever is wrong with the list.
+    assert set(page.context["form"].errors) <= {field, "kinds", "groups"}
+    assert page.context["form"].errors
+    assert not Webhook.objects.exists()
+
+
+def test_http_and_inner_networks_are_open_where_settings_say_so(people: Any, settings: Any) -> None:
+    settings.WEBHOOK_HTTP, settings.WEBHOOK_NETWORKS = True, ["10.20.0.0/16"]
+    alice = api_of(people.alice)
+    assert alice.post(OPS, manifest(url="http://10.20.3.4:8080/in"))[0] == 201
+    assert alice.post(OPS, manifest("other", url="http://10.21.3.4/"))[0] == 422
+
+
+def test_names_are_taken_once_and_there_is_an_end(people: Any, settings: Any) -> None:
+    settings.WEBHOOKS_PER_APPCODE = 3
+    alice = api_of(people.alice)
+    for name in ("one", "two", "three"):
+        assert alice.post(OPS, manifest(name))[0] == 201
+    status, answer = alice.post(OPS, manifest("one"))
+    assert (status, answer["errors"][0]["path"]) == (422, "metadata.name")
+    status, answer = alice.post(OPS, manifest("four"))
+    assert status == 409
+    assert "3 webhooks already" in answer["detail"]
+    assert alice.delete(f"{OPS}/two")[0] == 204
+    assert alice.post(OPS, manifest("two"))[0] == 201, "the name of a deleted one is free"
+    row = Webhook.objects.get(name="one")
+    row.pk = None
+    with pytest.raises(IntegrityError), transaction.atomic():
+        row.save()
+
+
+def test_a_change_is_told_and_the_same_again_is_not(people: Any, chat: Webhook) -> None:
+    alice = api_of(people.alice)
+    read = alice.get(f"{OPS}/chat")[1]
+    before = Event.objects.count()
+    assert alice.put(f"{OPS}/chat", read)[0] == 200
+    assert Event.objects.count() == before
+    read["spec"]["enabled"] = False
+    assert alice.put(f"{OPS}/chat", read)[1]["status"]["state"] == "disabled"
+    assert Event.objects.latest("pk").message.startswith("Changed disabled: sends run.*")
+    assert alice.post(f"{OPS}/chat/test")[0] == 409
+    read["metadata"]["name"] = "other"
+    assert alice.put(f"{OPS}/chat", read)[0] == 422
+
+
+def test_a_test_is_one_delivery_even_to_who_listens_to_everything(people: Any, chat: Webhook) -> None:
+    alice = api_of(people.alice)
+    alice.put(f"{OPS}/chat", manifest(events=["*"]))
+    before = chat.deliveries.count()
+    status, row = alice.post(f"{OPS}/chat/test")
+    assert (status, row["type"], row["state"], row["body"]["data"]["actor"]) == (
+        202,
+        "webhook.test",
+        "waiting",
+        "alice",
+    )
+    assert chat.deliveries.count() == before + 1
+
+
+def test_deliveries_have_pages_and_filters(people: Any, chat: Webhook) -> None:
+    alice = api_of(people.alice)
+    for n in range(5):
+        events.record("run.running", actor=None, appcode="ops-demo", object=f"cluster ops-demo/s{n}")
+    seen, path = [], f"{OPS}/chat/deliveries?limit=2"
+    while path:
+        _, answer = alice.get(path)
+        seen += [item["uid"] for item in answer["items"]]
+        path = (answer["next"] or "").partition("/api/v1")[2]
+    assert len(seen) == len(set(seen)) == 6
+    assert len(alice.get(f"{OPS}/chat/deliveries?type=run.failed&state=waiting")[1]["items"]) == 1
+    assert alice.get(f"{OPS}/chat/deliveries?state=sent")[0] == 422
+
+
+# Which events there are
+
+
+def test_every_kind_of_event_is_in_a_group_that_can_be_chosen() -> None:
+    """Reads the first argument of record, entry and their like wherever it is written out."""
+    found = set()
+    for folder in ("portal", "billing", "datastores", "clusters"):
+        for path in Path(folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    continue
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in RECORDERS:
+                    found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and _is_kind(arg.value)}
+                    found |= {
+                        arg.values[0].value + "x"
+                        for arg in node.args
+                        if isinstance(arg, ast.JoinedStr) and _starts(arg)
+                    }
+    groups = {verb.partition(".")[0] for verb in found}
+    assert {"run", "invoice", "cluster", "price", "webhook", "datastore", "appcode"} <= groups
+    assert groups <= set(GROUPS) | set(PLATFORM_GROUPS), groups - set(GROUPS) - set(PLATFORM_GROUPS)
+
+
+RECORDERS = {"record", "entry", "_record", "_cloud_event", "_told", "_entry"}
+
+
+def _is_kind(value: Any) -> bool:
+    import re
+
+    return isinstance(value, str) and re.fullmatch(r"[a-z]+\.[a-z_-]+", value) is not None
+
+
+def _starts(text: ast.JoinedStr) -> bool:
+    first = text.values[0] if text.values else None
+    return isinstance(first, ast.Constant) and _is_kind(f"{first.value}x")

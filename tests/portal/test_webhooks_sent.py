@@ -1,0 +1,568 @@
+"""Webhooks on their way: nothing lost, at least once, whatever receivers and networks do. Real servers, real time-outs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db import connection, transaction
+from django.utils import timezone
+from standardwebhooks import Webhook as Verifier
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from portal import events
+from portal.models import Delivery, Event, Webhook
+from portal.webhooks import actions, posting, sending, specs
+from portal.webhooks.posting import Denied, Rules
+from portal.webhooks.specs import WebhookManifest
+from tests.portal.receiver import Receiver, certificate, receiving, say
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LOOPBACK = Rules(allowed=("127.0.0.0/8", "::1/128"))
+
+
+@pytest.fixture(autouse=True)
+def allowed(settings: Any, monkeypatch: Any) -> None:
+    settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = list(LOOPBACK.allowed), True
+    monkeypatch.setattr(sending, "LINGER", 0.0)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+def hook(appcode: Any, person: Any, url: str, *kinds: str, name: str = "hook") -> tuple[Webhook, str]:
+    spec = {"url": url, "events": list(kinds or ["*"])}
+    manifest = WebhookManifest.model_validate({"metadata": {"name": name}, "spec": spec})
+    webhook, secret = actions.create_webhook(manifest, appcode=appcode, acting_user=person)
+    Delivery.objects.all().delete()
+    return webhook, secret
+
+
+def happen(verb: str = "run.succeeded", appcode: str = "ops-demo", **data: Any) -> Event:
+    with transaction.atomic():
+        return events.record(
+            verb, actor=None, appcode=appcode, object=f"cluster {appcode}/show1", message="So.", **data
+        )
+
+
+def due_now() -> None:
+    Delivery.objects.filter(state="waiting").update(next_at=timezone.now())
+
+
+def only() -> Delivery:
+    return Delivery.objects.get()
+
+
+# What is sent
+
+
+def test_a_message_is_verified_by_the_library_of_the_specification(people: Any, receiver: Receiver) -> None:
+    webhook, secret = hook(people.ops, people.alice, receiver.url)
+    event = happen(run=3, gpu_seconds=7200, cost="3.00")
+    assert sending.send_due() == 1
+    [(headers, body)] = receiver.got
+    assert Verifier(secret).verify(body, headers) == {
+        "type": "run.succeeded",
+        "timestamp": event.at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "data": {
+            "id": event.pk, "actor": "portal", "appcode": "ops-demo", "object": "cluster ops-demo/show1", "message": "So.",
+            "details": {"run": 3, "gpu_seconds": 7200, "cost": "3.00"},
+        },
+    }  # fmt: skip
+    assert headers["host"] == f"127.0.0.1:{receiver.port}"
+    row = only()
+    assert (row.state, row.status, row.attempts, row.error) == ("delivered", 204, 1, "")
+    assert row.message_id == headers["webhook-id"]
+    assert row.headers["webhook-signature"] == headers["webhook-signature"]
+    webhook.refresh_from_db()
+    assert webhook.last_ok_at is not None
+    with pytest.raises(WebhookVerificationError):
+        Verifier(secret).verify(body.replace(b"So.", b"No."), headers)
+
+
+def test_both_secrets_sign_for_a_day(people: Any, receiver: Receiver) -> None:
+    webhook, old = hook(people.ops, people.alice, receiver.url, "run.*")
+    new = actions.rotate_secret(webhook, acting_user=people.alice)
+    happen()
+    sending.send_due()
+    Webhook.objects.update(old_secret_until=timezone.now())
+    happen()
+    sending.send_due()
+    (first, body), (second, later) = receiver.got
+    for secret in (old, new):
+        Verifier(secret).verify(body, first)
+    Verifier(new).verify(later, second)
+    with pytest.raises(WebhookVerificationError):
+        Verifier(old).verify(later, second)
+
+
+def test_events_go_where_they_were_asked_for(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url, "run.*", "invoice.closed", name="some")
+    hook(people.flight, people.mallory, receiver.url, "*", name="theirs")
+    hook(None, people.root, receiver.url, "*", name="all")
+    disabled, _ = hook(people.ops, people.alice, receiver.url, "*", name="disabled")
+    Webhook.objects.filter(pk=disabled.pk).update(enabled=False)
+    for verb in ("run.failed", "runner.failed", "invoice.closed", "invoice.credit-note"):
+        happen(verb)
+    happen("month.closed", appcode="")
+    found = Counter(Delivery.objects.values_list("webhook__name", "kind"))
+    assert found == Counter(
+        [("some", "run.failed"), ("some", "invoice.closed")]
+        + [
+            ("all", verb)
+            for verb in ("run.failed", "runner.failed", "invoice.closed", "invoice.credit-note", "month.closed")
+        ]
+    )
+
+
+def test_an_event_that_is_taken_back_is_never_sent(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        events.record("run.failed", actor=None, appcode="ops-demo")
+        raise ZeroDivisionError
+    assert sending.send_due() == 0
+    assert receiver.got == []
+
+
+def test_transactions_that_commit_out_of_order_lose_nothing(people: Any, receiver: Receiver) -> None:
+    """The earlier event is committed after the later one was delivered."""
+    hook(people.ops, people.alice, receiver.url)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        with transaction.atomic():
+            events.record("run.queued", actor=None, appcode="ops-demo")
+            begun.set()
+            go_on.wait(20)
+        connection.close()
+
+    thread = threading.Thread(target=slowly)
+    thread.start()
+    begun.wait(20)
+    happen("run.running")
+    assert sending.send_due() == 1
+    go_on.set()
+    thread.join()
+    assert sending.send_due() == 1
+    assert [json.loads(body)["type"] for _, body in receiver.got] == ["run.running", "run.queued"]
+
+
+def test_a_commit_wakes_the_sender(people: Any, receiver: Receiver) -> None:
+    from celery import current_app
+    from django.core.cache import cache
+
+    cache.clear()
+    hook(people.ops, people.alice, receiver.url)
+    with current_app.connection_for_read() as broker:
+        queue = broker.SimpleQueue("celery")
+        queue.clear()
+        cache.clear()
+        happen()
+        message = queue.get(timeout=10)
+        message.ack()
+    assert message.headers["task"] == "portal.tasks.send_webhooks"
+
+
+# When it does not work
+
+
+def test_it_is_tried_again_until_it_works(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 500 if n < 3 else 200, b"\0 not \xff now")
+    happen()
+    for number in (1, 2):
+        before = timezone.now()
+        assert sending.send_due() == 1
+        row = only()
+        assert (row.state, row.status, row.attempts) == ("waiting", 500, number)
+        assert row.error == "It answered 500 Internal Server Error."
+        assert row.answer == "� not � now"
+        nominal = 5 * 4 ** (number - 1)
+        assert 0.8 * nominal <= (row.next_at - before).total_seconds() <= 1.2 * nominal + 1
+        assert sending.send_due() == 0, "not before its time"
+        due_now()
+    assert sending.send_due() == 1
+    assert (only().state, only().attempts) == ("delivered", 3)
+    assert len(set(receiver.ids)) == 1
+    assert len({body for _, body in receiver.got}) == 1
+
+
+def test_waits_grow_to_half_a_day_and_all_end_after_three_days() -> None:
+    at, waits = dt.timedelta(0), []
+    while at < specs.TRY_FOR:
+        waits.append(specs.wait(len(waits) + 1, 0.5))
+        at += waits[-1]
+    assert [wait.total_seconds() for wait in waits[:4]] == [5, 20, 80, 320]
+    assert max(waits) == dt.timedelta(hours=12)
+    assert 10 <= len(waits) <= 16
+
+
+def test_a_busy_receiver_says_how_long_to_wait(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 429, retry_after="600" if n == 1 else "99999999")
+    happen()
+    sending.send_due()
+    assert 590 < (only().next_at - timezone.now()).total_seconds() <= 600
+    due_now()
+    sending.send_due()
+    assert (only().next_at - timezone.now()).total_seconds() < 30, "nonsense is not believed"
+
+
+def test_a_redirect_is_not_followed(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 302, location=receiver.url)
+    happen()
+    sending.send_due()
+    assert len(receiver.got) == 1
+    assert (only().state, only().status) == ("waiting", 302)
+    assert "redirects are not followed" in only().error
+
+
+def test_gone_disables_and_tells(people: Any, receiver: Receiver, settings: Any) -> None:
+    from billing import mails
+
+    settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+    webhook, _ = hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 410)
+    happen()
+    sending.send_due()
+    assert Delivery.objects.get(kind="run.succeeded").state == "failed"
+    webhook.refresh_from_db()
+    assert (webhook.enabled, webhook.disabled_reason) == (False, "Its receiver answered 410 Gone.")
+    told = Event.objects.get(verb="webhook.disabled")
+    assert (told.actor, told.appcode, told.object) == (None, "ops-demo", "webhook ops-demo/hook")
+    mails.send_due()
+    [letter] = mail.outbox
+    assert letter.to == ["ops-demo@example.com"]
+    assert letter.subject == "Webhook ops-demo/hook is disabled"
+    assert "/appcodes/ops-demo/webhooks/hook" in letter.body
+    assert "in-the-url" not in letter.body
+    happen()
+    assert sending.send_due() == 0
+    # What waits goes on when somebody has mended it.
+    receiver.answer = None
+    manifest = {"metadata": {"name": "hook"}, "spec": {"url": receiver.url, "events": ["*"], "enabled": True}}
+    actions.change_webhook(webhook, WebhookManifest.model_validate(manifest), acting_user=people.alice)
+    sending.send_due()
+    assert [json.loads(body)["type"] for _, body in receiver.got[1:]] == ["webhook.changed"]
+
+
+def test_after_three_days_without_any_success_it_is_disabled(people: Any, receiver: Receiver) -> None:
+    webhook, _ = hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 503)
+    long_ago = timezone.now() - specs.TRY_FOR
+    for last_ok, enabled in ((timezone.now(), True), (long_ago - dt.timedelta(hours=1), False)):
+        happen()
+        Webhook.objects.update(last_ok_at=last_ok)
+        Delivery.objects.filter(state="waiting").update(first_at=long_ago, attempts=12, next_at=timezone.now())
+        sending.send_due()
+        webhook.refresh_from_db()
+        assert webhook.enabled is enabled, "it takes others, so this one alone is given up"
+        assert not Delivery.objects.filter(state="waiting", kind="run.succeeded").exists()
+    assert Event.objects.filter(verb="webhook.disabled").count() == 1
+
+
+def test_who_is_killed_between_sending_and_writing_it_down_sends_it_twice_under_one_id(
+    people: Any, receiver: Receiver, tmp_path: Any
+) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    happen()
+    program = (
+        "import os, django; django.setup();"
+        "from django.conf import settings; settings.WEBHOOK_NETWORKS = ['127.0.0.0/8'];"
+        "from portal.webhooks import sending; sending.send_due()"
+    )
+    address = {
+        key: str(value) for key, value in connection.settings_dict.items() if key in ("NAME", "HOST", "PORT", "USER")
+    }
+    url = os.environ["DATABASE_URL"].partition("?")
+    database = url[0].rsplit("/", 1)[0] + f"/{address['NAME']}" + url[1] + url[2]
+    sender: list[subprocess.Popen[bytes]] = []
+
+    def kill_it(handler: Any, n: int) -> None:
+        if n == 1:
+            sender[0].send_signal(signal.SIGKILL)
+            sender[0].wait()
+        say(handler, 204)
+
+    receiver.answer = kill_it
+    env = {**os.environ, "DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    sender.append(subprocess.Popen([sys.executable, "-c", program], env=env))
+    assert sender[0].wait(60) == -signal.SIGKILL
+    assert (only().state, only().attempts) == ("waiting", 1)
+    assert sending.send_due() == 0, "it is still held"
+    due_now()
+    assert sending.send_due() == 1
+    assert only().state == "delivered"
+    assert len(receiver.got) == 2
+    assert len(set(receiver.ids)) == 1
+
+
+def test_two_senders_at_once_send_nothing_twice(people: Any, receiver: Receiver) -> None:
+    """Even without the lock that lets only one of them begin."""
+    hook(people.ops, people.alice, receiver.url)
+    hook(None, people.root, receiver.url, name="all")
+    for _ in range(30):
+        happen()
+    held, done = sending.rules(), []
+
+    def send() -> None:
+        while jobs := sending.claim(8, []):
+            for job in jobs:
+                attempt = sending.attempt(job, held)
+                sending.record(attempt)
+                done.append(job.message)
+        connection.close()
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while Delivery.objects.filter(state="waiting").exists():
+        sending.send_due()
+    assert len(receiver.ids) == len(set(receiver.ids)) == 60
+    assert set(Delivery.objects.values_list("attempts", flat=True)) == {1}
+
+
+def test_a_claim_that_was_lost_changes_nothing(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    happen()
+    [first] = sending.claim(8, [])
+    due_now()
+    [second] = sending.claim(8, [])
+    sending.record(sending.attempt(second, LOOPBACK))
+    receiver.answer = lambda handler, n: say(handler, 500)
+    sending.record(sending.attempt(first, LOOPBACK))
+    assert (only().state, only().status) == ("delivered", 204)
+
+
+def test_one_slow_receiver_does_not_hold_up_others(
+    people: Any, receiver: Receiver, monkeypatch: Any, make_appcode: Any
+) -> None:
+    monkeypatch.setattr(posting, "ANSWER", 3.0)
+    free = threading.Event()
+    with receiving() as slow:
+        slow.answer = lambda handler, n: free.wait(20)
+        hook(people.flight, people.mallory, slow.url, name="slow")
+        hook(people.ops, people.alice, receiver.url)
+        for _ in range(40):
+            happen(appcode="flight-demo")
+        for _ in range(20):
+            happen(appcode="ops-demo")
+        began = time.monotonic()
+        sender = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
+        sender.start()
+        while len(receiver.got) < 20 and time.monotonic() < began + 10:
+            time.sleep(0.02)
+        took = time.monotonic() - began
+        assert len(receiver.got) == 20
+        assert took < 3.0, "all of them before the first slow one was over"
+        Webhook.objects.filter(name="slow").update(enabled=False)
+        free.set()
+        sender.join()
+        assert slow.most_at_one_time <= sending.PER_HOST
+
+
+# What receivers do
+
+
+def post(url: str, rules: Rules = LOOPBACK) -> posting.Answer:
+    return posting.post(specs.target(url), b"{}", {"content-type": "application/json"}, rules)
+
+
+def test_silence_ends(receiver: Receiver, monkeypatch: Any) -> None:
+    monkeypatch.setattr(posting, "ANSWER", 0.5)
+    free = threading.Event()
+    receiver.answer = lambda handler, n: free.wait(10)
+    answer = post(receiver.url)
+    free.set()
+    assert answer.status is None
+    assert answer.error.startswith("No answer within")
+    assert answer.seconds < 2
+
+
+def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
+    """Each of them comes in time; all of them never do."""
+    monkeypatch.setattr(posting, "ANSWER", 0.6)
+
+    def drip(handler: Any, n: int) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    receiver.answer = drip
+    answer = post(receiver.url)
+    assert answer.status is None
+    assert answer.error.startswith("No answer within")
+    assert answer.seconds < 2
+
+
+def test_an_endless_answer_is_cut(receiver: Receiver) -> None:
+    sent = Counter[str]()
+
+    def endless(handler: Any, n: int) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while sent["bytes"] < 200 * 2**20:
+            handler.wfile.write(b"x" * 65536)
+            sent["bytes"] += 65536
+
+    receiver.answer = endless
+    answer = post(receiver.url)
+    assert (answer.status, answer.error, answer.excerpt) == (200, "", "x" * specs.MAX_EXCERPT)
+    assert sent["bytes"] < 50 * 2**20
+
+
+def test_what_is_no_http_is_told(monkeypatch: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def babble() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(b"220 mail.example ESMTP\0\x1b[31m\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        answer = post(f"http://127.0.0.1:{port}/")
+        thread.join()
+    assert answer.status is None
+    assert answer.error.startswith("The connection failed: 220 mail.example")
+    assert answer.error.isprintable()
+    assert post(f"http://127.0.0.1:{port}/").error.startswith("The connection failed:")
+
+
+def test_tls_is_verified_by_name_on_the_checked_address(tmp_path: Any, monkeypatch: Any) -> None:
+    public, key = certificate(tmp_path, "hooks.example", "127.0.0.1")
+    resolve_to(monkeypatch, {"hooks.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]})
+    trusting = Rules(LOOPBACK.allowed, (), str(public))
+    with receiving((public, key)) as receiver:
+        assert post(f"https://hooks.example:{receiver.port}/", trusting).status == 204
+        assert receiver.got[0][0]["host"] == f"hooks.example:{receiver.port}"
+        assert post(receiver.url, trusting).status == 204
+        assert "certificate is not accepted" in post(f"https://other.example:{receiver.port}/", trusting).error
+        assert "certificate is not accepted" in post(f"https://hooks.example:{receiver.port}/").error
+        assert len(receiver.got) == 2
+
+
+# Where it may go
+
+
+def resolve_to(monkeypatch: Any, names: dict[str, list[str]]) -> Counter[str]:
+    """The resolver says this of these names, and counts what it was asked."""
+    asked, real = Counter[str](), socket.getaddrinfo
+
+    def resolve(host: str, port: int, *args: Any, **options: Any) -> Any:
+        asked[host] += 1
+        if host not in names:
+            return real(host, port, *args, **options)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in names[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return asked
+
+
+FORBIDDEN = (
+    "127.0.0.1", "127.9.9.9", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+    "224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "240.0.0.1", "100.100.100.200", "::1", "::",
+    "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "2002:7f00:1::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1", "::127.0.0.1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", FORBIDDEN)
+def test_addresses_that_are_not_on_the_internet_are_forbidden(address: str) -> None:
+    with pytest.raises(Denied):
+        posting.check(posting.plain(address), Rules())
+
+
+def test_the_internet_is_open_but_for_what_is_closed() -> None:
+    for address in ("93.184.215.14", "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"):
+        posting.check(posting.plain(address), Rules())
+        with pytest.raises(Denied):
+            posting.check(posting.plain(address), Rules(denied=("8.8.8.0/24", "93.0.0.0/8", "2606:4700::/32")))
+    posting.check(posting.plain("10.20.1.1"), Rules(allowed=("10.20.0.0/16",)))
+    posting.check(ipaddress.ip_address("10.20.1.1"), Rules(allowed=("10.20.0.0/16",), denied=("10.0.0.0/8",)))
+
+
+def test_a_name_that_leads_inside_is_refused_when_it_is_sent(receiver: Receiver, monkeypatch: Any) -> None:
+    resolve_to(monkeypatch, {"inside.example": ["127.0.0.1"]})
+    answer = post(f"http://inside.example:{receiver.port}/", Rules())
+    assert answer.status is None
+    assert "127.0.0.1 is no address of the public internet" in answer.error
+    assert post(f"http://localhost:{receiver.port}/", Rules()).status is None
+    assert post(f"http://0x7f.1:{receiver.port}/", Rules()).status is None
+    assert post(f"http://2130706433:{receiver.port}/", Rules()).status is None
+    assert receiver.got == []
+
+
+def test_an_answer_that_changes_between_two_look_ups_gains_nothing(receiver: Receiver, monkeypatch: Any) -> None:
+    """Rebinding: the first answer may be, the second is inside. The name is looked up once, and what was judged is used."""
+    names = {"rebind.example": ["127.0.0.2"]}
+    asked = resolve_to(monkeypatch, names)
+    real = posting.check
+
+    def check_then_change(ip: Any, rules: Rules) -> None:
+        real(ip, rules)
+        names["rebind.example"] = ["127.0.0.1"]
+
+    monkeypatch.setattr(posting, "check", check_then_change)
+    answer = post(f"http://rebind.example:{receiver.port}/", Rules(allowed=("127.0.0.2/32",)))
+    assert answer.status is None
+    assert receiver.got == [], "nothing listens at the address that was judged"
+    assert asked["rebind.example"] == 1
+
+
+def test_of_several_addresses_only_those_are_used_that_may_be(receiver: Receiver, monkeypatch: Any) -> None:
+    resolve_to(monkeypatch, {"both.example": ["10.0.0.1", "127.0.0.1"]})
+    assert post(f"http://both.example:{receiver.port}/", LOOPBACK).status == 204
+    assert post(f"http://both.example:{receiver.port}/", Rules()).status is None
+
+
+def test_a_name_that_is_not_there_is_told() -> None:
+    assert "was not found" in post("https://nothing.invalid/").error
+
+
+# What is forgotten
+
+
+def test_old_deliveries_are_forgotten_and_deleted_webhooks_with_them(
+    people: Any, receiver: Receiver, settings: Any
+) -> None:
+    webhook, _ = hook(people.ops, people.alice, receiver.url)
+    happen()
+    happen()
+    sending.send_due()
+    first = Delivery.objects.earliest("pk")
+    Delivery.objects.filter(pk=first.pk).update(
+        created_at=timezone.now() - settings.WEBHOOK_MEMORY - dt.timedelta(minutes=1)
+    )
+    assert sending.forget() == 1
+    actions.delete_webhook(webhook, acting_user=people.alice)
+    assert sending.forget() == 0
+    assert Webhook.objects.get().secret == Webhook.objects.get().url == "-"
+    sending.forget(timezone.now() + settings.WEBHOOK_MEMORY + dt.timedelta(minutes=1))
+    assert not Webhook.objects.exists()
+    assert Event.objects.filter(verb="run.succeeded").count() == 2
