@@ -1,7 +1,7 @@
 from django.urls import URLPattern, URLResolver, path
 
 # The routes of pages know what a month in an address is.
-from billing import api, dashboard_api, invoice_api, invoice_routes, price_api  # noqa: F401
+from billing import api, dashboard_api, export_api, invoice_api, invoice_routes, price_api  # noqa: F401
 
 INVOICE = "appcodes/<slug:code>/invoices/<month:month>"
 
@@ -12,6 +12,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("dashboard/waste", dashboard_api.WasteOverTime.as_view()),
     path("dashboard/reconciliation", dashboard_api.Reconciliation.as_view()),
     path("segments/<int:pk>", dashboard_api.OneSegment.as_view()),
+    path("exports/focus", export_api.FocusExport.as_view()),
     path("examples", dashboard_api.Examples.as_view()),
     path("prices", price_api.Prices.as_view()),
     path("prices/<int:pk>", price_api.OnePrice.as_view()),

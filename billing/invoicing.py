@@ -156,6 +156,15 @@ def span_of(closing: Closing) -> Span:
     return Span(closing.month, _low(closing.month), _after(closing.month), closing.mark)
 
 
+def span_so_far(month: dt.date) -> Span:
+    """What the invoices of a month cover, whether it is closed or not."""
+    closing = Closing.objects.filter(month=month).first()
+    unfinished = Closing.objects.filter(month__lt=month, closed_at=None).exists()
+    # Only the next invoice to be closed has what came late.
+    after = ENDLESS if unfinished else _after(month)
+    return Span(month, _low(month), after, (closing and closing.mark) or ENDLESS)
+
+
 def _after(month: dt.date) -> int:
     """The mark of the month before."""
     before = Closing.objects.filter(month__lt=month).exclude(mark=None).order_by("-month").first()
@@ -327,12 +336,12 @@ def state_of(month: dt.date, now: dt.datetime) -> str:
 
 def draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
     """What the invoice of an open month says, exact to the second: what is posted, and what is still to be."""
-    with _snapshot():
+    with snapshot():
         return _draft(appcode, month, now)
 
 
 @contextmanager
-def _snapshot() -> Iterator[None]:
+def snapshot() -> Iterator[None]:
     """What is read within is all of one moment, so that what is just being posted is not seen twice or never."""
     outermost = not connection.in_atomic_block
     with transaction.atomic():
@@ -344,10 +353,7 @@ def _snapshot() -> Iterator[None]:
 
 def _draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
     closing = Closing.objects.filter(month=month).first()
-    unfinished = Closing.objects.filter(month__lt=month, closed_at=None).exists()
-    after = _after(month)
-    # Only the next invoice to be closed has what came late.
-    span = Span(month, _low(month), ENDLESS if unfinished else after, (closing and closing.mark) or ENDLESS)
+    span = span_so_far(month)
     lines = _sums(span, appcode.pk).get(appcode.pk, [])
     if span.mark == ENDLESS:
         lines = invoices.added(

@@ -122,12 +122,12 @@ def take_stream_slots(person: int, seconds: int) -> list[Slot]:
             (
                 f"streams:{person}",
                 STREAMS_PER_PERSON,
-                f"You follow {STREAMS_PER_PERSON} logs or commands already; end one of them.",
+                f"You follow {STREAMS_PER_PERSON} logs, commands or exports already; end one of them.",
             ),
             (
                 "streams",
                 settings.MAX_LOG_STREAMS,
-                "Too many logs and commands are being followed at this moment; try again in a few seconds.",
+                "Too many logs, commands and exports are being followed at this moment; try again in a few seconds.",
             ),
         ):
             slot = next(

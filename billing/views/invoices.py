@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from billing import invoice_access, invoicing, mails, pdf
+from billing.exports import FORMATS
 from billing.files import csv_file, download
 from billing.forms import CreditNoteForm
 from billing.invoice_access import (
@@ -60,6 +61,7 @@ def invoice_list(request: HttpRequest) -> HttpResponse:
     shown, following = page_of(request, rows, "-id")
     told = invoice_access.mails_of(shown)
     context = {
+        "latest": months[0][0] if months else None, "focus_formats": FORMATS,
         "rows": [(row, invoice_access.to_pay(row), told[row.number]) for row in shown],
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": invoice_access.open_months(appcodes, now), "now": now,

@@ -1,0 +1,230 @@
+"""FOCUS 1.2: what a month cost, entry by entry, adds up to its invoices, and the public validator takes it."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import tracemalloc
+from collections import defaultdict
+from decimal import Decimal
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
+from pyarrow import parquet
+from rest_framework.test import APIClient
+
+from billing import exports, focus, invoicing, posting
+from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
+from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
+from tests.focus.validator import validate
+
+
+def read(month: dt.date, appcodes: list[int] | None = None) -> list[dict[str, str]]:
+    data = b"".join(exports.chunks(month, appcodes, "csv"))
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+
+
+def total(rows: list[dict[str, str]], column: str = "BilledCost") -> Decimal:
+    return sum((Decimal(row[column]) for row in rows), Decimal(0))
+
+
+@pytest.fixture
+def months(people):
+    """Two closed months with discounts, a special price, a move to another business line, a correction, late usage, credits and a
+    credit note, and one that is open."""
+    since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    for sku, per_hour in (
+        ("gpu", "1.2"),
+        ("gpu:A100", "3.3333"),
+        ("cpu", "0.03"),
+        ("memory", "0.004"),
+        ("storage", "0.0001"),
+    ):
+        Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=since)
+    Price.objects.create(sku="cpu", per_hour=Decimal("0.027"), valid_from=since, appcode=people.flight)
+    Discount.objects.create(sku="gpu", percent=Decimal("12.5"), valid_from=at(HOUR // 2), business_line="qunarcorp.ops")
+    Credit.objects.create(
+        appcode=people.ops, amount=2, reason="A night without power", valid_from=since, created_by="root"
+    )
+    record(
+        pod(people.ops.pk, "p-1", end=HOUR + 7, gpu_model="A100"), pod(people.ops.pk, "p-2", end=3 * HOUR + 1, gpus=0),
+        pod(people.flight.pk, "p-3", end=1234, storage_mb=777), pod(people.flight.pk, "p-4", end=40 * DAY),
+    )  # fmt: skip
+    posting.post(at(4 * HOUR))
+    # Told later and at other times: a reversal within the month.
+    record(pod(people.ops.pk, "p-2", end=3 * HOUR + 1, gpus=0, begin=-7))
+    posting.post(at(5 * HOUR))
+    invoicing.close_due(IN_APRIL)
+    record(
+        pod(people.ops.pk, "p-5", begin=-3 * DAY, end=-3 * DAY + 101), pod(people.ops.pk, "p-6", begin=DAY, end=DAY + 5)
+    )
+    record(pod(people.ops.pk, "p-1", begin=-11, end=HOUR + 7, gpu_model="A100"))
+    posting.post(IN_APRIL + dt.timedelta(days=1))
+    invoicing.close_due(IN_MAY)
+    march = Invoice.objects.get(appcode=people.ops, month=MARCH)
+    note = invoicing.credit_note(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
+    assert LedgerEntry.objects.filter(kind="reversal").exists()
+    assert note.issued_at.month == timezone.now().month
+    return people
+
+
+@pytest.mark.parametrize("month", [MARCH, APRIL])
+def test_a_month_adds_up_to_its_invoices(months, month):
+    rows, invoices = read(month), list(Invoice.objects.filter(month=month))
+    sums: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        sums[row["InvoiceId"]].append(row)
+    assert {number: total(of) for number, of in sums.items()} == {each.number: each.total for each in invoices}
+    assert total(rows) == sum(each.total for each in invoices)
+    assert total(rows, "EffectiveCost") == total(rows)
+    exact = [row for row in rows if row["ChargeCategory"] == "Usage"]
+    for row in exact:
+        for cost, price in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
+            assert Decimal(row[cost]) == Decimal(row[price]) * Decimal(row["PricingQuantity"])
+        assert row["BilledCost"] == row["EffectiveCost"] == row["ContractedCost"]
+    assert total(exact, "ListCost") > total(exact)
+    # To the second: what was metered is what the ledger has.
+    span = invoicing.span_so_far(month)
+    entries = [entry for entry in LedgerEntry.objects.all() if span.covers(entry)]
+    assert [row["x_LedgerEntryId"] for row in exact] == [str(entry.pk) for entry in entries]
+    for row, entry in zip(exact, entries, strict=True):
+        assert Decimal(row["ConsumedQuantity"]) * (1000 if entry.sku == "cpu" else 1) == entry.quantity
+        assert abs(Decimal(row["BilledCost"]) - entry.amount) < Decimal("1e-10")
+
+
+def test_every_kind_of_charge_is_what_the_specification_calls_it(months):
+    march, april = read(MARCH), read(APRIL)
+    kinds = {(row["x_LedgerKind"], row["ChargeCategory"], row["ChargeClass"]) for row in march + april}
+    assert kinds == {
+        ("usage", "Usage", ""), ("usage", "Usage", "Correction"), ("reversal", "Usage", ""), ("reversal", "Usage", "Correction"),
+        ("credit", "Credit", ""), ("rounding", "Adjustment", ""),
+    }  # fmt: skip
+    late = next(row for row in april if row["ResourceId"] == "p-5" and row["SkuId"] == "gpu")
+    assert (late["BillingPeriodStart"], late["ChargePeriodStart"]) == ("2026-04-01T00:00:00Z", "2026-03-28T22:00:00Z")
+    assert (late["PricingUnit"], late["ConsumedUnit"], late["ConsumedQuantity"]) == ("GPU-Hours", "GPU-Seconds", "101")
+    assert late["Tags"].startswith('{"gpu-cloud/cluster":"show1",')
+    assert (late["SubAccountId"], late["BillingAccountId"], late["ResourceName"]) == (
+        "ops-demo", "qunarcorp.ops", "show1-1-worker-0",
+    )  # fmt: skip
+    discounted = [row for row in march if row["x_DiscountPercent"] == "12.5"]
+    assert discounted
+    assert {Decimal(row["ContractedUnitPrice"]) / Decimal(row["ListUnitPrice"]) for row in discounted} == {
+        Decimal("0.875")
+    }
+
+
+def test_credit_notes_stand_in_the_month_in_which_they_were_issued(months):
+    note = CreditNote.objects.get()
+    (row,) = [row for row in read(timezone.now().date().replace(day=1)) if row["x_LedgerKind"] == "credit-note"]
+    assert (row["InvoiceId"], row["BilledCost"], row["ChargeCategory"]) == (note.number, "-0.1", "Adjustment")
+    assert (row["ChargeClass"], row["ChargePeriodStart"]) == ("Correction", "2026-03-01T00:00:00Z")
+
+
+def test_an_open_month_has_what_is_posted_on_no_invoice(months):
+    posting.post(at(50 * DAY))
+    rows = read(MAY)
+    assert {row["InvoiceId"] for row in rows} == {""}
+    draft = invoicing.draft(months.flight, MAY, at(50 * DAY))
+    assert abs(total(rows) - sum(line.exact for line in draft.document.lines)) < Decimal("1e-9")
+
+
+def test_parquet_says_the_same_as_csv(months, tmp_path):
+    file = tmp_path / "april.parquet"
+    file.write_bytes(b"".join(exports.chunks(APRIL, None, "parquet")))
+    table = parquet.read_table(file)
+    assert table.column_names == list(focus.COLUMNS)
+    told = [{name: focus.text(value) for name, value in row.items()} for row in table.to_pylist()]
+    assert told == read(APRIL)
+    empty = tmp_path / "empty.parquet"
+    empty.write_bytes(b"".join(exports.chunks(dt.date(2020, 1, 1), None, "parquet")))
+    assert parquet.read_table(empty).num_rows == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", exports.FORMATS)
+def test_the_public_validator_finds_nothing(months, tmp_path, kind):
+    file = tmp_path / f"april.{kind}"
+    call_command("export_focus", month="2026-04", format=kind, output=str(file))
+    verdict = validate(file)
+    # InvoiceId is to be null (C-004) or not to be (C-005): of any file one of these rules fails, and C-003 wants one to hold.
+    assert verdict.failed == ["InvoiceId-C-004-C"]
+    assert "InvoiceId-C-003-C: PASS" in verdict.output
+    assert verdict.passed > 270
+
+
+@pytest.mark.timeout(600)
+def test_the_public_validator_would_find_something(months, tmp_path):
+    file = tmp_path / "march.csv"
+    call_command("export_focus", month="2026-03", output=str(file))
+    file.write_text(file.read_text().replace(",Usage,", ",Use,").replace(",USD,", ",Dollars,"))
+    failed = set(validate(file).failed)
+    assert {"BillingCurrency-C-003-M", "BillingCurrency-C-006-M"} <= failed, failed
+    assert any(name.startswith("ChargeCategory-") for name in failed), failed
+
+
+def test_the_command_writes_a_file_or_says_why_not(months, tmp_path, capfdbinary):
+    file = tmp_path / "march.csv"
+    call_command("export_focus", month="2026-03", output=str(file))
+    call_command("export_focus", month="2026-03", output="-")
+    assert capfdbinary.readouterr().out == file.read_bytes()
+    assert [each.name for each in tmp_path.iterdir()] == ["march.csv"]
+    call_command("export_focus", month="2026-03", appcode=["flight-demo"], output=str(file))
+    assert {row["SubAccountId"] for row in csv.DictReader(file.open())} == {"flight-demo"}
+    for wrong in ({"month": "2026-13"}, {"month": "2099-01"}, {"month": "2026-03", "appcode": ["nobody"]}):
+        with pytest.raises(CommandError):
+            call_command("export_focus", **wrong)
+    with pytest.raises(CommandError, match="cannot be written"):
+        call_command("export_focus", month="2026-03", output=str(tmp_path / "absent" / "march.csv"))
+
+
+def test_rest_gives_everybody_their_own(months):
+    api = APIClient()
+    path = "/api/v1/exports/focus"
+    assert api.get(path, {"month": "2026-03"}).status_code == 401
+    codes = {}
+    for name in ("alice", "victor", "mallory", "root"):
+        api.force_authenticate(getattr(months, name))
+        response = api.get(path, {"month": "2026-03"})
+        assert response.status_code == 200
+        text = b"".join(response.streaming_content).decode()
+        codes[name] = {row["SubAccountId"] for row in csv.DictReader(io.StringIO(text))}
+    ops, flight = {"ops-demo"}, {months.flight.code}
+    assert codes == {"alice": ops, "victor": ops, "mallory": flight, "root": ops | flight}
+    response = api.get(path, {"month": "2026-03", "format": "parquet", "appcode": "ops-demo"})
+    assert response["Content-Disposition"] == 'attachment; filename="focus-ops-demo-2026-03.parquet"'
+    assert b"".join(response.streaming_content)[:4] == b"PAR1"
+    for query in ({}, {"month": "2026-3"}, {"month": "2026-03", "format": "xlsx"}, {"month": "2099-01"}):
+        assert api.get(path, query).status_code == 422
+    api.force_authenticate(months.mallory)
+    assert api.get(path, {"month": "2026-03", "appcode": "ops-demo"}).status_code == 404
+
+
+@pytest.mark.parametrize("kind", exports.FORMATS)
+def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
+    monkeypatch.setattr(exports, "PORTION", 200)
+    monkeypatch.setattr(exports, "ROW_GROUP", 1000)
+    columns = (
+        "segment_id, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line,"
+        " consumer, labels"
+    )
+
+    def peak(copies: int) -> tuple[int, int]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO billing_ledgerentry (kind, {columns}) SELECT kind, {columns}"
+                " FROM billing_ledgerentry, generate_series(1, %s)"
+                " WHERE id = (SELECT max(id) FROM billing_ledgerentry WHERE kind = 'usage')",
+                [copies],
+            )
+        tracemalloc.start()
+        size = sum(len(chunk) for chunk in exports.chunks(MAY, None, kind))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size, most
+
+    few, many = peak(2000), peak(6000)
+    assert many[0] > few[0] * (2 if kind == "csv" else 1)
+    assert many[1] < 1.5 * few[1]

@@ -1,0 +1,65 @@
+"""The public FOCUS validator, installed once into a cache outside the tree. Its exit status is 0 whatever it finds, so that what
+it prints is read. It uses the rules that it ships (FOCUS_RULES) and never asks the network for others."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kube.binary import cache
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+FOCUS_RULES = "1.2.0.1"
+# What this provider supports, in the validator's words. It has neither regions nor commitments nor other currencies.
+CRITERIA = (
+    "ACCOUNT_NAMING_SUPPORTED", "MULTIPLE_BILLING_ACCOUNT_TYPES_SUPPORTED", "MULTIPLE_PRICING_CATEGORIES_SUPPORTED",
+    "MULTIPLE_SUB_ACCOUNT_TYPES_SUPPORTED", "NEGOTIATED_PRICING_SUPPORTED", "PUBLIC_PRICE_LIST_SUPPORTED",
+    "USAGE_MEASUREMENT_SUPPORTED", "UNIT_PRICING_SUPPORTED", "SUB_ACCOUNT_SUPPORTED",
+    "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED", "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED", "TAGGING_SUPPORTED",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many rules passed, which failed, and everything that was printed."""
+
+    passed: int
+    failed: list[str]
+    output: str
+
+
+def validate(file: Path) -> Verdict:
+    """`file` is CSV or Parquet, by its name."""
+    folder = _installed()
+    command = [
+        folder / "bin" / "focus-validator", "--data-file", file.absolute(), "--validate-version", FOCUS_RULES, "--block-download",
+        "--applicability-criteria", ",".join(CRITERIA), "--show-violations",
+    ]  # fmt: skip
+    # It looks for its list of currencies in the folder that it is started in.
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=packages, check=False)
+    output = done.stdout + done.stderr
+    summary = re.search(r"^Total: \d+ \| Pass: (\d+) \| Fail: (\d+) \| Skipped: \d+$", output, re.MULTILINE)
+    assert summary, f"the validator did not come to its end:\n{output}"
+    failed = re.findall(r"^\S+ (\S+): FAIL ", output, re.MULTILINE)
+    assert len(failed) == int(summary[2]), output
+    return Verdict(int(summary[1]), failed, output)
+
+
+def _installed() -> Path:
+    """The environment, made now if need be; two processes that want it at the same time make it once."""
+    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    folder = cache("focus-validator") / key
+    with (cache("focus-validator") / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
+            subprocess.run([*pip, "--ignore-requires-python", "-r", REQUIREMENTS], check=True)
+            (folder / "complete").touch()
+    return folder
