@@ -9,11 +9,16 @@ was done, for HOLD_SECONDS at most.
 `copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
 something is due, so it may die anywhere. Logs are collected in files here and stored as a whole, so that an object store
 that is away for a while holds up nothing. Neither metering nor the controller ever waits for a log.
+
+Of a run with more tasks than can be followed at a time (FOLLOWED in each loop), the logs of the others are copied as they
+are, one portion after the other, before it is ended: what they write after that is missing, and they say so. The files of one
+process have LOGS_SPOOL_BYTES together; a log for which there is no room is cut, and says so, too.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import logging
 import tempfile
 import threading
@@ -48,8 +53,10 @@ CLAIM = dt.timedelta(seconds=60)
 SHORTEST, LONGEST = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
 # … and as long as it may fail for other reasons than that the log is gone.
 PATIENCE = dt.timedelta(days=3)
-# Loops in the whole installation, each with so many logs at a time.
-LOOPS, AT_ONCE = 2, 128
+# … and as long as its logs are being opened, at most.
+LONGEST_PREPARE = dt.timedelta(seconds=60)
+# Loops in the whole installation, each with so many logs at a time, of which so many are of tasks that are still to end.
+LOOPS, AT_ONCE, FOLLOWED = 2, 160, 128
 LOOP_LOCK = 6_117_100
 TICK = 0.5
 # A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
@@ -57,7 +64,12 @@ ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
 # How long a log that was read waits here for the object store.
 STORE_SECONDS = 900.0
 IN_MEMORY = 256 * 1024
-CUT = "\n[The log is longer than {} MiB; only its beginning was kept.]\n"
+PIECE = 1024 * 1024
+# How long a log waits for others to leave it room.
+ROOM_SECONDS = 10.0
+CUT = "The log is longer than {} MiB; only its beginning was kept."
+NO_ROOM = "The portal had no room for more of it; only its beginning was kept."
+EARLY = "What it wrote after its run was to end is missing: more than {} logs were to be kept at that moment."
 BROKEN_OFF = b"\n[The rest of this log was lost with its pod.]\n"
 GONE = "Its pod was gone before the log could be copied."
 
@@ -88,7 +100,14 @@ def prepare(run: Run) -> bool:
         marked = run.tasks.filter(phase="Running", log_state="").update(log_state=DUE, log_claimed_until=None)
     if marked:
         wakeups.wake_logs()
-    return bool(marked)
+        Run.objects.filter(pk=run.pk, logs_asked_at=None).update(logs_asked_at=timezone.now())
+        return True
+    if run.logs_asked_at is None or run.logs_asked_at < timezone.now() - LONGEST_PREPARE:
+        return False
+    # More than can be opened at a time; whether somebody is at it.
+    waiting = run.tasks.filter(phase="Running", log_state=DUE)
+    at_work = run.tasks.filter(Q(log_state__in=[OPEN, KEPT]) | Q(log_claimed_until__gt=timezone.now()))
+    return waiting.exists() and at_work.exists()
 
 
 class Holding:
@@ -162,6 +181,7 @@ class Job:
 
     task: Task
     is_ending: bool
+    is_followed: bool = True
     opened: threading.Event = field(default_factory=threading.Event)
     trouble: str = ""
     written: str = ""
@@ -202,7 +222,9 @@ class Copying:
         except CloudError as error:
             _finish(task, Outcome(DUE, message=str(error)))
             return
-        job = Job(task, is_ending=task.phase not in ENDED)
+        is_ending = task.phase not in ENDED
+        followed = sum(job.is_ending and job.is_followed for job in self._jobs.values())
+        job = Job(task, is_ending, is_followed=not is_ending or followed < FOLLOWED)
         self._jobs[threads.submit(_copy, job, self._store, cloud, registry.run_ref(task.run))] = job
 
     def _all_open(self) -> bool:
@@ -256,10 +278,10 @@ def _copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
     """Runs in a thread without a database."""
     task = job.task
     try:
-        with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
-            size = _collect(job, cloud, ref, file)
+        with _room.use() as room, tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
+            size, message = _collect(job, cloud, ref, file, room)
             key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
-            return _store(job, lambda: store.keep(key, file, size), file, size)
+            return _store(job, lambda: store.keep(key, file, size), file, size, message)
     except _Absent:
         return Outcome(LOST, message=GONE)
     except (CloudError, OSError) as error:
@@ -275,21 +297,85 @@ class _Absent(Exception):
     pass
 
 
-def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes]) -> int:
-    """Writes the whole log, to its end, and returns its size."""
+def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], room: Share) -> tuple[int, str]:
+    """Writes the whole log, to its end; its size, and what people should know of it."""
     task = job.task
-    left = settings.LOGS_MAX_BYTES
-    for chunk in _patiently(job, cloud.follow(ref, task.role, task.index, attempt=task.attempt)):
+    left, said = settings.LOGS_MAX_BYTES, ""
+    follow: Callable[..., Iterator[LogChunk]] = cloud.follow if job.is_followed else functools.partial(_as_it_is, cloud)
+    for chunk in _patiently(job, follow(ref, task.role, task.index, attempt=task.attempt)):
         if chunk.absent and not file.tell():
             raise _Absent
+        if file.tell() + len(chunk.data) > IN_MEMORY and not room.take(len(chunk.data)):
+            said = NO_ROOM
+            break
         file.write(chunk.data[:left])
         left -= len(chunk.data)
         if chunk.absent:
             file.write(BROKEN_OFF)
         if left < 0:
-            file.write(CUT.format(settings.LOGS_MAX_BYTES // 2**20).encode())
+            said = CUT.format(settings.LOGS_MAX_BYTES // 2**20)
             break
-    return file.tell()
+        if not (job.is_followed or chunk.complete or chunk.data):
+            said = EARLY.format(LOOPS * FOLLOWED)
+            break
+    if said:
+        file.write(f"\n[{said}]\n".encode())
+    return file.tell(), said
+
+
+def _as_it_is(cloud: Cloud, ref: RunRef, role: str, index: int, *, attempt: int) -> Iterator[LogChunk]:
+    """The log up to now; the last piece is empty unless the log is complete."""
+    offset, cursor = 0, ""
+    while True:
+        chunk = cloud.log(ref, role, index, attempt=attempt, offset=offset, limit=PIECE, cursor=cursor)
+        yield chunk
+        if chunk.complete or not chunk.data:
+            return
+        offset, cursor = chunk.offset, chunk.cursor
+
+
+class Room:
+    """What the files of all logs that are on their way in this process may take together."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> bool:
+        with self._changed:
+            has = self._changed.wait_for(lambda: self._used + size <= settings.LOGS_SPOOL_BYTES, ROOM_SECONDS)
+            if has:
+                self._used += size
+            return has
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
+
+    @contextmanager
+    def use(self) -> Iterator[Share]:
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.give(share.taken)
+
+
+@dataclass
+class Share:
+    """What one log has of it."""
+
+    room: Room
+    taken: int = 0
+
+    def take(self, size: int) -> bool:
+        has = self.room.take(size)
+        self.taken += size if has else 0
+        return has
+
+
+_room = Room()
 
 
 def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
@@ -306,7 +392,7 @@ def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
         yield chunk
 
 
-def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int) -> Outcome:
+def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int, message: str) -> Outcome:
     """Tries again while the object store is away: what was read here may be nowhere else any more."""
     end, pause = time.monotonic() + STORE_SECONDS, SHORTEST.total_seconds()
     while True:
@@ -320,7 +406,7 @@ def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int) -> Ou
             time.sleep(pause)
             pause = min(2 * pause, 30.0)
         else:
-            return Outcome(KEPT, size)
+            return Outcome(KEPT, size, message)
 
 
 def _finish(task: Task, outcome: Outcome) -> None:

@@ -147,9 +147,12 @@ class RunLogs:
         """What people should know of this log; "" when it is simply what the program wrote."""
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.LOST:
-            return copy.message
+            lost = sum(each.state == Task.LogState.LOST for each in self.copies.values())
+            return copy.message if lost == 1 else f"{copy.message} {lost} logs of this run are missing like that."
         if copy.state == Task.LogState.KEPT and chunk.absent:
             return "Somebody has removed this log from the archive."
+        if copy.state == Task.LogState.KEPT and copy.message:
+            return copy.message
         if copy.is_coming and copy.message:
             return f"This log is not in the archive yet: {copy.message} It is tried again."
         if chunk.absent and chunk.complete and not self.keeps and not is_wanted(self.run.cloud):

@@ -191,6 +191,7 @@ class Run(models.Model):
     admitted_at = models.DateTimeField(null=True)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)
+    logs_asked_at = models.DateTimeField(null=True, help_text="Since when it waits to be ended for logs to be opened.")
     refusal = models.TextField(blank=True)
     claim_token = models.UUIDField(null=True)
     claimed_until = models.DateTimeField(null=True)
@@ -287,7 +288,7 @@ class Task(models.Model):
     log_tail = models.TextField(blank=True)
     log_state = models.CharField(max_length=10, choices=LogState.choices, blank=True, default="")
     log_size = models.BigIntegerField(null=True, help_text="Bytes of the copy.")
-    log_message = models.TextField(blank=True, default="", help_text="Why there is no copy, or none yet.")
+    log_message = models.TextField(blank=True, default="", help_text="Why there is no copy, or none yet, or not all.")
     log_claimed_until = models.DateTimeField(null=True)
     observed_at = models.DateTimeField(auto_now=True)
 

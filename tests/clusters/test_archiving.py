@@ -120,6 +120,57 @@ def test_a_run_is_ended_when_its_logs_are_open_and_not_before(loop, people, mani
         assert text.endswith(b"asked to end\n")
 
 
+def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
+    loop, people, manifest, store, copying, monkeypatch
+):
+    monkeypatch.setattr(archiving, "FOLLOWED", 1)
+    monkeypatch.setattr(archiving, "AT_ONCE", 2)
+    monkeypatch.setattr(archiving, "LOOPS", 1)
+    cluster = actions.create_cluster(manifest("demo", SCRIPT, workers=4), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    loop.until(lambda: run.tasks.filter(phase="Running").count() == 5)
+    actions.disable(cluster, acting_user=people.bob)
+    reconcile.reconcile(run.pk)
+    # As long as somebody is at it, the run waits for those that are not open yet.
+    Task.objects.filter(run=run, role="master").update(log_state="open", log_claimed_until=now() + archiving.CLAIM)
+    Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
+    reconcile.reconcile(run.pk)
+    assert Run.objects.get(pk=run.pk).release_asked_at is None
+    Task.objects.filter(run=run, role="master").update(log_state="due", log_claimed_until=None)
+    worker = copying()
+    until(lambda: Run.objects.get(pk=run.pk).claimed_until is None)
+    assert not run.tasks.filter(log_state="due").exists()
+    loop.until_phase(cluster, "Stopped")
+    worker.join(20)
+    assert set(run.tasks.values_list("log_state", flat=True)) == {"kept"}
+    texts, early = list(store().values()), archiving.EARLY.format(1)
+    assert sorted(text.endswith(b"asked to end\n") for text in texts) == [False] * 4 + [True]
+    assert all(text.startswith(b"up\n") for text in texts)
+    assert sum(text.endswith(f"[{early}]\n".encode()) for text in texts) == 4
+    assert run.tasks.filter(log_message=early).count() == 4
+
+
+def test_logs_on_their_way_take_no_more_than_their_room(loop, people, manifest, store, settings, monkeypatch):
+    monkeypatch.setattr(archiving, "ROOM_SECONDS", 0.1)
+    settings.LOGS_SPOOL_BYTES = 2**20
+    many = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
+    cluster = actions.create_cluster(manifest("demo", many), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    archiving.copy_due()
+    task = Task.objects.get(run=run)
+    assert (task.log_state, task.log_message) == ("kept", archiving.NO_ROOM)
+    [text] = store().values()
+    assert len(text) == task.log_size < 2**20 + archiving.IN_MEMORY + 1000
+    assert text.startswith(b"xxx")
+    assert text.endswith(f"[{archiving.NO_ROOM}]\n".encode())
+    assert archiving._room._used == 0
+    # The page says so beside the log.
+    from clusters.clouds.base import LogChunk
+    from clusters.logs import RunLogs
+
+    assert RunLogs(run).note("master", 0, 0, LogChunk(text, len(text), True)) == archiving.NO_ROOM
+
+
 def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store):
     cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
