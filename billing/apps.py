@@ -6,7 +6,9 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import mails
+        from billing import mails, metrics
+        from portal import metrics as portal_metrics
         from portal import notices
 
+        portal_metrics.add(metrics.metrics)
         notices.send_with(mails.tell)

@@ -119,6 +119,23 @@ class Waste(models.Model):
         return f"{self.kind} {self.consumer}"
 
 
+class GpuCounter(models.Model):
+    """The highest number of GPU-seconds that Prometheus was told of a series: a counter never goes down (`billing.metrics`)."""
+
+    code = models.CharField(max_length=63)
+    business_line = models.CharField(max_length=200)
+    gpu_model = models.CharField(max_length=60)
+    seconds = models.BigIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["code", "business_line", "gpu_model"], name="gpu_counter_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.gpu_model}"
+
+
 class Watermark(models.Model):
     """How far a loop has read the ledger: everything up to the entry with number `entry`."""
 

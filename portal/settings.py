@@ -98,6 +98,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "portal.health.HealthMiddleware",
+    "portal.metrics.MetricsMiddleware",
     "portal.frame.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -343,6 +344,9 @@ LOGS_SPOOL_BYTES = env.int("PORTAL_LOGS_SPOOL_MB", default=4096) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
 # How long the invoices of a month wait for usage that is told late; what comes later is a correction on the next ones.
 INVOICE_GRACE = timedelta(hours=env.int("PORTAL_INVOICE_GRACE_HOURS", default=72))
+
+# What a scraper of /metrics shows; without one only administrators see them.
+METRICS_TOKEN = env.str("PORTAL_METRICS_TOKEN", default="")
 
 # For people on one machine; "json" on stdout is for what collects the logs of containers.
 LOG_FORMAT = env.str("PORTAL_LOG_FORMAT", default="line")

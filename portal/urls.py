@@ -2,6 +2,7 @@
 
 from django.urls import include, path, re_path
 
+from portal.metrics import Metrics
 from portal.problems import unknown_address
 
 urlpatterns = [
@@ -14,6 +15,7 @@ urlpatterns = [
     path("api/v1/", include("datastores.api_routes")),
     path("api/v1/", include("billing.api_routes")),
     path("api/v1/", include("clusters.api_routes")),
+    path("metrics", Metrics.as_view()),
     re_path(r"^api(?:/|\Z)", unknown_address),
 ]
 

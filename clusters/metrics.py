@@ -1,0 +1,49 @@
+"""What clusters tell Prometheus: runs by phase and cause, GPUs by cloud and model, and how old the news of each cloud are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from django.db.models import Count
+from django.utils import timezone
+from prometheus_client.core import Metric
+
+from clusters.lifecycle import TERMINAL
+from clusters.models import CloudState, Run
+from portal.metrics import gauge
+
+
+def metrics() -> Iterator[Metric]:
+    """Two queries."""
+    now = timezone.now()
+    living = Run.objects.filter(gone=False).exclude(phase__in=TERMINAL).order_by()
+    runs = living.values_list("phase", "reason").annotate(count=Count("pk")).order_by("phase", "reason")
+    yield gauge(
+        "portal_runs", "Runs that have not ended, by phase and by what they wait for.", ("phase", "cause"),
+        [((phase, cause), count) for phase, cause, count in runs],
+    )  # fmt: skip
+    there: Counter[tuple[str, str, str]] = Counter()
+    free: Counter[tuple[str, str, str]] = Counter()
+    states = list(CloudState.objects.order_by("name"))
+    for state in states:
+        for node in state.capacity.get("nodes", []):
+            key = (state.name, node["gpu_model"], "true" if node.get("simulated") else "false")
+            if node["gpus"]:
+                there[key] += node["gpus"]
+                free[key] += node["gpus_free"]
+    labels = ("cloud", "gpu_model", "simulated")
+    yield gauge("portal_gpus_available", "GPUs that a cloud has.", labels, sorted(there.items()))
+    held = {key: count - free[key] for key, count in there.items()}
+    yield gauge(
+        "portal_gpus_held", "GPUs that somebody holds, of those that a cloud has.", labels, sorted(held.items())
+    )
+    heard = [(state.name, state.heard_at) for state in states if state.heard_at]
+    yield gauge(
+        "portal_watch_age_seconds", "Time since the controller heard of a cloud; it hears every 5 s.", ("cloud",),
+        [((name,), max(0.0, (now - at).total_seconds())) for name, at in heard],
+    )  # fmt: skip
+    yield gauge(
+        "portal_watch_up", "Whether a cloud can be followed: 1, or 0 while there is trouble.", ("cloud",),
+        [((state.name,), 0 if state.trouble else 1) for state in states],
+    )  # fmt: skip
