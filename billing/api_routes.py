@@ -1,7 +1,7 @@
 from django.urls import URLPattern, URLResolver, path
 
 # The routes of pages know what a month in an address is.
-from billing import api, dashboard_api, export_api, invoice_api, invoice_routes, price_api  # noqa: F401
+from billing import api, budget_api, dashboard_api, export_api, invoice_api, invoice_routes, price_api  # noqa: F401
 
 INVOICE = "appcodes/<slug:code>/invoices/<month:month>"
 
@@ -30,4 +30,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{INVOICE}/credit-notes", invoice_api.CreditNotes.as_view()),
     path("months", invoice_api.Months.as_view()),
     path("months/<month:month>/close", invoice_api.CloseMonth.as_view()),
+    path("budgets", budget_api.Budgets.as_view()),
+    path("budgets/<int:pk>", budget_api.OneBudget.as_view()),
+    path("budgets/<int:pk>/steps", budget_api.BudgetSteps.as_view()),
+    path("budgets/<int:pk>/lift", budget_api.LiftBudget.as_view()),
+    path("budgets/<int:pk>/pause", budget_api.PauseBudget.as_view()),
 ]

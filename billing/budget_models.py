@@ -24,8 +24,8 @@ class Budget(models.Model):
     class Policy(models.TextChoices):
         NOTIFY = "notify", "Only tell"
         BLOCK = "block", "Block new runs"
-        STOP_SERVICES = "stop_services", "Block new runs, then stop services"
-        STOP_ALL = "stop_all", "Block new runs, stop services, then stop everything"
+        STOP_SERVICES = "stop_services", "Block, then stop services"
+        STOP_ALL = "stop_all", "Block, stop services, then everything"
 
     appcode = models.OneToOneField(Appcode, on_delete=models.CASCADE, null=True, related_name="budget")
     org_node = models.OneToOneField(OrgNode, on_delete=models.CASCADE, null=True, related_name="budget")

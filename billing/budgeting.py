@@ -40,7 +40,9 @@ STEP_FIELDS = ["announced_at", "due_at", "done_at", "lifted_at", "lifted_by"]
 def turn(now: dt.datetime | None = None) -> int:
     """Tells and does what is due, and says how many steps were written. May be killed, repeated and run twice at once."""
     moment = floor(now or timezone.now())
-    rows = list(Budget.objects.select_related("appcode", "org_node").order_by("pk"))
+    # Nobody is told of what was generated for a demonstration, and nothing of it runs.
+    real = Budget.objects.exclude(appcode__in=GeneratedAppcode.objects.values("appcode"))
+    rows = list(real.select_related("appcode", "org_node").order_by("pk"))
     steps = steps_of(rows, month_of(moment))
     found = figures(rows, moment)
     due = [row.pk for row in rows if budgets.next_steps(row.terms(moment), found[row.pk].spent, steps[row.pk], moment)]
@@ -108,9 +110,10 @@ def _told(budget: Budget, change: Change, found: Figures, month: dt.date) -> tup
 
 
 def _event(budget: Budget, change: Change, said: str, by: User | None) -> Event:
-    step = change.step
+    """A person lets something be taken back; what is told and done is the portal's."""
+    step, actor = change.step, by if change.verb == "take_back" else None
     return entry(
-        VERBS[change.verb], actor=by, object=f"budget {budget}", appcode=budget.appcode.code if budget.appcode else "",
+        VERBS[change.verb], actor=actor, object=f"budget {budget}", appcode=budget.appcode.code if budget.appcode else "",
         message=f"{said}.", kind=step.kind, due_at=step.due_at.isoformat(),
     )  # fmt: skip
 

@@ -22,8 +22,10 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import ProtectedError
 
-from billing import capacity, invoicing, metering, posting, waste
+from billing import budget_access, budgets, capacity, invoicing, metering, posting, waste
 from billing.models import (
+    Budget,
+    BudgetStep,
     CapacityRecord,
     GeneratedAppcode,
     LedgerEntry,
@@ -291,6 +293,7 @@ def make(now: dt.datetime, *, owner: User) -> int:
     _correct(jobs, appcodes, now)
     posting.post(now)
     waste.look()
+    _budgets(list(appcodes.values()), now, owner)
     record("history.generated", actor=None, message=f"{len(jobs)} runs of example data were generated.")
     return len(jobs)
 
@@ -326,6 +329,25 @@ def _correct(jobs: Sequence[Job], appcodes: dict[str, Appcode], now: dt.datetime
         told += [state for state in known.states(appcodes[job.team].pk) if state.phase != "Running"]
     if told:
         metering.record(told, seen_at=now)
+
+
+def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None:
+    """One that is on track, one that will not last, and one that is used up; the loop leaves them alone."""
+    found, _ = budget_access.of_appcodes([appcode.pk for appcode in appcodes], (), now)
+    dearest = sorted(appcodes, key=lambda appcode: (-found[appcode.pk].spent, appcode.code))
+    for n, (appcode, policy) in enumerate(zip(dearest, ("block", "stop_services", "notify"), strict=False)):
+        spent, expected = found[appcode.pk].spent, found[appcode.pk].forecast
+        wanted = (expected * Decimal("1.2"), spent * Decimal("1.15"), spent * Decimal("0.9"))[n]
+        # As people set them: in hundreds.
+        amount = max(1, round(wanted / 100)) * Decimal(100)
+        budget = Budget.objects.create(appcode=appcode, amount=amount, policy=policy, set_by=owner, set_at=now)
+        terms = replace(budget.terms(now), policy="notify")
+        for change in budgets.next_steps(terms, spent, [], floor(now)):
+            step = change.step
+            BudgetStep.objects.create(
+                budget=budget, month=budget_access.month_of(now), kind=step.kind, announced_at=step.announced_at,
+                due_at=step.due_at, done_at=step.done_at,
+            )  # fmt: skip
 
 
 @transaction.atomic

@@ -1,7 +1,7 @@
 from django.urls import URLPattern, URLResolver, path
 from django.views.generic import RedirectView
 
-from billing import dashboard_routes, invoice_routes, price_routes
+from billing import budget_routes, dashboard_routes, invoice_routes, price_routes
 from billing.views import usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -14,4 +14,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *dashboard_routes.urlpatterns,
     *price_routes.urlpatterns,
     *invoice_routes.urlpatterns,
+    *budget_routes.urlpatterns,
 ]

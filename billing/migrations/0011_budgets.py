@@ -24,8 +24,8 @@ class Migration(migrations.Migration):
                         choices=[
                             ("notify", "Only tell"),
                             ("block", "Block new runs"),
-                            ("stop_services", "Block new runs, then stop services"),
-                            ("stop_all", "Block new runs, stop services, then stop everything"),
+                            ("stop_services", "Block, then stop services"),
+                            ("stop_all", "Block, stop services, then everything"),
                         ],
                         default="notify",
                         max_length=13,

@@ -28,6 +28,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_safe
 
 from billing.access import Amount, usage_by_appcode
+from billing.budget_access import Tightest, tightest
 from billing.periods import month
 from clusters.access import clusters_for
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
@@ -148,16 +149,18 @@ def rows(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 @conditional_page
 def spent(request: HttpRequest) -> HttpResponse:
-    """What the person's appcodes have cost this month: its own part, because it sums up a month of everybody's usage."""
+    """What the person's appcodes have cost this month, and of which budget: its own part, because it sums up a month of
+    everybody's usage."""
     user = person(request)
     appcodes = _selected(appcodes_for(user), request)
-    key = f"clusters.spent.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
-    total: Amount | None = cache.get(key)
+    key = f"clusters.month.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
+    found: tuple[Amount, Tightest | None] | None = cache.get(key)
     now = timezone.now()
-    if total is None:
-        total = Amount.total(usage.amount for usage in usage_by_appcode(appcodes, month(now), now))
-        cache.set(key, total, SPENT_SECONDS)
-    return render(request, "clusters/_spent.html", {"spent": total, "month": now})
+    if found is None:
+        used = usage_by_appcode(appcodes, month(now), now)
+        found = Amount.total(each.amount for each in used), tightest(appcodes, used)
+        cache.set(key, found, SPENT_SECONDS)
+    return render(request, "clusters/_spent.html", {"spent": found[0], "budget": found[1], "month": now})
 
 
 def flavor_titles() -> dict[str, str]:

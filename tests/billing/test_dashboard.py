@@ -435,7 +435,7 @@ def test_a_page_costs_the_same_however_much_there_is(client, people, prices, dja
         posting.post(NOW)
         waste.look()
         for page in PAGES:
-            with django_assert_max_num_queries(26):
+            with django_assert_max_num_queries(30):
                 assert client.get(page).status_code == 200
 
 

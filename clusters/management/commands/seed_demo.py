@@ -1,10 +1,10 @@
 """`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
 
 Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
-in them, the example cluster `show1` that trains on these, and some weeks of generated usage (billing/history.py), so that the
-dashboard has something to show. Objects are stored first, because storing them again changes
-nothing; then one transaction makes all rows, or none. An event remembers that it was done: what people change or delete
-afterwards stays changed or deleted, and passwords are printed only that once.
+in them, the example cluster `show1` that trains on these, a budget, and some weeks of generated usage (billing/history.py), so
+that the dashboard has something to show. Objects are stored first, because storing them again changes nothing; then one
+transaction makes all rows, or none. An event remembers that it was done: what people change or delete afterwards stays
+changed or deleted, and passwords are printed only that once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.utils import timezone
 
-from billing import history
+from billing import budgeting, history
 from billing.models import Price
 from clusters.actions import create_cluster
 from clusters.clouds.local import gpus
@@ -39,7 +39,7 @@ from datastores.models import Datastore
 from datastores.specs import DatastoreManifest
 from portal.actions import make_token, request_appcode, set_member
 from portal.events import record
-from portal.models import Event, OrgNode, User
+from portal.models import Appcode, Event, OrgNode, User
 from portal.services import write_private
 from portal.specs import AppcodeManifest
 
@@ -73,6 +73,8 @@ FLAVORS = (
 )
 # Per hour: a GPU, a core, a GiB.
 PRICES = (("gpu", Decimal("1.2")), ("cpu", Decimal("0.03")), ("memory", Decimal("0.004")))
+# A month, for OPS.
+BUDGET = Decimal(500)
 
 
 class Command(BaseCommand):
@@ -91,6 +93,8 @@ class Command(BaseCommand):
             for name in (INPUT, OUTPUT):
                 create_datastore(_datastore(name), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
+            ops = Appcode.objects.get(code="ops-demo")
+            budgeting.add(ops, budgeting.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
             history.make(timezone.now(), owner=people["alice"][0])
             record(DONE, actor=None, message="The demonstration was made.")
             # Last, and before the commit: passwords that nobody knows would be worse than none.

@@ -1,0 +1,334 @@
+"""Pages and REST of budgets: for the right people, with errors at their fields, and readable on a telephone."""
+
+import datetime as dt
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from billing import budget_access, budgeting, periods
+from billing.budgeting import Asked
+from billing.models import Budget, BudgetStep, Price
+from portal.models import Event, OrgNode
+from tests.api.client import api_of
+from tests.billing.test_billing_pages import use
+from tests.browser import chromium
+
+EVERYBODY = ("anonymous", "alice", "bob", "victor", "mallory", "root")
+HOUR = 3600
+
+
+def who(*answers: int) -> dict[str, int]:
+    return dict(zip(EVERYBODY, answers, strict=True))
+
+
+IN, OPS, ADMINISTRATORS = (
+    who(302, 200, 200, 200, 200, 200), who(302, 200, 200, 200, 404, 200), who(302, 404, 404, 404, 404, 200),
+)  # fmt: skip
+
+
+def ask(amount="100", policy="stop_all", countdown=60):
+    return Asked(Decimal(amount), policy, countdown)
+
+
+@pytest.fixture
+def spent(db, people):
+    """OPS has used 90 since the beginning of the month, or before it began, when that was a moment ago."""
+    now = timezone.now()
+    if now - periods.month(now).since < dt.timedelta(hours=2):
+        pytest.skip("the month has just begun")
+    Price.objects.create(sku="gpu", per_hour=Decimal(90), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    use(people.ops, now - dt.timedelta(hours=2), HOUR)
+    return now
+
+
+@pytest.fixture
+def three(spent, people):
+    """One of alice's, one of mallory's, one of the business line OPS."""
+    return (
+        budgeting.add(people.ops, ask(), acting_user=people.alice),
+        budgeting.add(people.flight, ask(), acting_user=people.mallory),
+        budgeting.add(OrgNode.objects.get(path="qunarcorp.ops"), ask("80", countdown=25), acting_user=people.root),
+    )
+
+
+PAGES = {
+    "/budgets": IN,
+    "/budgets?search=ops": IN,
+    "/budgets?cursor=x": IN,
+    "/budgets/new": IN,
+    "/budgets/notices": IN,
+    "/budgets/{0}": OPS,
+    "/budgets/{1}": who(302, 404, 404, 404, 200, 200),
+    "/budgets/{2}": ADMINISTRATORS,
+    "/budgets/999999": who(302, 404, 404, 404, 404, 404),
+}
+CHANGE = (("amount", "120"), ("policy", "block"), ("countdown", "2"), ("unit", "60"))
+WHY = (("reason", "The paper is due."),)
+# In this order: what the first lifts, the second lets count again.
+ACTIONS = (
+    ("/budgets/{0}", CHANGE, who(302, 302, 403, 403, 404, 302)),
+    ("/budgets/{0}/lift", WHY, who(302, 403, 403, 403, 404, 302)),
+    ("/budgets/{0}/enforce", (), who(302, 403, 403, 403, 404, 302)),
+    ("/budgets/{0}/pause", WHY, who(302, 403, 403, 403, 404, 302)),
+    ("/budgets/{0}/resume", (), who(302, 403, 403, 403, 404, 302)),
+    ("/budgets/{2}", CHANGE, who(302, 404, 404, 404, 404, 302)),
+    ("/budgets/{2}/lift", WHY, who(302, 404, 404, 404, 404, 302)),
+    ("/budgets/{0}/remove", (), who(302, 302, 403, 403, 404, 302)),
+)
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_pages_open_for_those_they_are_for(client, people, three, name):
+    if name != "anonymous":
+        client.force_login(getattr(people, name))
+    found = {path: client.get(path.format(*(each.pk for each in three))).status_code for path in PAGES}
+    assert found == {path: of[name] for path, of in PAGES.items()}
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_actions_are_done_only_for_those_who_may(client, people, three, name):
+    if name != "anonymous":
+        client.force_login(getattr(people, name))
+    before = Event.objects.count()
+    found = [
+        client.post(path.format(*(each.pk for each in three)), dict(typed)).status_code for path, typed, _ in ACTIONS
+    ]
+    assert found == [of[name] for _, _, of in ACTIONS]
+    if name not in ("alice", "root"):
+        assert Event.objects.count() == before
+
+
+def test_absent_and_forbidden_look_the_same(client, people, three):
+    client.force_login(people.mallory)
+    theirs, nothing = client.get(f"/budgets/{three[0].pk}"), client.get("/budgets/999999")
+    texts = [answer.content.decode().replace(answer["X-Request-ID"], "ID") for answer in (theirs, nothing)]
+    assert texts[0].replace(f"/budgets/{three[0].pk}", "/budgets/PK") == texts[1].replace(
+        "/budgets/999999", "/budgets/PK"
+    )
+    page = client.get("/budgets").content.decode()
+    assert "flight-demo" in page
+    assert "ops-demo" not in page
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "sentence"),
+    [
+        ({"amount": "0"}, "amount", "Give an amount"),
+        ({"amount": "1.005"}, "amount", "Give an amount"),
+        ({"amount": ""}, "amount", "This field is required"),
+        ({"countdown": "200", "unit": "60"}, "countdown", "Give from 1 minute to 7 days"),
+        ({"policy": "explode"}, "policy", "Select a valid choice"),
+        ({"appcode": ""}, "appcode", "Choose an appcode or a business line"),
+        ({"appcode": "flight-demo"}, "appcode", "There is no appcode"),
+    ],
+)
+def test_errors_are_at_their_fields_and_nothing_typed_is_lost(client, people, typed, field, sentence):
+    client.force_login(people.alice)
+    given = {"appcode": "ops-demo", "amount": "12.50", "policy": "block", "countdown": "3", "unit": "60"} | typed
+    answer = client.post("/budgets/new", given)
+    assert answer.status_code == 422
+    assert sentence in str(answer.context["form"].errors[field])
+    assert not Budget.objects.exists()
+    answer = client.post(
+        "/budgets/new", given | {"appcode": "ops-demo", "amount": "12.50", "policy": "block", "countdown": "3"}
+    )
+    assert answer.status_code == 302
+    made = Budget.objects.get()
+    assert (made.amount, made.policy, made.countdown_minutes) == (Decimal("12.50"), "block", 180)
+    assert client.post("/budgets/new", given | {"amount": "1", "countdown": "1", "policy": "block"}).status_code == 422
+
+
+def test_a_reason_has_to_be_given(client, people, three):
+    client.force_login(people.root)
+    answer = client.post(f"/budgets/{three[0].pk}/lift", {"reason": " "})
+    assert answer.status_code == 422
+    assert "Say why" in answer.content.decode()
+    three[0].refresh_from_db()
+    assert three[0].lifted_until is None
+
+
+def test_what_an_administrator_set_has_no_form_for_its_owner(client, people, three):
+    budgeting.change(three[0], ask("100"), acting_user=people.root)
+    client.force_login(people.alice)
+    page = client.get(f"/budgets/{three[0].pk}").content.decode()
+    assert "An administrator set it; ask one to change it." in page
+    assert client.post(f"/budgets/{three[0].pk}", dict(CHANGE)).status_code == 403
+
+
+def test_members_are_told_where_they_look(client, people, three):
+    """The line's budget is used up, and alice's is nearly: so say the list of clusters, and the pages of billing."""
+    budgeting.turn()
+    client.force_login(people.victor)
+    told = client.get("/budgets/notices").content.decode()
+    assert "New runs of qunarcorp.ops will be blocked" in told
+    assert "in 25 min" in told
+    assert "the budget of business line qunarcorp.ops for " in told
+    assert "/budgets/" not in told, "the budget of a line is an administrator's page"
+    assert client.get("/budgets/notices", headers={"If-None-Match": '"x"'}).status_code == 200
+    spent = client.get("/clusters/spent").content.decode()
+    assert "90.00" in spent
+    assert "of the budget of" in spent
+    assert "100.00" in spent
+    page = client.get("/billing/ops-demo").content.decode()
+    for words in ("Forecast for the month", "90 % spent", "Tight", "The budget"):
+        assert words in page
+    assert f"Forecast for {timezone.now():%B}" in client.get("/dashboard").content.decode()
+    client.force_login(people.mallory)
+    assert "qunarcorp.ops" not in client.get("/budgets/notices").content.decode()
+
+
+def test_an_administrators_spent_line_names_the_tightest(client, people, three):
+    client.force_login(people.root)
+    assert "90 % of the budget of ops-demo" in client.get("/clusters/spent").content.decode()
+
+
+def test_the_list_takes_as_many_queries_for_many_budgets(
+    client, people, three, make_appcode, django_assert_max_num_queries
+):
+    for n in range(20):
+        appcode = make_appcode(f"code-{n}", org="qunarcorp.ops", namespace="ops", owner=people.alice)
+        budgeting.add(appcode, ask(), acting_user=people.alice)
+    client.force_login(people.root)
+    client.get("/budgets")
+    with django_assert_max_num_queries(20):
+        assert client.get("/budgets").content.decode().count("budget-bar") == 23
+
+
+# REST
+
+
+BODY = {"amount": "150.00", "policy": "block", "countdownMinutes": 30}
+REST = (
+    ("GET", "/budgets", None, (200, 200, 200, 200, 200, 401)),
+    ("POST", "/budgets", {**BODY, "appcode": "ops-demo"}, (422, 403, 403, 422, 422, 401)),
+    ("POST", "/budgets", {**BODY, "businessLine": "qunarcorp.flight"}, (422, 422, 422, 422, 201, 401)),
+    ("GET", "/budgets/{0}", None, (200, 200, 200, 404, 200, 401)),
+    ("GET", "/budgets/{0}/steps", None, (200, 200, 200, 404, 200, 401)),
+    ("GET", "/budgets/{2}", None, (404, 404, 404, 404, 200, 401)),
+    ("PUT", "/budgets/{0}", BODY, (200, 403, 403, 404, 200, 401)),
+    ("POST", "/budgets/{0}/lift", {"reason": "because"}, (403, 403, 403, 404, 200, 401)),
+    ("DELETE", "/budgets/{0}/lift", None, (403, 403, 403, 404, 204, 401)),
+    ("POST", "/budgets/{0}/pause", {"reason": "because"}, (403, 403, 403, 404, 200, 401)),
+    ("DELETE", "/budgets/{0}/pause", None, (403, 403, 403, 404, 204, 401)),
+    ("POST", "/budgets/{2}/lift", {"reason": "because"}, (404, 404, 404, 404, 200, 401)),
+    ("DELETE", "/budgets/{0}", None, (204, 403, 403, 404, 204, 401)),
+    ("PATCH", "/budgets/{2}", {}, (405, 405, 405, 405, 405, 401)),
+)
+
+
+@pytest.mark.parametrize(("place", "name"), enumerate(("alice", "bob", "victor", "mallory", "root", "nobody")))
+def test_every_address_and_verb(people, three, place, name):
+    from tests.api.client import Api
+
+    api = Api("") if name == "nobody" else api_of(getattr(people, name))
+    found = []
+    for method, path, body, _ in REST:
+        status, answer = api(method, path.format(*(each.pk for each in three)), body)
+        found.append(status)
+        if status >= 400:
+            assert api.last.headers["Content-Type"] == "application/problem+json", answer
+            assert answer["detail"].endswith((".", "!"))
+    assert found == [of[place] for *_, of in REST]
+
+
+def test_page_and_rest_say_the_same(client, people, three):
+    budgeting.turn()
+    api = api_of(people.alice)
+    status, body = api.get(f"/budgets/{three[0].pk}")
+    assert status == 200
+    assert (body["appcode"], body["amount"], body["policy"], body["state"]) == (
+        "ops-demo",
+        "100.00",
+        "stop_all",
+        "tight",
+    )
+    assert body["spent"] == {"amount": "90.000000", "currency": "USD"}
+    assert [step["kind"] for step in body["steps"]] == ["spent_50", "spent_80"]
+    assert [each["id"] for each in api.get("/budgets")[1]["items"]] == [three[0].pk]
+    client.force_login(people.alice)
+    page = client.get(f"/budgets/{three[0].pk}").content.decode()
+    for words in ("90.00", "100.00", "80 % spent", "Tight", "budget.set"):
+        assert words in page
+    status, answer = api.post("/budgets", {**BODY, "appcode": "ops-demo", "amount": 1.5, "policy": "x"})
+    assert status == 422
+    assert {error["path"] for error in answer["errors"]} == {"amount", "policy"}
+    status, answer = api("PUT", f"/budgets/{three[0].pk}", {**BODY, "countdownMinutes": 0})
+    assert (status, answer["errors"][0]["path"]) == (422, "countdownMinutes")
+
+
+def test_a_blocked_appcode_is_refused_by_form_rest_and_preview(client, people, three, catalogue_for_forms):
+    BudgetStep.objects.create(
+        budget=three[0], month=budget_access.month_of(timezone.now()), kind="block",
+        announced_at=timezone.now() - dt.timedelta(hours=2), due_at=timezone.now() - dt.timedelta(hours=1),
+        done_at=timezone.now(),
+    )  # fmt: skip
+    body = {
+        "kind": "cluster",
+        "metadata": {"name": "demo", "appcode": "ops-demo"},
+        "spec": {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}},
+    }
+    status, answer = api_of(people.bob).post("/appcodes/ops-demo/clusters", body)
+    assert status == 422
+    [error] = answer["errors"]
+    assert error["path"] == "metadata.appcode"
+    assert "New runs of ops-demo are blocked: the budget of ops-demo for " in error["message"]
+    client.force_login(people.bob)
+    typed = {
+        "appcode": "ops-demo", "name": "demo", "image": "tensorflow", "command": "true", "framework": "tensorflow",
+        "master_flavor": "small", "mode": "batch", "completion": "master", "retries": "0",
+    }  # fmt: skip
+    for address in ("/clusters/new", "/clusters/preview"):
+        assert "New runs of ops-demo are blocked" in client.post(address, typed).content.decode()
+
+
+@pytest.fixture
+def catalogue_for_forms(db):
+    from clusters.models import Flavor, Image
+
+    Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)
+    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr")
+
+
+# As people see them
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_pages_fit_and_every_control_has_a_label(live_server, people, three, catalogue_for_forms, width, scheme):
+    """With PORTAL_SHOTS a folder gets a picture of each."""
+    from clusters.actions import create_cluster
+    from clusters.specs import ClusterManifest
+
+    spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}}
+    body = {"metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": spec}
+    create_cluster(ClusterManifest.model_validate(body), acting_user=people.alice)
+    budgeting.turn()
+    budgeting.pause(three[1], "We move to another building.", acting_user=people.root)
+    pages = ("/budgets", f"/budgets/{three[2].pk}", f"/budgets/{three[1].pk}", "/budgets/new", "/billing/ops-demo", "/")
+    complaints = []
+    with chromium() as browser:
+        options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+        page = browser.new_page(base_url=live_server.url, **options)
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.goto("/accounts/login/?next=/budgets")
+        page.fill("#id_login", "root")
+        page.fill("#id_password", "root-password")
+        page.click("#login-form button")
+        page.wait_for_url("**/budgets")
+        for address in (*pages, "/clusters/ops-demo/demo"):
+            page.goto(address)
+            page.wait_for_load_state("networkidle")
+            if address in ("/", "/clusters/ops-demo/demo"):
+                expect(page.locator("#budget-notices")).to_contain_text("New runs of qunarcorp.ops will be blocked")
+            if folder := os.environ.get("PORTAL_SHOTS"):
+                name = address.strip("/").replace("/", "-") or "clusters"
+                page.screenshot(path=Path(folder) / f"{name}-{width}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+            controls = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
+            bare = page.evaluate(controls + ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)")
+            assert bare == [], address
+    assert complaints == []
