@@ -9,7 +9,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from billing.metering import totals
@@ -89,7 +91,28 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         message=f"Run {run.number} {run.phase}. {run.message}".strip(),
         run=run.number,
         reason=run.reason,
+        **_measured(run),
     )
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    """What programs that listen to runs count: from its start what it holds, and when it is over what it has held and cost.
+
+    The cost is exact and at the prices of now; what is told late, discounts and rounding are the invoice's.
+    """
+    if run.started_at is None and not run.is_terminal:
+        return {}
+    found: dict[str, Any] = {"gpus": run.gpus, "started_at": _moment(run.started_at)}
+    if run.is_terminal:
+        found |= {
+            "finished_at": _moment(run.finished_at), "gpu_seconds": run.gpu_seconds,
+            "cost": f"{run.cost.normalize():f}", "currency": settings.CURRENCY,
+        }  # fmt: skip
+    return found
+
+
+def _moment(at: dt.datetime | None) -> str | None:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None
 
 
 def state_of(run: Run) -> RunState:

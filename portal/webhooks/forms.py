@@ -52,7 +52,7 @@ class WebhookForm(forms.Form):
         webhook: Webhook | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(data, initial=initial if webhook is None else fields_of(webhook))
+        super().__init__(data, initial=initial if webhook is None else fields_of(webhook), label_suffix="")
         groups = {**GROUPS, **PLATFORM_GROUPS} if everything else GROUPS
         choices = [
             (EVERYTHING, "Everything"),

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from django.utils import timezone
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from portal import events
+from portal import events, services
 from portal.models import Delivery, Event, Webhook
 from portal.webhooks import actions, posting, sending, specs
 from portal.webhooks.posting import Denied, Rules
@@ -178,6 +179,31 @@ def test_a_commit_wakes_the_sender(people: Any, receiver: Receiver) -> None:
         message = queue.get(timeout=10)
         message.ack()
     assert message.headers["task"] == "portal.tasks.send_webhooks"
+
+
+def test_the_program_of_the_documentation_understands_it(people: Any) -> None:
+    text = Path("docs/webhooks.md").read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    port = services.free_port()
+    webhook, secret = hook(people.ops, people.alice, f"http://127.0.0.1:{port}/", "run.succeeded")
+    env = {**os.environ, "WEBHOOK_SECRET": secret, "PORT": str(port)}
+    with subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True) as receiver:
+        try:
+            while not services.ask(port, b"GET / HTTP/1.0\r\n\r\n"):
+                assert receiver.poll() is None
+            happen(cost="3.00")
+            for _ in range(2):
+                sending.send_due()
+                assert only().state == "delivered"
+                actions.deliver_again(only(), acting_user=people.alice)
+            actions.rotate_secret(webhook, acting_user=people.alice)
+            Webhook.objects.update(old_secret_until=timezone.now())
+            sending.send_due()
+            assert only().status == 401
+        finally:
+            receiver.kill()
+        assert receiver.stdout
+        assert receiver.stdout.read() == "run.succeeded cluster ops-demo/show1 3.00\n", "and only once"
 
 
 # When it does not work
