@@ -19,6 +19,7 @@ from clusters import wakeups
 from clusters.catalogue import require_active, resolve, usable_appcode
 from clusters.models import Cluster, Run
 from clusters.observe import refresh
+from clusters.places import hold
 from clusters.specs import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -189,6 +190,7 @@ def end_by_portal(run: Run, reason: str, message: str) -> None:
 def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     spec = ClusterSpec.model_validate(cluster.spec)
     resolved = resolve(spec, cluster.appcode)
+    hold(resolved.place)
     not_before = spec.schedule_after if scheduled else None
     if not_before is not None and not_before > timezone.now():
         wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")

@@ -343,7 +343,7 @@ class Room:
 
     def take(self, size: int) -> bool:
         with self._changed:
-            has = self._changed.wait_for(lambda: self._used + size <= settings.LOGS_SPOOL_BYTES, ROOM_SECONDS)
+            has = bool(self._changed.wait_for(lambda: self._used + size <= settings.LOGS_SPOOL_BYTES, ROOM_SECONDS))
             if has:
                 self._used += size
             return has

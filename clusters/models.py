@@ -21,6 +21,8 @@ from clusters.lifecycle import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
 # The cloud that is this machine; every other one is a KubernetesCluster.
+# Why a run waits to be put right; written by watch.py, taken away when it is.
+FOUGHT = "ChangedAgainAndAgain"
 LOCAL = "local"
 
 cloud_name = RegexValidator(
@@ -195,6 +197,7 @@ class Run(models.Model):
     refusal = models.TextField(blank=True)
     claim_token = models.UUIDField(null=True)
     claimed_until = models.DateTimeField(null=True)
+    fights = models.PositiveIntegerField(default=0, help_text="How often it was changed soon after it was put right.")
 
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.QUEUED)
     reason = models.CharField(max_length=40, blank=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.conf import settings
+from django.db import connection
 
 from clusters.models import LOCAL, KubernetesCluster, Placement
 from portal.errors import Invalid
@@ -56,6 +57,18 @@ def place_of(appcode: Appcode) -> Place:
             f"{line} runs on {cluster.title}, which takes no new runs; ask an administrator to place it elsewhere."
         )
     return Place(cluster.name, cluster.title, line.namespace)
+
+
+def hold(place: Place) -> None:
+    """Keeps the cluster from being removed until the end of this transaction, in which a run is made there. Raises Invalid when
+    that has happened just now."""
+    if place.is_local:
+        return
+    with connection.cursor() as cursor:
+        # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`registration.remove`).
+        cursor.execute("SELECT 1 FROM clusters_kubernetescluster WHERE name = %s FOR KEY SHARE", [place.cloud])
+        if cursor.fetchone() is None:
+            raise _nowhere(f"An administrator has just removed {place.title}; try again.")
 
 
 def line_of(appcode: Appcode) -> OrgNode | None:

@@ -39,7 +39,7 @@ from clusters.clouds.base import (
     Source,
 )
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
-from clusters.models import Cluster, Run, Task
+from clusters.models import FOUGHT, Cluster, Run, Task
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
@@ -186,7 +186,7 @@ def _told(run_id: int, token: uuid.UUID, field: str) -> None:
     if run is not None:
         setattr(run, field, timezone.now())
         run.save(update_fields=[field])
-        if run.wait_reason == TROUBLE:
+        if run.wait_reason in (TROUBLE, FOUGHT):
             _wait(run, "", "")
         log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
 

@@ -31,7 +31,7 @@ from clusters.clouds.base import (
     TaskSeen,
 )
 from clusters.lifecycle import TERMINAL
-from clusters.models import CloudState, Run, Task
+from clusters.models import FOUGHT, CloudState, Run, Task
 from clusters.observe import readable, refresh
 from clusters.task_rows import ENDED
 from portal.events import entry, record_all
@@ -45,7 +45,7 @@ ID_GAP = 1_000_000
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
     "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
-    "release_asked_at", "claim_token", "claimed_until",
+    "release_asked_at", "claim_token", "claimed_until", "fights", "wait_reason", "wait_message",
 ]  # fmt: skip
 
 
@@ -54,6 +54,9 @@ def apply_batch(cloud: str, batch: Batch) -> None:
     with transaction.atomic():
         _write(cloud, batch.items)
         _save_position(cloud, batch.position)
+# Somebody who changes a run each time it has been put right, like an autoscaler, is not fought as fast as the API server can:
+# after so many changes, each so soon after the last one was put right, the portal pauses, twice as long each time.
+FIGHTS, FIGHT_SOON, LONGEST_TRUCE = 20, dt.timedelta(minutes=10), dt.timedelta(minutes=5)
 
 
 def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
@@ -257,6 +260,32 @@ def _keep_ids_apart(known: int) -> None:
 def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
     """One event for each task that failed by itself; those that were stopped were meant to end."""
     events = []
+def _put_right(run: Run, message: str) -> None:
+    """It is applied again, soon or after a truce."""
+    at = timezone.now()
+    if run.applied_at is None and run.wait_reason == FOUGHT:
+        return
+    if run.applied_at is not None:
+        run.fights = run.fights + 1 if at - run.applied_at < FIGHT_SOON else 1
+    run.applied_at = None
+    if run.claim_token is not None:
+        # Whoever applies it at this moment may have been there before the change: their word counts no more.
+        run.claim_token = run.claimed_until = None
+    if run.fights < FIGHTS:
+        record_all([_cloud_event(run, "run.changed_by_hand", f"{message} The run is applied again.")])
+        transaction.on_commit(lambda: wakeups.wake(run.pk))
+        return
+    pause = min(dt.timedelta(seconds=2 ** min(run.fights - FIGHTS + 2, 10)), LONGEST_TRUCE)
+    run.claimed_until = at + pause
+    run.wait_reason = FOUGHT
+    run.wait_message = (
+        f"Something changes it each time it has been put right, {run.fights} times by now: {message} It is put right again in "
+        f"{pause.total_seconds():.0f} s; whoever may change objects there should take away what does it, say an autoscaler."
+    )
+    if run.fights == FIGHTS:
+        record_all([_cloud_event(run, "run.fought_over", run.wait_message)])
+
+
     for run, item in failed:
         exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
         message = f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()

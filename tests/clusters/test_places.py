@@ -1,16 +1,19 @@
 """Which cloud a run is made on, what may be used there, and that it stays there."""
 
+import threading
+
 import pytest
+from django.db import connection, connections, transaction
 
 from clusters import actions, registration
 from clusters.catalogue import resolve
 from clusters.clouds import registry
 from clusters.clouds.base import CloudError
-from clusters.models import KubernetesCluster, Placement, Run
+from clusters.models import Image, KubernetesCluster, Placement, Run
 from clusters.places import place_of
 from clusters.preview import preview
 from datastores.models import AllowedFolder, Datastore
-from portal.errors import Invalid
+from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -166,3 +169,71 @@ def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
     run.refresh_from_db()
     assert not run.gone
     assert run.applied_at
+
+
+def aside(call):
+    """In a thread with a database connection of its own; what it raised."""
+    raised = []
+
+    def work():
+        try:
+            call()
+        except (Conflict, Invalid) as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, raised
+
+
+def test_a_cluster_that_is_removed_while_a_run_is_made_gets_no_run(training, people, ops_line, manifest, monkeypatch):
+    registration.place(ops_line, "training", acting_user=people.root)
+    Image.objects.update(container="example/python:3")
+
+    def remove():
+        registration.place(ops_line, "local", acting_user=people.root)
+        registration.remove(training, acting_user=people.root)
+
+    calls = []
+
+    def resolve_and_be_late(*arguments):
+        """The second time, for the run itself."""
+        found = resolve(*arguments)
+        calls.append(found)
+        if len(calls) != 2:
+            return found
+        thread, raised = aside(remove)
+        thread.join(20)
+        assert not raised
+        return found
+
+    monkeypatch.setattr(actions, "resolve", resolve_and_be_late)
+    errors = refused(lambda: actions.create_cluster(manifest(), acting_user=people.bob))
+    assert errors == {"metadata.appcode": "An administrator has just removed Training; try again."}
+    assert not Run.objects.exists()
+
+
+def test_a_cluster_on_which_a_run_is_being_made_is_not_removed(training, people, ops_line, manifest):
+    registration.place(ops_line, "training", acting_user=people.root)
+    Image.objects.update(container="example/python:3")
+
+    def remove():
+        registration.place(ops_line, "local", acting_user=people.root)
+        registration.remove(training, acting_user=people.root)
+
+    with transaction.atomic():
+        actions.create_cluster(manifest(), acting_user=people.bob)
+        thread, raised = aside(remove)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        with connection.cursor() as cursor:
+            for _ in range(2000):
+                cursor.execute(waits)
+                if cursor.fetchone()[0] or not thread.is_alive():
+                    break
+                cursor.execute("SELECT pg_sleep(0.01), pg_stat_clear_snapshot()")
+        assert thread.is_alive()
+    thread.join(20)
+    assert str(raised[0]).startswith("Training has 1 run of ours.")
+    assert KubernetesCluster.objects.filter(name="training").exists()
