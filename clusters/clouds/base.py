@@ -270,14 +270,27 @@ Seen = TaskSeen | StorageSeen | RunGone | RunBlocked | RunFound | RunChanged
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """Something that the cloud told and that could not be understood: `raw` is its text without anything secret, `reason` a
+    sentence. `uid` is that of the thing and `run_id` its run, where at least these can be told."""
+
+    raw: str
+    reason: str
+    uid: str = ""
+    run_id: int | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """News, in order, and the position after them (opaque; saved in the same transaction as the news).
 
-    An empty batch is a heartbeat (a bookmark): the watch is alive and `position` may have moved.
+    An empty batch is a heartbeat (a bookmark): the watch is alive and `position` may have moved. `unreadable` is to be kept for
+    people, and holds up nothing.
     """
 
     position: str
     items: tuple[Seen, ...]
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import itertools
+import json
 import time
 
 import pytest
@@ -9,9 +10,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from billing.models import Observation, UsageSegment
+from billing.models import Observation, Quarantined, UsageSegment
 from clusters import actions, reconcile, watch
-from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState, Cluster, Run, Task
 from portal.models import Event
@@ -69,6 +70,46 @@ def test_strangers_are_named_in_the_log_and_stop_nobody(run, caplog):
     assert Task.objects.count() == 1
     assert CloudState.objects.get().position
     assert "dancer" in caplog.text
+
+
+def test_what_the_database_does_not_take_is_quarantined_and_the_rest_goes_on(run):
+    """A pod that claims to be another's task, and numbers for which no column has room, in one batch and in a listing."""
+    first = told(run, "worker", uid="one")
+    tell(first)
+    bad = [
+        told(run, "master", uid="one"),
+        told(run, "worker", attempt=2**40, uid="two"),
+        told(run, "worker", phase="Failed", exit_code=2**70, uid="three", log_tail="password"),
+        told(run, "worker", 1, uid="four", began_at=dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
+    ]
+    good = [told(run, uid="five"), StorageSeen(run.pk, "storing")]
+    asked_at = now()
+    for take in (lambda items: tell(*items), lambda items: watch.apply_listing("local", Batch("t.0", items), asked_at)):
+        take((*bad[:2], good[0], *bad[2:], good[1]))
+        assert set(Task.objects.values_list("uid", flat=True)) == {"one", "four", "five"}
+        assert Task.objects.get(uid="one").role == "worker"
+        run.refresh_from_db()
+        assert run.storage_state == "storing"
+        kept = Quarantined.objects.order_by("pk")
+        assert [json.loads(row.raw)["uid"] for row in kept] == ["one", "two", "three", "four"]
+        assert all(row.cloud == "local" for row in kept)
+        assert not kept.filter(raw__contains="password").exists()
+    assert CloudState.objects.get().position == "t.0"
+    assert set(UsageSegment.objects.values_list("uid", flat=True)) == {"one", "five"}
+
+
+def test_what_the_cloud_could_not_read_is_kept_and_is_not_missing(run):
+    tell(told(run, uid="one"), told(run, "worker", uid="two"))
+    unread = Unreadable('{"kind": "Pod"}', "Pod ops/x is not understood.", "two", run.pk)
+    watch.apply_batch("local", Batch("t.1", (), (unread,)))
+    watch.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
+    assert set(Task.objects.values_list("uid", "phase")) == {("one", "Running"), ("two", "Running")}
+    # Not even a run of which nothing else is told.
+    watch.apply_listing("local", Batch("t.3", (), (unread,)), now())
+    run.refresh_from_db()
+    assert run.applied_at
+    kept = Quarantined.objects.get()
+    assert (kept.cloud, kept.raw, kept.reason) == ("local", unread.raw, unread.reason)
 
 
 def test_a_failure_is_told_once_however_often_the_news_come(run):

@@ -25,6 +25,7 @@ from clusters.clouds.base import (
 from clusters.clouds.kubernetes import capacity, names, reasons, states, verdicts
 from clusters.clouds.kubernetes.parts import Parts, ref_of
 from clusters.clouds.kubernetes.settings import GPU_MODEL
+from clusters.clouds.kubernetes.unreadable import has_ended
 from clusters.clouds.kubernetes.verdicts import Deletion
 from clusters.clouds.kubernetes.workloads import Why
 
@@ -112,6 +113,9 @@ class Mirror:
         # By uid: when pods were deleted; and those that have ended, but nobody knows yet by whom, with the time to decide.
         self._deletions: dict[str, Deletion] = {}
         self._undecided: dict[str, tuple[Object, dt.datetime]] = {}
+        # What was not understood, by uid: as it was told last. Of pods that have ended, where they are to be let go.
+        self.unread: dict[str, str] = {}
+        self.unread_ends: dict[str, tuple[str, str]] = {}
 
     def capacity(self) -> Capacity:
         return self.shares.capacity()
@@ -162,18 +166,24 @@ class Mirror:
             # Nothing goes while it has a finalizer, so its labels were taken off: it lives on.
             self._note_damage("Pod", pod, names.METERING)
             return []
+        before = self.pods.get(uid)
         node = self.shares.nodes.get(pod["spec"].get("nodeName") or "")
         wanted = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
         vanished_at = now if gone and not over else None
         seen = states.task_seen(pod, gpu_model=node.gpu_model if node else wanted, vanished_at=vanished_at)
         if seen is None:
-            if uid in self.pods and not gone:
+            if before and not gone:
                 self._note_damage("Pod", pod, names.METERING)
             return []
+        if before and (seen.run_id, seen.role) != (before.run_id, before.seen.role):
+            # Its labels were changed to those of others.
+            if not gone:
+                self._note_damage("Pod", pod, names.METERING)
+                return []
+            seen = replace(seen, run_id=before.run_id, role=before.seen.role)
         if not states.is_of_job(pod):
             seen = replace(seen, attempt=self._number(seen))
             self._note_number(pod, seen, gone=gone)
-        before = self.pods.get(uid)
         self._note_deletion(pod, before)
         explained = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
         seen = self._decide(pod, seen, now, at_once=gone) if explained is None else explained
@@ -189,8 +199,36 @@ class Mirror:
             news += self.parts.changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
 
+    def note_unreadable(
+        self, kind: str, event: str, thing: Object, before: Pod | None, why: str
+    ) -> tuple[bool, list[Seen]]:
+        """As if the news had not come; but a pod that has ended is to be let go, and one that went is gone. Returns whether `why`
+        is news by itself, and what else is."""
+        uid, gone = thing["metadata"]["uid"], event == "DELETED"
+        news: list[Seen] = []
+        if kind == "Pod":
+            news = self._put_back(uid, before, gone=gone)
+            if has_ended(thing) and not gone and names.METERING in (thing["metadata"].get("finalizers") or []):
+                self.unread_ends[uid] = thing["metadata"]["namespace"], thing["metadata"]["name"]
+            else:
+                self.unread_ends.pop(uid, None)
+        told, self.unread[uid] = self.unread.get(uid), why
+        if gone:
+            del self.unread[uid]
+        return why != told, news
+
+    def _put_back(self, uid: str, before: Pod | None, *, gone: bool) -> list[Seen]:
+        now = self.pods.get(uid)
+        if before and not gone:
+            self.pods[uid] = before
+        elif known := now or before:
+            self._forget_pod(uid, known.run_id)
+            return self._gone(known.run_id)
+        return []
+
     def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
         metadata, uid = pod["metadata"], seen.uid
+        gpus = reasons.gpus_of(pod)
         held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
         if seen.role not in (labels := self._labels[seen.run_id]):
             labels[seen.role] = _ours(metadata["labels"])
@@ -210,14 +248,13 @@ class Mirror:
             self._note_damage("Pod", pod, names.METERING)
         elif self.damaged:
             self.damaged.pop(uid, None)
-        gpus = reasons.gpus_of(pod)
         holds = capacity.Held(seen.run_id, seen.node, gpus, wanted, metadata["creationTimestamp"])
         self.shares.note(uid, holds if gpus and not over else None)
 
     def _forget_pod(self, uid: str, run_id: int) -> None:
         self.pods.pop(uid, None)
         self.runs[run_id].discard(uid)
-        for kept in (self.damaged, self._troubles, self.parts.told, self._deletions, self._undecided):
+        for kept in (self.damaged, self._troubles, self.parts.told, self._deletions, self._undecided, self.unread):
             kept.pop(uid, None)
         self.shares.note(uid, None)
         self._forget_rest(run_id)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusters.clouds.kubernetes import storage
-from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL
+from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL, quantity
 
 Pod = Mapping[str, Any]
 Status = Mapping[str, Any]
@@ -40,7 +40,8 @@ def condition(pod: Pod, kind: str) -> Mapping[str, Any] | None:
 def gpus_of(pod: Pod) -> int:
     """How many GPUs the pod holds when it is on a node."""
     return sum(
-        int((container.get("resources") or {}).get("limits", {}).get(GPU, 0)) for container in pod["spec"]["containers"]
+        int(quantity((container.get("resources") or {}).get("limits", {}).get(GPU, "0")))
+        for container in pod["spec"]["containers"]
     )
 
 

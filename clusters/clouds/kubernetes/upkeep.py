@@ -26,8 +26,6 @@ AGAIN = 2.0
 RETRY_AT_ONCE = 20
 # What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
 STOP_SECONDS = 20.0
-# What was put back so often, each time soon after the last, is put back more and more slowly.
-REPAIRS, LONGEST_TRUCE, TRUCE_FORGOTTEN = 10, 300.0, 900.0
 
 
 class Upkeep:
@@ -40,7 +38,6 @@ class Upkeep:
         self._due: dict[str, Pod | Owner] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
-        self._repairs: dict[Hashable, tuple[int, float]] = {}
         self._stopping_since: dict[int, float] = {}
         self._stray_since: dict[tuple[str, RunRef], float] = {}
         self._lock = threading.Lock()
@@ -63,6 +60,8 @@ class Upkeep:
         for name, held in list(self._due.items()):
             if held.run_id not in counting:
                 self._begin(name, self._release, name)
+        for uid, place in list(self.mirror.unread_ends.items()):
+            self._begin(("unreadable", uid), self._let_go, uid, *place)
         self._put_right()
 
     def _put_right(self) -> None:
@@ -91,9 +90,7 @@ class Upkeep:
         return True
 
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
-        wait = 0.0
-        if isinstance(key, tuple):
-            wait = self._truce(key) if key[0] == "repair" else AGAIN
+        wait = AGAIN if isinstance(key, tuple) else 0.0
         try:
             task(*arguments)
         except CloudError as error:
@@ -109,14 +106,6 @@ class Upkeep:
                     self._not_before[key] = time.monotonic() + wait
 
     # -- letting go --------------------------------------------------------------------------------------------------
-
-    def _truce(self, key: Hashable) -> float:
-        """Whoever takes away again and again what is put back is not fought faster and faster."""
-        now = time.monotonic()
-        self._repairs = {each: told for each, told in self._repairs.items() if now - told[1] < TRUCE_FORGOTTEN}
-        count = self._repairs.get(key, (0, now))[0] + 1
-        self._repairs[key] = count, now
-        return float(min(AGAIN * 2 ** max(0, count - REPAIRS), LONGEST_TRUCE))
 
     def _release(self, key: str) -> None:
         held = self._due[key]
@@ -134,6 +123,12 @@ class Upkeep:
         ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]
         without = {"$deleteFromPrimitiveList/finalizers": ours}
         self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
+
+    def _let_go(self, uid: str, namespace: str, name: str) -> None:
+        """Of a pod that nobody understands: what is known of it is kept for people by now."""
+        without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
+        self._patch(path_of("Pod", namespace, name), {"uid": uid, **without})
+        self.mirror.unread_ends.pop(uid, None)
 
     def _release_owner(self, owner: Owner) -> None:
         # Volumes have no namespace and hence no owner.

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusters.clouds.base import Batch, CloudError, Seen, WatchExpired
+from clusters.clouds.base import Batch, CloudError, Seen, Unreadable, WatchExpired
 from clusters.clouds.kubernetes import client, names, states, verdicts
 from clusters.clouds.kubernetes.client import Client, Unavailable, path_of
 from clusters.clouds.kubernetes.mirror import Mirror
+from clusters.clouds.kubernetes.unreadable import ERRORS, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Follower:
         mirror = Mirror()
         versions: dict[str, str] = {}
         items: list[Seen] = []
+        unread: list[Unreadable] = []
         for source in self._sources:
             services: list[Object] = []
             for page in self._client.pages(source.path, accept=source.accept_list, **source.query):
@@ -99,16 +101,16 @@ class Follower:
                     if source.kind == "Pod" and not states.is_of_job(item):
                         services.append(item)
                     else:
-                        items += note(mirror, source.kind, "ADDED", item)
+                        items += understood(mirror, source.kind, "ADDED", item, unread)
                 if source.kind == "Job":
                     mirror.parts.jobs.hear(verdicts.version_of(page))
             for item in sorted(services, key=states.age):
-                items += note(mirror, source.kind, "ADDED", item)
+                items += understood(mirror, source.kind, "ADDED", item, unread)
         items += mirror.decided(dt.datetime.now(dt.UTC))
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
         self._told = self._position(versions)
-        return Batch(self._told, tuple(items))
+        return Batch(self._told, tuple(items), tuple(unread))
 
     def watch(self, since: str) -> Iterator[Batch]:
         """Raises WatchExpired in a process that has not listed yet, when the last batch was not taken to its end, and when
@@ -122,20 +124,21 @@ class Follower:
             gather_until = 0.0
             while True:
                 items: list[Seen] = []
+                unread: list[Unreadable] = []
                 taken = streams.take(gather_until)
                 self._delivering = True
                 for kind, event in taken:
                     if kind in versions:
                         versions[kind] = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
-                        items += note(mirror, kind, event["type"], event["object"])
+                        items += understood(mirror, kind, event["type"], event["object"], unread)
                     if kind == "Job":
                         mirror.parts.jobs.hear(verdicts.version_of(event["object"]))
                 items += mirror.decided(dt.datetime.now(dt.UTC))
-                if items or streams.are_alive():
+                if items or unread or streams.are_alive():
                     told_at = time.monotonic()
                     self._told = self._position(versions)
-                    yield Batch(self._told, tuple(items))
+                    yield Batch(self._told, tuple(items), tuple(unread))
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 self._delivering = False
@@ -290,6 +293,21 @@ class Streams:
                 continue
             return True
         return False
+
+
+def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list[Unreadable]) -> list[Seen]:
+    """The news in it. What nobody understands is put to `unread` and stops nothing."""
+    before = mirror.pods.get(item["metadata"].get("uid", "")) if kind == "Pod" else None
+    try:
+        return note(mirror, kind, event, item)
+    except ERRORS as error:
+        told = unreadable(kind, item, error)
+        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
+        # Warnings are for display only, and nobody needs to look into them.
+        if is_news and kind != "Event":
+            log.exception("%s", told.reason)
+            unread.append(told)
+        return news
 
 
 def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:

@@ -1,0 +1,57 @@
+"""What could not be understood, as text for people: all that is needed to see why, and nothing that may be secret. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from clusters.clouds.base import Unreadable
+from clusters.clouds.kubernetes import names
+
+# What programs are given and what they say may hold keys; what managers note of fields is long and says nothing here.
+_LEFT_OUT = frozenset(
+    {"env", "envFrom", "command", "args", "httpHeaders", "data", "stringData", "binaryData", "managedFields"}
+)
+_ANNOTATIONS = (names.PREFIX, "batch.kubernetes.io")
+MOST = 64 * 1024
+# What a look at an object fails with when it is not as it should be. Anything else is a mistake of ours.
+ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+def unreadable(kind: str, thing: Mapping[str, Any], error: Exception) -> Unreadable:
+    metadata = thing["metadata"]
+    place = "/".join(part for part in (metadata.get("namespace"), metadata.get("name")) if part)
+    said = f"{type(error).__name__}: {error}".replace("\n", " ")
+    # Of an object in a listing neither is told.
+    facts = {name: value for name, value in thing.items() if name not in ("apiVersion", "kind")}
+    text = json.dumps({"kind": kind, **_without_secrets(facts)}, sort_keys=True)
+    return Unreadable(
+        raw=text if len(text) <= MOST else f"{text[:MOST]}…",
+        reason=f"{kind} {place}{', which has ended,' if has_ended(thing) else ''} is not understood: {said}",
+        uid=metadata["uid"],
+        run_id=names.run_id_of(metadata.get("labels") or {}),
+    )
+
+
+def has_ended(thing: Mapping[str, Any]) -> bool:
+    """Of a pod of which nothing is certain."""
+    status = thing.get("status")
+    return isinstance(status, Mapping) and status.get("phase") in ("Succeeded", "Failed")
+
+
+def _without_secrets(value: Any, within: str = "") -> Any:
+    if isinstance(value, list):
+        return [_without_secrets(each, within) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: "(left out)" if _may_be_secret(name, within) else _without_secrets(each, name)
+        for name, each in value.items()
+    }
+
+
+def _may_be_secret(name: str, within: str) -> bool:
+    if within == "annotations":
+        return not name.startswith(_ANNOTATIONS)
+    return name in _LEFT_OUT or (name == "message" and within in ("terminated", "waiting"))
