@@ -7,16 +7,19 @@ write is keyed by pod uid and never goes backwards, news that comes twice or out
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 
-from django.db import connection, transaction
+from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from billing import metering
 from billing.capacity import record as record_gpus
+from billing.models import Quarantined
 from clusters import task_rows, wakeups
 from clusters.clouds.base import (
     Batch,
@@ -29,6 +32,7 @@ from clusters.clouds.base import (
     Seen,
     StorageSeen,
     TaskSeen,
+    Unreadable,
 )
 from clusters.lifecycle import TERMINAL
 from clusters.models import FOUGHT, CloudState, Run, Task
@@ -42,6 +46,9 @@ log = logging.getLogger(__name__)
 
 # A label with a number beyond this was not written by a portal.
 ID_GAP = 1_000_000
+# What one absurd sighting may end a transaction with; anything else is no fault of what was told.
+NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
+Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
     "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
@@ -54,22 +61,33 @@ FIGHTS, FIGHT_SOON, LONGEST_TRUCE = 20, dt.timedelta(minutes=10), dt.timedelta(m
 
 def apply_batch(cloud: str, batch: Batch) -> None:
     """Writes the news of `batch` and its position, in a number of queries that does not grow with the news."""
-    with transaction.atomic():
-        _write(cloud, batch.items)
-        _save_position(cloud, batch.position)
+
+    def apply(write: Write) -> None:
+        with transaction.atomic():
+            write(cloud, batch.items)
+            _quarantine(cloud, batch.unreadable)
+            _save_position(cloud, batch.position)
+
+    _whatever_is_in_it(cloud, apply)
 
 
 def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
     """Takes a complete listing, asked for at `asked_at`: what it has is news, and what the cloud had been told of or had
     told by then but does not list was lost behind our back: whole runs, or single pods of runs that go on."""
-    listed = {item.run_id for item in batch.items}
+    _whatever_is_in_it(cloud, lambda write: _apply_listing(cloud, batch, asked_at, write))
+
+
+def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write) -> None:
+    listed = {item.run_id for item in batch.items} | {each.run_id for each in batch.unreadable if each.run_id}
+    uids = {item.uid for item in batch.items if isinstance(item, TaskSeen)} | {each.uid for each in batch.unreadable}
     with transaction.atomic():
         here = Run.objects.filter(cloud=cloud, gone=False)
         last_seen = _last_seen(cloud, asked_at)
         # Before their places are taken by others; what blocks a run is told anew by the watch.
-        missing = _missing(here.filter(pk__in=listed), batch.items, asked_at, last_seen)
+        missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
         blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
-        _write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        _quarantine(cloud, batch.unreadable)
         vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
             "cluster__appcode", "created_by"
@@ -84,11 +102,8 @@ def _last_seen(cloud: str, asked_at: dt.datetime) -> dt.datetime:
     return min(heard_at or asked_at, asked_at)
 
 
-def _missing(
-    runs: QuerySet[Run], items: Sequence[Seen], asked_at: dt.datetime, last_seen: dt.datetime
-) -> list[TaskSeen]:
-    """Pods that were alive when last heard of and are not listed any more."""
-    uids = {item.uid for item in items if isinstance(item, TaskSeen)}
+def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_seen: dt.datetime) -> list[TaskSeen]:
+    """Pods that were alive when last heard of and are not listed (`uids`) any more."""
     alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
     gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
     return [task_rows.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
@@ -143,6 +158,46 @@ def _save_position(cloud: str, position: str) -> None:
     # Several times a second, and only one process writes for a cloud: without reading it before.
     if not CloudState.objects.filter(name=cloud).update(**told):
         CloudState.objects.update_or_create(name=cloud, defaults=told)
+
+
+def _whatever_is_in_it(cloud: str, apply: Callable[[Write], None]) -> None:
+    """All at once; should the database not take something, then everything but that, which is put in quarantine."""
+    try:
+        apply(_write)
+    except NOT_UNDERSTOOD:
+        log.exception("%s: some of the news cannot be written; looking for them", cloud)
+        apply(_write_what_can_be)
+
+
+def _write_what_can_be(cloud: str, items: Sequence[Seen]) -> None:
+    """In halves, so that one among thousands is soon found."""
+    try:
+        with transaction.atomic():
+            _write(cloud, items)
+    except NOT_UNDERSTOOD as error:
+        if len(items) > 1:
+            _write_what_can_be(cloud, items[: len(items) // 2])
+            _write_what_can_be(cloud, items[len(items) // 2 :])
+        else:
+            reason = f"It cannot be written down: {type(error).__name__}: {error}"
+            _quarantine(cloud, [Unreadable(_raw(item), reason) for item in items])
+
+
+def _raw(item: Seen) -> str:
+    """As text, without what a program has said."""
+    facts = {name: value for name, value in asdict(item).items() if name != "log_tail"}
+    return json.dumps({"kind": type(item).__name__, **facts}, sort_keys=True, default=str)
+
+
+def _quarantine(cloud: str, told: Sequence[Unreadable]) -> None:
+    """Each thing once for the same reason: every listing has it again, with a little something that is new."""
+    if not told:
+        return
+    at = timezone.now()
+    rows = [(each, metering.quarantined(cloud, each.raw, readable(each.reason, 300), at)) for each in told]
+    reasons = [row.reason for each, row in rows if each.uid]
+    known = set(Quarantined.objects.filter(cloud=cloud, reason__in=reasons).values_list("reason", flat=True))
+    metering.quarantine([row for each, row in rows if not (each.uid and row.reason in known)])
 
 
 def _write(cloud: str, items: Sequence[Seen]) -> None:

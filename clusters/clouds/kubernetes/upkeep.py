@@ -26,6 +26,8 @@ AGAIN = 2.0
 RETRY_AT_ONCE = 20
 # What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
 STOP_SECONDS = 20.0
+# What was put back so often, each time soon after the last, is put back more and more slowly.
+REPAIRS, LONGEST_TRUCE, TRUCE_FORGOTTEN = 10, 300.0, 900.0
 
 
 class Upkeep:
@@ -38,6 +40,7 @@ class Upkeep:
         self._due: dict[str, Pod | Owner] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
+        self._repairs: dict[Hashable, tuple[int, float]] = {}
         self._stopping_since: dict[int, float] = {}
         self._stray_since: dict[tuple[str, RunRef], float] = {}
         self._lock = threading.Lock()
@@ -90,7 +93,9 @@ class Upkeep:
         return True
 
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
-        wait = AGAIN if isinstance(key, tuple) else 0.0
+        wait = 0.0
+        if isinstance(key, tuple):
+            wait = self._truce(key) if key[0] == "repair" else AGAIN
         try:
             task(*arguments)
         except CloudError as error:
@@ -104,6 +109,14 @@ class Upkeep:
                 self._busy.discard(key)
                 if wait:
                     self._not_before[key] = time.monotonic() + wait
+
+    def _truce(self, key: Hashable) -> float:
+        """Whoever takes away again and again what is put back is not fought faster and faster."""
+        now = time.monotonic()
+        self._repairs = {each: told for each, told in self._repairs.items() if now - told[1] < TRUCE_FORGOTTEN}
+        count = self._repairs.get(key, (0, now))[0] + 1
+        self._repairs[key] = count, now
+        return float(min(AGAIN * 2 ** max(0, count - REPAIRS), LONGEST_TRUCE))
 
     # -- letting go --------------------------------------------------------------------------------------------------
 
