@@ -155,3 +155,11 @@ def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_
     assert Run.objects.get(current_of=cluster).desired == "running"
     assert overspending.stop() == 1
     assert loop.until_phase(cluster, "Stopped").reason == "BudgetUsedUp"
+
+
+def test_the_clock_knows_every_task_by_its_name(settings):
+    """A name of the schedule that no worker knows would be dropped without a word."""
+    from portal.celery import app
+
+    app.loader.import_default_modules()
+    assert {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values()} <= set(app.tasks)
