@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import access, periods
+from billing import access, makeup, periods
 from billing.serializers import UsageDocument, usage_document
 from billing.usage import floor
 from portal.access import appcode_for
@@ -33,4 +33,5 @@ class AppcodeUsage(APIView):
         appcode = appcode_for(person(request), code)
         now = floor(timezone.now())
         period = periods.parse(text(request, "from", longest=40), text(request, "to", longest=40), now)
-        return Response(usage_document(appcode, period, now, access.usage_by_role(appcode, period, now)))
+        parts = makeup.parts(now, window=period.window, appcodes=[appcode.pk])
+        return Response(usage_document(appcode, period, now, access.usage_by_role(appcode, period, now), parts))

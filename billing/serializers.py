@@ -11,6 +11,7 @@ from django.conf import settings
 from pydantic import Field
 
 from billing.access import Amount
+from billing.makeup import Part
 from billing.periods import Period
 from billing.rating import display
 from billing.sums import Sum
@@ -51,18 +52,41 @@ class UsageMetadata(Answer):
     as_of: dt.datetime = Field(description="What still runs is counted until this time.")
 
 
+class UsagePart(Answer):
+    """All of one SKU at one price and discount."""
+
+    sku: str = Field(examples=["gpu:A100"])
+    unit_seconds: int = Field(description="Of GPUs, thousandths of a core, or MiB: exact.")
+    per_hour: str = Field(description="The price of one GPU, core or GiB before the discount.")
+    discount_percent: str
+    cost: Cost
+
+
 class UsageDocument(Answer):
     kind: Literal["usage"] = "usage"
     metadata: UsageMetadata
     total: UsageAmount
+    parts: list[UsagePart] = Field(description="What makes up the total.")
     items: list[UsageRow]
 
 
-def usage_document(appcode: Appcode, period: Period, now: dt.datetime, rows: Sequence[Sum]) -> dict[str, Any]:
+def usage_document(
+    appcode: Appcode, period: Period, now: dt.datetime, rows: Sequence[Sum], parts: Sequence[Part]
+) -> dict[str, Any]:
     """`rows` are sums by consumer, cluster, run and role."""
     return UsageDocument(
         metadata=UsageMetadata(appcode=appcode.code, since=period.since, until=period.until, as_of=now),
         total=UsageAmount(**_amount(Amount.total(rows))),
+        parts=[
+            UsagePart(
+                sku=part.sku,
+                unit_seconds=part.quantity,
+                per_hour=f"{part.per_hour:f}",
+                discount_percent=f"{part.discount:f}",
+                cost=money(part.cost),
+            )
+            for part in parts
+        ],
         items=[
             UsageRow(consumer=row.key[0] or "", cluster=row.key[1], run=row.key[2], role=row.key[3], **_amount(row))
             for row in rows

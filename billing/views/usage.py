@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import access, budget_access, history, periods
+from billing import access, budget_access, history, makeup, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.files import csv_file
 from billing.periods import Period
@@ -91,6 +91,10 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
         return _usage_csv("business-lines", "business_line", asked, lines)
     links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
     context["generated"] = "some" if appcodes.filter(pk__in=history.codes()).exists() else ""
+    if _shows_page(request):
+        context["makeup"] = makeup.parts(
+            asked.now, window=asked.period.window, appcodes=list(appcodes.order_by().values_list("pk", flat=True))
+        )
     return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
 
 
@@ -111,6 +115,8 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
             "budget": budget_access.shown([budget], asked.now)[0] if budget else None,
             "this_month": budget_access.together([one.pk], asked.now),
         }
+    if _shows_page(request):
+        context["makeup"] = makeup.parts(asked.now, window=asked.period.window, appcodes=[one.pk])
     return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", **context)
 
 
@@ -122,9 +128,13 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
         (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
         for row in access.usage_by_run(one, name, asked.period, asked.now)
     ]
-    return _usage_page(
-        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, generated=_generated(one)
+    parts = _shows_page(request) and makeup.parts(
+        asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name
     )
+    return _usage_page(
+        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts,
+        generated=_generated(one),
+    )  # fmt: skip
 
 
 @require_safe
@@ -139,8 +149,16 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
         "cost": sum((row.cost for row in rows), Decimal(0)), "complete": len(rows) < access.MAX_SEGMENTS,
         "generated": _generated(one),
+        "makeup": makeup.parts(
+            asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name, run=number
+        ),
     }  # fmt: skip
     return render(request, "billing/run.html", context)
+
+
+def _shows_page(request: HttpRequest) -> bool:
+    """Not one of its tables as a file."""
+    return "format" not in request.GET and request.GET.get("by") not in ("line", "time")
 
 
 def _generated(appcode: Appcode) -> str:

@@ -18,6 +18,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
+from billing import makeup
 from billing.access import usage_of
 from clusters.access import cluster_for, events_of
 from clusters.forms import write_env
@@ -188,6 +189,7 @@ def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context = {
         "page": shown,
         "segments": rows,
+        "makeup": makeup.parts(shown.now, consumers=[consumer(shown.run)]) if shown.run else [],
         "total": sum((row.cost for row in rows), Decimal(0)),
         "gpu_seconds": sum(row.gpu_seconds for row in rows),
         "notes": notes(shown.run.cloud) if shown.run else (),
