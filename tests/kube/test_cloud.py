@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -418,3 +419,23 @@ def test_two_portals_never_share_a_namespace_nor_find_each_others_pods(
     assert deployment["spec"]["selector"]["matchLabels"] == {**ours, names.ROLE: "ps"}
     cloud.delete(run)
     following.until(lambda: following.is_gone(run))
+
+
+def test_changed_limits_hold_where_nothing_new_is_started_and_an_emptied_quota_goes(
+    plane: Plane, cloud: KubernetesCloud, space: str
+) -> None:
+    quotas = f"/api/v1/namespaces/{space}/resourcequotas"
+    client, settings = cloud._client, cloud._settings
+    limited = KubernetesCloud(client, replace(settings, quota={"count/pods": "100"}))
+    limited.apply_volume(volume(space))
+    assert plane.request("GET", f"{quotas}/gpu-cloud")["spec"] == {"hard": {"count/pods": "100"}}
+    other = {"metadata": {"name": "of-somebody-else"}, "spec": {"hard": {"count/pods": "50"}}}
+    plane.request("POST", quotas, other)
+
+    changed = KubernetesCloud(client, replace(settings, quota={"count/pods": "7"}, largest_volume="5Gi"))
+    with Following(changed):
+        plane.until(quotas, lambda found: found["gpu-cloud"]["spec"]["hard"] == {"count/pods": "7"})
+        ranges = f"/api/v1/namespaces/{space}/limitranges"
+        plane.until(ranges, lambda found: found["gpu-cloud"]["spec"]["limits"][1]["max"] == {"storage": "5Gi"})
+    with Following(KubernetesCloud(client, settings)):
+        plane.until(quotas, lambda found: set(found) == {"of-somebody-else"})

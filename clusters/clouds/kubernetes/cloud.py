@@ -9,6 +9,7 @@ what has not been written down yet: one on every pod until its end is in the dat
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ from clusters.clouds.base import (
     Batch,
     Capacity,
     CloudError,
+    GpuUse,
     LogChunk,
+    Measurements,
     NotOurs,
     Plan,
     RunRef,
@@ -28,13 +31,15 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import inside, logs, manifests, names, storage
+from clusters.clouds.kubernetes import inside, logs, manifests, names, prometheus, storage
 from clusters.clouds.kubernetes.client import METADATA_LIST, Client, Missing, Refused, Taken, path_of
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.upkeep import Upkeep
 from clusters.clouds.kubernetes.watch import Follower
 
 log = logging.getLogger(__name__)
+
+NAMESPACES_AT_ONCE = 4
 
 
 class KubernetesCloud:
@@ -43,14 +48,20 @@ class KubernetesCloud:
     keeps_logs = False
     mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "volume"})
 
-    def __init__(self, client: Client, settings: Settings, name: str = "kubernetes") -> None:
+    def __init__(
+        self, client: Client, settings: Settings, name: str = "kubernetes", prometheus_token: str = ""
+    ) -> None:
         self.name = name
         self._client = client
         self._settings = settings
+        self._prometheus_token = prometheus_token
         self._follower = Follower(client, settings.portal)
         self._pods = logs.Pods(client, settings.portal)
         self._namespaces: set[str] = set()
         self._upkeep: Upkeep | None = None
+        # Namespaces that were there before this began to follow, and those that are being looked at.
+        self._unsettled: set[str] = set()
+        self._settling: set[str] = set()
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """Names follow from the run, so nothing has to be made for them."""
@@ -146,8 +157,39 @@ class KubernetesCloud:
             # Somebody may have been quicker.
             self._is_ours(namespace)
             inside_it.insert(0, first)
+            self._drop_quota(namespace)
         self._client.apply_all(inside_it)
         self._namespaces.add(namespace)
+
+    def _drop_quota(self, namespace: str) -> None:
+        """Where an administrator wants none any more."""
+        if self._settings.quota:
+            return
+        ours = {
+            "fieldSelector": f"metadata.name={manifests.LIMITS}",
+            "labelSelector": names.selector(portal=self._settings.portal),
+        }
+        if self._client.get(path_of("ResourceQuota", namespace), **ours)["items"]:
+            self._client.all_at_once(
+                [functools.partial(self._client.delete, path_of("ResourceQuota", namespace, manifests.LIMITS))]
+            )
+
+    def _settle_namespaces(self) -> None:
+        """What was changed in the settings holds also where nothing new is started: a few namespaces at a time."""
+        while self._unsettled and len(self._settling) < NAMESPACES_AT_ONCE:
+            namespace = self._unsettled.pop()
+            if namespace not in self._namespaces:
+                self._settling.add(namespace)
+                self._client.in_background(self._settle, namespace)
+
+    def _settle(self, namespace: str) -> None:
+        try:
+            self._apply_namespace(namespace)
+        except CloudError as error:
+            # Whoever starts something there tries again, and so does the next controller.
+            log.warning("the limits of namespace %s are not as wanted: %s", namespace, error)
+        finally:
+            self._settling.discard(namespace)
 
     def _create(self, manifest: Mapping[str, Any]) -> bool:
         try:
@@ -216,6 +258,30 @@ class KubernetesCloud:
             assert mirror is not None
         return mirror.capacity()
 
+    def gpu_use(self, since: str) -> Measurements:
+        """Two questions whatever the number of pods: one for Prometheus, which knows pods by name, and one for their uids."""
+        if not self._settings.prometheus:
+            return Measurements("", note=prometheus.UNSET)
+        minutes = prometheus.minutes_due(since, dt.datetime.now(dt.UTC))
+        if not minutes:
+            return Measurements(since)
+        busy = prometheus.read(self._settings.prometheus, self._prometheus_token, minutes)
+        position = minutes[-1].isoformat()
+        if not busy:
+            return Measurements(position, note=prometheus.SILENT)
+        selector = names.selector(portal=self._settings.portal)
+        found = self._client.pages(path_of("Pod"), accept=METADATA_LIST, labelSelector=selector)
+        metadata = [pod["metadata"] for page in found for pod in page["items"]]
+        uids = {(each["namespace"], each["name"]): each["uid"] for each in metadata}
+        return Measurements(
+            position,
+            tuple(
+                GpuUse(uids[place], minute, 60.0, round(part, 6))
+                for (minute, place), part in sorted(busy.items())
+                if place in uids
+            ),
+        )
+
     def acknowledge(self, items: Sequence[Seen]) -> None:
         """What is to be done for them, and whatever else there is to do, happens in the background."""
         mirror = self._follower.mirror
@@ -223,7 +289,9 @@ class KubernetesCloud:
             return
         if self._upkeep is None or self._upkeep.mirror is not mirror:
             self._upkeep = Upkeep(self._client, self._settings.portal, mirror)
+            self._unsettled = set(mirror.namespaces)
         self._upkeep.after(items)
+        self._settle_namespaces()
 
     # -- inside a task ---------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ Manifest = dict[str, Any]
 
 _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+# What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
+LIMITS = "gpu-cloud"
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 
@@ -51,13 +53,13 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "LimitRange",
-            "metadata": {"name": "gpu-cloud", "namespace": namespace, "labels": labels},
+            "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
             "spec": {"limits": [container, claim]},
         },
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": {"name": "gpu-cloud", "namespace": namespace, "labels": labels},
+            "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
             "spec": {
                 "podSelector": {},
                 "policyTypes": ["Ingress", "Egress"],
@@ -70,7 +72,7 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
             {
                 "apiVersion": "v1",
                 "kind": "ResourceQuota",
-                "metadata": {"name": "gpu-cloud", "namespace": namespace, "labels": labels},
+                "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
                 "spec": {"hard": dict(settings.quota)},
             }
         )

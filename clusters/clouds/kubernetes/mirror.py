@@ -144,6 +144,10 @@ class Mirror:
                 news.append(seen)
         return news
 
+    @property
+    def namespaces(self) -> frozenset[str]:
+        return frozenset(self._namespaces)
+
     def note_namespace(self, kind: str, namespace: Object) -> None:
         """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
         ever (seen with Kubernetes 1.36): the runs must be ended first."""
