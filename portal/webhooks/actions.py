@@ -88,6 +88,10 @@ def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: 
     for name, value in wanted.items():
         setattr(webhook, name, value)
     webhook.disabled_reason = ""
+    if "enabled" in changed and webhook.enabled:
+        # What waits has as long as what is new.
+        waiting = Delivery.objects.filter(webhook=webhook, state=Delivery.State.WAITING)
+        waiting.update(next_at=timezone.now(), attempts=0, first_at=None, claim=None)
     webhook.save(update_fields=[*wanted, "disabled_reason", "changed_at"])
     said = f"Changed {', '.join(words[name] for name in changed)}: sends {_kinds(webhook)} to {webhook.host}."
     _record("webhook.changed", webhook, acting_user, said)

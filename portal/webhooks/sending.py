@@ -2,7 +2,8 @@
 
 Every delivery is held by a claim before it is sent, so that two senders never send the same at one time; who is killed with
 one in hand loses it after a while, and it is sent again under the same id. What it costs a slow receiver is paid by its own
-deliveries: only a few go to one host, and to the receivers of one appcode, at one time. An advisory lock lets one sender at
+deliveries: only a few go to one host, and to the receivers of one appcode, at one time, and who has fewest on the way comes
+first. An advisory lock lets one sender at
 a time use the threads of a worker; the claims alone keep two from each other's work should it be lost.
 """
 
@@ -18,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal import events, notices
+from portal import events, notices, wakeups
 from portal.models import Delivery, Event, Webhook
 from portal.webhooks import specs
 from portal.webhooks.posting import Answer, Rules, post
@@ -65,7 +67,7 @@ class Job:
     secrets: tuple[str, ...]
     host: str
     appcode: int
-    content: bytes
+    facts: dict[str, object]
     attempts: int
     first_at: dt.datetime
 
@@ -87,52 +89,70 @@ def rules() -> Rules:
 def send_due() -> int:
     """Sends what is due until nothing is, for a minute at most; says how many attempts it made."""
     made, end = 0, time.monotonic() + LONGEST
-    # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is given up.
-    while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
-        with _alone() as alone:
-            if not alone:
+    flying: dict[Future[Attempt], Job] = {}
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
+        # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is given up.
+        while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
+            with _alone() as alone:
+                if not alone:
+                    break
+                made += _send(pool, flying, end)
+            if not flying and not _due(1, []):
                 break
-            made += _send(end)
-        if not _due(1, []):
-            break
+        if flying:
+            # The next one need not wait for the slowest of this one.
+            wakeups.wake_webhooks()
+        while flying:
+            made += _land(flying)
     return made
 
 
-def _send(end: float) -> int:
-    """Claims and posts until nothing has been due for a while."""
+def _send(pool: ThreadPoolExecutor, flying: dict[Future[Attempt], Job], end: float) -> int:
+    """Claims and posts until nothing has been due for a while, or until `end`; then some are still `flying`."""
     made, idle_since, held = 0, time.monotonic(), rules()
-    flying: dict[Future[Attempt], Job] = {}
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
-        while True:
-            now = time.monotonic()
-            if now < end:
-                for job in claim(THREADS - len(flying), list(flying.values())):
-                    flying[pool.submit(attempt, job, held)] = job
-            if flying:
-                idle_since = now
-            elif now > min(end, idle_since + LINGER):
-                return made
-            else:
-                time.sleep(LOOK)
-            done, _ = wait(flying, timeout=LOOK, return_when=FIRST_COMPLETED)
-            for each in done:
-                del flying[each]
-                made += 1
-                record(each.result())
+    while (now := time.monotonic()) < end:
+        for job in claim(THREADS - len(flying), list(flying.values())):
+            flying[pool.submit(attempt, job, held)] = job
+        if flying:
+            idle_since = now
+            made += _land(flying)
+        elif now > idle_since + LINGER:
+            break
+        else:
+            time.sleep(LOOK)
+    return made
+
+
+def _land(flying: dict[Future[Attempt], Job]) -> int:
+    """Writes down those that are over, after waiting a moment for one; says how many."""
+    done, _ = wait(flying, timeout=LOOK, return_when=FIRST_COMPLETED)
+    for each in done:
+        job = flying.pop(each)
+        if error := each.exception():
+            # A mistake of ours. It stays held for a while and stops nothing else.
+            log.error("delivery %s could not be sent", job.delivery, exc_info=error)
+        else:
+            record(each.result())
+    return len(done)
 
 
 def attempt(job: Job, held: Rules) -> Attempt:
     """Signs and sends; knows no database, for many run side by side."""
     at = dt.datetime.now(dt.UTC)
-    headers = specs.headers(job.message, job.secrets, job.content, at)
-    return Attempt(job, at, headers, post(job.target, job.content, headers, held))
+    content = specs.body(job.facts)
+    headers = specs.headers(job.message, job.secrets, content, at)
+    return Attempt(job, at, headers, post(job.target, content, headers, held))
 
 
 def claim(room: int, flying: Sequence[Job]) -> list[Job]:
     """Takes up to `room` deliveries that are due beside those that are `flying`, with their limits by host and appcode."""
     hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying)
     wanted: list[int] = []
+    turns, ranked = appcodes.copy(), []
     for pk, host, appcode in _due(PER_HOST, [host for host, count in hosts.items() if count >= PER_HOST]):
+        ranked.append((turns[appcode], pk, host, appcode))
+        turns[appcode] += 1
+    for _, pk, host, appcode in sorted(ranked, key=itemgetter(0)):
         if len(wanted) < room and hosts[host] < PER_HOST and (appcodes[appcode] < PER_APPCODE or not appcode):
             hosts[host] += 1
             appcodes[appcode] += 1
@@ -162,7 +182,7 @@ def _claim(wanted: Sequence[int]) -> list[Job]:
         jobs.append(
             Job(
                 row.pk, hook.pk, row.claim, row.message_id, specs.target(hook.url), tuple(hook.secrets_at(now)), hook.host,
-                hook.appcode_id or 0, specs.body(facts(row.event)), row.attempts, row.first_at,
+                hook.appcode_id or 0, facts(row.event), row.attempts, row.first_at,
             )
         )  # fmt: skip
     return jobs
@@ -198,7 +218,7 @@ def record(done: Attempt) -> None:
     if not answer.error:
         _accepted(job.webhook, now)
     elif changes.get("state") == Delivery.State.FAILED:
-        _given_up(job, answer)
+        _given_up(done)
 
 
 def _accepted(webhook: int, now: dt.datetime) -> None:
@@ -207,15 +227,21 @@ def _accepted(webhook: int, now: dt.datetime) -> None:
     stale.update(last_ok_at=now)
 
 
-def _given_up(job: Job, answer: Answer) -> None:
-    """Disables a webhook whose receiver said that it is gone, or took nothing since the given-up delivery's first attempt."""
+def _given_up(done: Attempt) -> None:
+    """Disables a webhook whose receiver said that it is gone, or took nothing since the given-up delivery's first attempt.
+
+    Not one that somebody has changed meanwhile: it was another receiver that did so.
+    """
+    job, answer = done.job, done.answer
     if answer.status == 410:
         reason = "Its receiver answered 410 Gone."
     else:
         reason = f"Nothing was accepted for {specs.TRY_FOR.days} days. The last error: {answer.error}"
     rows = Webhook.objects.filter(pk=job.webhook, enabled=True, deleted_at=None)
-    if answer.status != 410:
-        rows = rows.exclude(last_ok_at__gte=job.first_at)
+    if answer.status == 410:
+        rows = rows.filter(changed_at__lt=done.sent_at)
+    else:
+        rows = rows.filter(changed_at__lt=job.first_at).exclude(last_ok_at__gte=job.first_at)
     if not rows.update(enabled=False, disabled_reason=reason[:300], changed_at=timezone.now()):
         return
     hook = Webhook.objects.select_related("appcode").get(pk=job.webhook)

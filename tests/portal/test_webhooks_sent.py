@@ -296,13 +296,48 @@ def test_after_three_days_without_any_success_it_is_disabled(people: Any, receiv
     long_ago = timezone.now() - specs.TRY_FOR
     for last_ok, enabled in ((timezone.now(), True), (long_ago - dt.timedelta(hours=1), False)):
         happen()
-        Webhook.objects.update(last_ok_at=last_ok)
+        Webhook.objects.update(last_ok_at=last_ok, changed_at=long_ago - dt.timedelta(days=1))
         Delivery.objects.filter(state="waiting").update(first_at=long_ago, attempts=12, next_at=timezone.now())
         sending.send_due()
         webhook.refresh_from_db()
         assert webhook.enabled is enabled, "it takes others, so this one alone is given up"
         assert not Delivery.objects.filter(state="waiting", kind="run.succeeded").exists()
     assert Event.objects.filter(verb="webhook.disabled").count() == 1
+
+
+def test_a_receiver_that_was_replaced_meanwhile_disables_nothing(people: Any, receiver: Receiver) -> None:
+    webhook, _ = hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, 410 if n == 1 else 503)
+    happen()
+    [job] = sending.claim(8, [])
+    done = sending.attempt(job, LOOPBACK)
+    spec = {"url": receiver.url + "2", "events": ["*"]}
+    changed = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
+    actions.change_webhook(webhook, changed, acting_user=people.alice)
+    sending.record(done)
+    # The same for one that was mended shortly before the three days were over.
+    long_ago = timezone.now() - specs.TRY_FOR
+    Delivery.objects.filter(state="waiting").update(first_at=long_ago, attempts=12, next_at=timezone.now())
+    sending.send_due()
+    assert set(Delivery.objects.values_list("state", flat=True)) == {"failed"}
+    webhook.refresh_from_db()
+    assert webhook.enabled
+
+
+def test_what_waited_while_it_was_disabled_has_three_days_again(people: Any, receiver: Receiver) -> None:
+    webhook, _ = hook(people.ops, people.alice, receiver.url, "run.*")
+    happen()
+    Delivery.objects.update(first_at=timezone.now() - 2 * specs.TRY_FOR, attempts=12)
+    Webhook.objects.update(enabled=False)
+    assert sending.send_due() == 0
+    receiver.answer = lambda handler, n: say(handler, 503 if n == 1 else 204)
+    manifest = {"metadata": {"name": "hook"}, "spec": {"url": receiver.url, "events": ["run.*"]}}
+    actions.change_webhook(webhook, WebhookManifest.model_validate(manifest), acting_user=people.alice)
+    assert sending.send_due() == 1
+    assert (only().state, only().attempts) == ("waiting", 1)
+    due_now()
+    sending.send_due()
+    assert only().state == "delivered"
 
 
 def test_who_is_killed_between_sending_and_writing_it_down_sends_it_twice_under_one_id(
@@ -405,6 +440,70 @@ def test_one_slow_receiver_does_not_hold_up_others(
         free.set()
         sender.join()
         assert slow.most_at_one_time <= sending.PER_HOST
+
+
+def test_who_has_fewest_on_the_way_comes_first(people: Any) -> None:
+    """Receivers of several appcodes at one host: none of them has all of its places, however many deliveries wait."""
+    hook(people.flight, people.mallory, "http://127.0.0.1:9/flight")
+    for _ in range(20):
+        happen(appcode="flight-demo")
+    first = sending.claim(32, [])
+    assert len(first) == sending.PER_HOST
+    assert sending.claim(32, first) == []
+    hook_of_ops, _ = hook_beside(people)
+    happen(appcode="flight-demo")
+    happen(appcode="ops-demo")
+    [following] = sending.claim(32, first[1:])
+    assert following.webhook == hook_of_ops.pk
+
+
+def hook_beside(people: Any) -> tuple[Webhook, str]:
+    spec = {"url": "http://127.0.0.1:9/ops", "events": ["run.*"]}
+    manifest = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
+    return actions.create_webhook(manifest, appcode=people.ops, acting_user=people.alice)
+
+
+def test_a_mistake_of_ours_with_one_stops_nothing_else(people: Any, receiver: Receiver, caplog: Any) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    with transaction.atomic():
+        events.record("run.failed", actor=None, appcode="ops-demo", number=2**70)
+    happen()
+    assert sending.send_due() == 2
+    assert Delivery.objects.get(kind="run.succeeded").state == "delivered"
+    assert Delivery.objects.get(kind="run.failed").state == "waiting"
+    assert "could not be sent" in caplog.text
+
+
+def test_the_next_sender_does_not_wait_for_the_slowest_of_the_last(
+    people: Any, receiver: Receiver, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sending, "LONGEST", 1.0)
+    free, taken = threading.Event(), threading.Event()
+
+    def slowly(handler: Any, n: int) -> None:
+        taken.set()
+        free.wait(20)
+        say(handler, 204)
+
+    with receiving() as slow:
+        slow.answer = slowly
+        hook(people.flight, people.mallory, slow.url)
+        happen(appcode="flight-demo")
+        first = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
+        first.start()
+        taken.wait(20)
+        hook_beside(people)
+        Webhook.objects.filter(appcode=people.ops).update(url=receiver.url, host="other")
+        happen()
+        end = time.monotonic() + 15
+        while not receiver.got and time.monotonic() < end:
+            sending.send_due()
+            time.sleep(0.05)
+        assert receiver.got
+        assert first.is_alive()
+        free.set()
+        first.join()
+    assert not Delivery.objects.exclude(state="delivered").exists()
 
 
 # What receivers do
