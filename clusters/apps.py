@@ -6,13 +6,14 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from clusters import contributions, metrics, volumes
-        from datastores import placing, uses
+        from clusters import contributions, metrics, storage, volumes
+        from datastores import costs, placing, uses
         from portal import frame
         from portal import metrics as portal_metrics
 
         uses.add(contributions.clusters_using)
         placing.add(volumes.judge)
+        costs.estimate_with(storage.per_hour)
         portal_metrics.add(metrics.metrics)
         frame.count_gpus_with(contributions.gpus_held)
         frame.add_search("Clusters", contributions.find_clusters)

@@ -15,6 +15,7 @@ from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 from pydantic import ValidationError
 
+from clusters import storage
 from clusters.clouds.base import AccessMode, CloudError, CloudRefused, VolumeRef, VolumeSource
 from clusters.clouds.kubernetes.networks import why_closed
 from clusters.clouds.kubernetes.settings import Settings, quantity
@@ -32,7 +33,9 @@ log = logging.getLogger(__name__)
 
 # A cloud that could not do it: ask again.
 TRY_AGAIN = dt.timedelta(seconds=30)
-UNSETTLED = Q(datastore=None) | ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
+LARGER = ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
+# One that was made before volumes were metered is paid for from the next sweep on.
+UNSETTLED = Q(datastore=None) | LARGER | Q(metered_mb=0)
 
 
 @transaction.atomic
@@ -43,7 +46,7 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
     locked = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
     if locked is None:
         raise SourceError(f"Datastore {store.name} is deleted.")
-    volume, _ = Volume.objects.get_or_create(
+    volume, made = Volume.objects.get_or_create(
         datastore=locked,
         defaults={
             "cloud": run.cloud,
@@ -58,6 +61,8 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
     )
     if sentence := why_not_there(volume, run.cloud, run.namespace):
         raise SourceError(sentence)
+    if made:
+        storage.meter(volume.pk, volume.told_size, timezone.now())
     if volume.access_mode == "ReadWriteOnce" and volume.holder != run.pk:
         living = Run.objects.filter(gone=False).select_related("cluster")
         if volume.holder and (other := living.filter(pk=volume.holder).first()):
@@ -148,7 +153,9 @@ def settle(volume_id: int) -> None:
         if volume.datastore_id is None:
             _delete(volume)
         else:
-            _grow(volume)
+            storage.meter(volume.pk, volume.told_size, timezone.now())
+            if volume.size not in (volume.told_size, volume.refused_size):
+                _grow(volume)
     except CloudError as error:
         log.warning("volume %s: its cloud cannot do it now: %s", volume, error)
         Volume.objects.filter(pk=volume_id).update(trouble=readable(str(error)))
@@ -158,7 +165,9 @@ def _delete(volume: Volume) -> None:
     # A cloud that was taken off the list took its volumes along.
     if volume.cloud in cloud_names():
         cloud(volume.cloud).delete_volume(ref(volume))
-    Volume.objects.filter(pk=volume.pk).delete()
+    with transaction.atomic():
+        storage.meter(volume.pk, "", timezone.now())
+        Volume.objects.filter(pk=volume.pk).delete()
     log.info("volume %s: its cloud was told to delete it", volume)
 
 
@@ -170,5 +179,7 @@ def _grow(volume: Volume) -> None:
     except CloudRefused as refusal:
         rows.update(refused_size=volume.size, trouble=readable(str(refusal)))
     else:
-        rows.update(told_size=volume.size, trouble="")
+        with transaction.atomic():
+            storage.meter(volume.pk, volume.size, timezone.now())
+            rows.update(told_size=volume.size, trouble="")
         log.info("volume %s: its cloud was told to let it grow to %s", volume, volume.size)

@@ -19,7 +19,7 @@ from django.utils.http import content_disposition_header
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from datastores import contents
+from datastores import contents, costs
 from datastores.access import datastore_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
@@ -51,6 +51,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "uses": uses_of([store])[store.pk],
         "may_operate": may_operate(user, store),
         "listing": Listing(()),
+        "cost": costs.estimate(store.appcode, store.size) if store.size else None,
         "largest": settings.UPLOAD_MAX_BYTES,
     }
     cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")

@@ -102,7 +102,7 @@ class Volume(models.Model):
     `cloud` and `namespace` are where it lies, by names that whoever runs tasks gave; it never moves. `appcode`, `name` and the
     primary key are what it is called there, whatever becomes of the datastore: with `datastore` None the volume is to go.
     `size` is wanted, `told_size` what the cloud has taken; `refused_size` it would not take, for the reason in `trouble`.
-    `holder` is the run that a ReadWriteOnce volume was last given to.
+    `holder` is the run that a ReadWriteOnce volume was last given to; `metered_mb` is what is paid for now, in MiB.
     """
 
     datastore = models.OneToOneField(Datastore, on_delete=models.SET_NULL, null=True, related_name="volume")
@@ -117,6 +117,7 @@ class Volume(models.Model):
     refused_size = models.CharField(max_length=20, blank=True)
     trouble = models.TextField(blank=True)
     holder = models.BigIntegerField(null=True)
+    metered_mb = models.PositiveIntegerField(default=0, db_default=0)
     made_at = models.DateTimeField(auto_now_add=True)
     tried_at = models.DateTimeField(null=True)
 
@@ -124,7 +125,7 @@ class Volume(models.Model):
         indexes: ClassVar = [
             models.Index(
                 fields=["tried_at"],
-                condition=Q(datastore=None) | ~Q(size=models.F("told_size")),
+                condition=Q(datastore=None) | ~Q(size=models.F("told_size")) | Q(metered_mb=0),
                 name="volume_unsettled",
             )
         ]

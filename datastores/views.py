@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
 
-from datastores import actions
+from datastores import actions, costs
 from datastores.access import datastore_for, datastores_for
 from datastores.forms import FORMS, DatastoreForm
 from datastores.models import Datastore
@@ -25,6 +25,15 @@ from portal.models import Appcode, User
 from portal.views import get_or_post, person, safe_next
 
 KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder of this machine"))
+
+
+@require_GET
+def volume_cost(request: HttpRequest) -> HttpResponse:
+    """The part of a volume's form that says what it costs, while it is filled in."""
+    code, size = (request.GET.get(name, "").strip() for name in ("appcode", "size"))
+    appcode = appcodes_for(person(request), OPERATE).filter(code=code[:63].replace("\0", "")).first()
+    found = costs.estimate(appcode, size) if appcode else None
+    return render(request, "datastores/_cost.html", {"cost": found})
 
 
 @require_GET
