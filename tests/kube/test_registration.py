@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
+from clusters.clouds.base import CloudError
 from tests.kube.following import portal_kubeconfig
 from tests.kube.plane import Plane
 
@@ -56,6 +58,30 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
     [event] = Event.objects.filter(object="kubernetes plane")
     assert event.verb == "kubernetes.registered"
     assert "PRIVATE" not in event.message + json.dumps(event.data)
+
+
+def test_keys_are_in_no_file_that_a_killed_process_would_leave(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTPS with a client certificate, and over a websocket with it."""
+    from websocket import WebSocketBadStatusException
+
+    from clusters.clouds.kubernetes import inside, kubeconfig
+    from clusters.clouds.kubernetes.client import Client
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = kubeconfig.read(portal_kubeconfig(plane).read_text())
+    assert "client-key-data" in found["users"][0]["user"]
+    client = Client.connect(found)
+    assert client.get("/api/v1/nodes")["items"]
+    with pytest.raises(WebSocketBadStatusException) as caught:
+        inside._connect(client, "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true")
+    assert inside._said(caught.value) == 'pods "nobody" not found'
+    assert list(tmp_path.iterdir()) == []
+    # Nobody else's certificate authority is believed.
+    found["clusters"][0]["cluster"].pop("certificate-authority-data")
+    with pytest.raises(CloudError, match="CERTIFICATE_VERIFY_FAILED"):
+        Client.connect(found).get_once("/version")
 
 
 def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:

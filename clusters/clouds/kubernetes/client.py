@@ -7,8 +7,11 @@ as slowly as the server asks, and is a CloudError then; what was refused is a Cl
 
 from __future__ import annotations
 
+import base64
 import gc
+import os
 import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -99,29 +102,36 @@ def path_of(kind: str, namespace: str = "", name: str = "") -> str:
 class Client:
     """Talks to one API server. Safe in many threads."""
 
-    def __init__(self, api: kubernetes.client.ApiClient) -> None:
+    def __init__(self, api: kubernetes.client.ApiClient, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is used for every connection instead of the files that the configuration names."""
         self.api = api
+        self.tls = tls
         self._configuration = api.configuration
         self._pool = api.rest_client.pool_manager
+        if tls:
+            self._pool.connection_pool_kw["ssl_context"] = tls
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
 
     @classmethod
     def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
         """By a kubeconfig (a file or its content), or with the credentials of the pod that this runs in. Raises CloudError
-        without either. A content comes from people: it must have gone through `kubeconfig.read`."""
+        without either. A content comes from people: it must have gone through `kubeconfig.read`, and its keys are in no file."""
         configuration = kubernetes.client.Configuration()
         configuration.connection_pool_maxsize = 4 * AT_ONCE
         configuration.retries = False
+        tls: ssl.SSLContext | None = None
         try:
-            if kubeconfig:
-                config: Any = kubernetes.config
-                load = config.load_kube_config if isinstance(kubeconfig, str) else config.load_kube_config_from_dict
-                load(kubeconfig, context or None, client_configuration=configuration, persist_config=False)
+            if isinstance(kubeconfig, Mapping) and kubeconfig:
+                tls = _read(kubeconfig, configuration)
+            elif kubeconfig:
+                kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
+                    kubeconfig, context or None, client_configuration=configuration, persist_config=False
+                )
             else:
                 kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-        except (kubernetes.config.ConfigException, OSError) as error:
+        except (kubernetes.config.ConfigException, OSError, ValueError, LookupError, TypeError) as error:
             raise CloudError(f"There are no usable credentials for Kubernetes: {error}") from error
-        return cls(kubernetes.client.ApiClient(configuration))
+        return cls(kubernetes.client.ApiClient(configuration), tls)
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -242,6 +252,38 @@ class Client:
         return answer
 
 
+def _read(kubeconfig: Mapping[str, Any], configuration: kubernetes.client.Configuration) -> ssl.SSLContext | None:
+    """What `kubeconfig.read` leaves in a kubeconfig, as a configuration. The official loader would write keys into files of
+    /tmp, and leave them there when its process is killed."""
+    server, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
+    configuration.host = server["server"]
+    configuration.verify_ssl = not server.get("insecure-skip-tls-verify", False)
+    if name := server.get("tls-server-name"):
+        configuration.tls_server_name = name
+    if token := user.get("token"):
+        configuration.api_key["authorization"] = f"Bearer {token}"
+    if not configuration.host.startswith("https:"):
+        return None
+    authority = base64.b64decode(server.get("certificate-authority-data", ""))
+    tls = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") if authority else None)
+    if not configuration.verify_ssl:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    if certificate := user.get("client-certificate-data"):
+        _load_key(tls, base64.b64decode(certificate), base64.b64decode(user["client-key-data"]))
+    return tls
+
+
+def _load_key(tls: ssl.SSLContext, certificate: bytes, private: bytes) -> None:
+    """Python reads keys from files alone; this one has no name and is gone with its last handle."""
+    handle = os.memfd_create("client-key", os.MFD_CLOEXEC)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(certificate + b"\n" + private)
+        tls.load_cert_chain(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
 def _patiently(
     call: Callable[..., urllib3.BaseHTTPResponse], *arguments: Any, **named: Any
 ) -> urllib3.BaseHTTPResponse:
@@ -283,10 +325,21 @@ def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: 
         hear()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            event = orjson.loads(line)
+            event = _event(line)
             if event["type"] == "ERROR":
                 _raise_event(event["object"])
             yield event
+
+
+def _event(line: bytes) -> Json:
+    """Whoever stands between may end a stream with something else."""
+    try:
+        event: Json = orjson.loads(line)
+        if isinstance(event["type"], str) and isinstance(event["object"], dict):
+            return event
+    except (ValueError, TypeError, LookupError):
+        pass
+    raise Unavailable(f"The watch was cut off by what is no event: {line[:100].decode(errors='replace')}")
 
 
 def _raise_event(status: Json) -> None:

@@ -41,16 +41,19 @@ def execute(client: Client, pod: Pod, argv: Sequence[str], *, stdin: bool, tty: 
     query += [("container", CONTAINER), *((name, "true" if on else "false") for name, on in wanted.items())]
     path = f"{path_of('Pod', metadata['namespace'], metadata['name'])}/exec"
     try:
-        return PodSession(_connect(client.api.configuration, f"{path}?{urlencode(query)}"), stdin=stdin)
+        return PodSession(_connect(client, f"{path}?{urlencode(query)}"), stdin=stdin)
     except WebSocketBadStatusException as error:
         raise CloudError(f"The command cannot be run: {_said(error)}") from error
     except (WebSocketException, OSError) as error:
         raise CloudError(f"The command cannot be run: {error}") from error
 
 
-def _connect(configuration: Any, path: str) -> WebSocket:
+def _connect(client: Client, path: str) -> WebSocket:
+    configuration = client.api.configuration
     tls: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
-    if configuration.verify_ssl:
+    if client.tls:
+        tls = {"context": client.tls, "cert_reqs": client.tls.verify_mode}
+    elif configuration.verify_ssl:
         tls = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert or certifi.where()}
         if configuration.assert_hostname is not None:
             tls["check_hostname"] = configuration.assert_hostname
@@ -141,12 +144,21 @@ class PodSession:
 
     def _end(self, data: bytes) -> Output | None:
         """The status that comes last: {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}."""
-        told = orjson.loads(data)
-        message = str(told.get("message") or "The command cannot be run.")
-        for cause in (told.get("details") or {}).get("causes") or []:
-            if cause.get("reason") == "ExitCode":
-                self.exit_code = int(cause["message"])
-                return None
+        try:
+            told = orjson.loads(data)
+            message = str(told.get("message") or "The command cannot be run.")
+            codes = [
+                int(cause["message"])
+                for cause in (told.get("details") or {}).get("causes") or []
+                if cause.get("reason") == "ExitCode"
+            ]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # Whoever stands between may end a stream in words of its own.
+            said = data[:300].decode(errors="replace").strip()
+            raise CloudError(f"{CUT_OFF} {said}".strip()) from error
+        if codes:
+            self.exit_code = codes[0]
+            return None
         if told.get("status") == "Success":
             self.exit_code = 0
             return None
