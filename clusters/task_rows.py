@@ -34,6 +34,7 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     """
     told = list(told)
     stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
+    told = _with_models(stored, told)
     # A long listing repeats what is known, and that was recorded when it was written.
     seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
     metering.record([pod_state(cloud, runs[item.run_id], item) for item in seen])
@@ -62,6 +63,17 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     )
     archiving.note(cloud, fresh, stored.keys())
     return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+
+
+def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
+    """Which GPUs a pod has is told by its node; that of a pod whose node is gone stays what it was, and so does its price."""
+    models = {uid: row.gpu_model for uid, row in stored.items() if row.gpu_model}
+    models |= {item.uid: item.gpu_model for item in told if item.gpu_model}
+    if not models:
+        return told
+    return [
+        item if item.gpu_model or item.uid not in models else replace(item, gpu_model=models[item.uid]) for item in told
+    ]
 
 
 def _is_known(row: Task | None, item: TaskSeen) -> bool:

@@ -19,8 +19,18 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import ledger, metering, posting
-from billing.models import DailyUsage, Due, LedgerEntry, Observation, Ownership, Price, UsageSegment
+from billing import invoicing, ledger, metering, posting
+from billing.models import (
+    DailyUsage,
+    Discount,
+    Due,
+    InvoiceLine,
+    LedgerEntry,
+    Observation,
+    Ownership,
+    Price,
+    UsageSegment,
+)
 from billing.usage import END_ESTIMATED, MAX_SKEW, PodState, segment_of
 
 # Half an hour before a year ends.
@@ -142,6 +152,30 @@ def test_a_clock_beyond_all_reason_counts_as_the_time_of_the_sighting(ops, price
     within = replace(running, uid="p-2", started_at=at(100) + MAX_SKEW)
     record([within], at(100))
     assert UsageSegment.objects.get(uid="p-2").started == at(100) + MAX_SKEW
+
+
+def test_a_new_year_in_which_everything_changes(ops):
+    """At midnight the price is four times as high, half of it is taken off, and the appcode moves; a GPU goes from one pod to
+    the next in that very second. From sightings to invoices, each second is on one side."""
+    new_year = at(HOUR / 2)
+    for since, per_hour in ((at(-DAY), "1.2"), (new_year, "4.8")):
+        Price.objects.create(sku="gpu", valid_from=since, per_hour=Decimal(per_hour))
+    Discount.objects.create(sku="*", percent=50, valid_from=new_year)
+    Ownership.objects.create(appcode=ops, valid_from=new_year, business_line="qunarcorp.flight")
+    across = history(ops.pk, "across", 0, 0, HOUR, gpus=2, cpu_milli=0)
+    # Both ends lie within the first second of the year: that second is the second pod's.
+    before = history(ops.pk, "before", 0, 0, HOUR / 2 + 0.2, cpu_milli=0)
+    after = history(ops.pk, "after", HOUR / 2, 0.7, HOUR / 2 - 0.7, cpu_milli=0)
+    record([*across, *before, *after], NOW)
+    invoicing.close_due(NOW)
+    lines = InvoiceLine.objects.filter(sku="gpu").order_by("month", "business_line")
+    assert [(row.month, row.invoice.month, row.business_line, row.quantity, row.amount) for row in lines] == [
+        (dt.date(2025, 12, 1), dt.date(2025, 12, 1), "qunarcorp.ops", 3 * HOUR // 2, Decimal("1.80")),
+        (dt.date(2026, 1, 1), dt.date(2026, 1, 1), "qunarcorp.flight", 3 * HOUR // 2, Decimal("3.60")),
+    ]
+    assert standing() == true_ledger([across, before, after], NOW)
+    call_command("verify_invoices")
+    call_command("replay", "--verify")
 
 
 # Several at once

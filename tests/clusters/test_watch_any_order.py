@@ -1,0 +1,160 @@
+"""Whatever a watch does with the news of pods (loses, repeats and shuffles them, dies in the middle, lists again), the segments
+are those of what happened. From the news of a cloud to billing, on the real database.
+"""
+
+import datetime as dt
+import threading
+from dataclasses import replace
+
+import pytest
+from django.db import connections, transaction
+from django.utils.timezone import now
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing.models import UsageSegment
+from billing.usage import END_ESTIMATED, Segment, floor, segment_of
+from clusters import actions, watch
+from clusters.clouds.base import Batch, RunFound, TaskSeen
+from clusters.clouds.registry import run_ref
+from clusters.models import CloudState, Run, Task
+from clusters.task_rows import pod_state
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PLACES = [("master", 0), ("worker", 0), ("worker", 1)]
+
+
+@pytest.fixture
+def run(catalogue, people, manifest):
+    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=9), acting_user=people.bob)
+    Run.objects.update(admitted_at=now(), applied_at=now() - dt.timedelta(days=1))
+    return Run.objects.select_related("cluster", "created_by").get(current_of=cluster)
+
+
+def history(run, place, attempt, drawn) -> list[TaskSeen]:
+    """All that there is to tell of one pod. Its node's clock is some minutes away from the API server's, which noted when it was
+    scheduled."""
+    begin, wait, length, skew, end = drawn
+    role, index = place
+    zero = now() - dt.timedelta(hours=4)
+    scheduled = zero + dt.timedelta(seconds=begin)
+    began = scheduled + dt.timedelta(seconds=wait + skew)
+    pending = TaskSeen(run.pk, role, index, attempt, f"{role}-{index}-{attempt}", "Pending", reason="Unschedulable")
+    reserved = replace(pending, reason="Starting", node="machine-1", gpu_model="A100", scheduled_at=scheduled)
+    fetching = replace(reserved, reason="FetchingInput", began_at=began)
+    running = replace(fetching, phase="Running", reason="", started_at=began + dt.timedelta(seconds=length / 4))
+    told = [pending, reserved, fetching, running]
+    if end:
+        ended = {"finished_at": began + dt.timedelta(seconds=length), "exit_code": int(end == "Failed")}
+        told.append(replace(running, phase=end, reason="Error" if end == "Failed" else "", **ended))
+    return told
+
+
+def truth(run, told: list[TaskSeen]) -> Segment | None:
+    return segment_of([pod_state("local", run, item) for item in told])
+
+
+def found() -> dict[str, Segment]:
+    return {row.uid: row.segment for row in UsageSegment.objects.all()}
+
+
+spans = st.floats(0, 3600)
+pods = st.tuples(
+    spans, st.floats(0, 300), spans, st.integers(-600, 600), st.sampled_from(["Succeeded", "Failed", None])
+)
+# A batch of news: which pod, and which of its sightings; and whether the controller is killed before it was written.
+batches = st.lists(
+    st.tuples(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), max_size=9), st.booleans()), max_size=6
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(pods, min_size=1, max_size=7), batches, st.sets(st.integers(0, 6)), st.booleans())
+def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwards):
+    """Some pods vanish while nobody watches, so that nobody ever learns their end."""
+    with transaction.atomic():
+        histories = [history(run, PLACES[n % 3], n // 3, each) for n, each in enumerate(drawn)]
+        heard: list[set[int]] = [set() for _ in histories]
+        for n, (batch, dies) in enumerate(news):
+            told = [(pod % len(histories), which) for pod, which in batch]
+            items = [histories[pod][which % len(histories[pod])] for pod, which in told]
+            with transaction.atomic():
+                watch.apply_batch("local", Batch(f"t.{n}", tuple(items)))
+                if dies:
+                    transaction.set_rollback(True)
+            if not dies:
+                for pod, which in told:
+                    heard[pod].add(which % len(histories[pod]))
+        last = CloudState.objects.filter(name="local").values_list("heard_at", flat=True).first()
+        listed = [told[-1] for n, told in enumerate(histories) if n not in vanishing]
+        # A run that is listed at all: otherwise it would begin anew.
+        listing = (RunFound(run.pk, run_ref(run)), *(listed[::-1] if backwards else listed))
+        for n in range(2):
+            watch.apply_listing("local", Batch(f"t.9{n}", listing), now())
+        segments = found()
+        for n, told in enumerate(histories):
+            uid, known = told[0].uid, [told[which] for which in sorted(heard[n])]
+            if n not in vanishing or (known and known[-1].phase in watch.ENDED):
+                assert segments.pop(uid, None) == truth(run, told)
+            elif segment := segments.pop(uid, None):
+                begun = truth(run, known)
+                assert (segment.started, segment.flags) == (begun.started, (END_ESTIMATED,))
+                times = [
+                    last,
+                    *(time for time in (known[-1].scheduled_at, known[-1].began_at, known[-1].started_at) if time),
+                ]
+                assert segment.ended == floor(max(times))
+            else:
+                assert truth(run, known) is None
+        assert not segments
+        assert set(Task.objects.exclude(phase__in=watch.ENDED).values_list("uid", flat=True)) == {
+            item.uid for item in listed if item.phase not in watch.ENDED
+        }
+        transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_end_of_a_pod_whose_node_is_gone_keeps_the_model_of_its_gpus(run, at_once):
+    """A cloud learns the model from the node; it cannot when pod and node are lost together."""
+    *_, running, end = history(run, ("master", 0), 0, (0, 1, 60, 0, "Failed"))
+    news = (running, replace(end, gpu_model=""))
+    for n, items in enumerate([news] if at_once else [(item,) for item in news]):
+        watch.apply_batch("local", Batch(f"t.{n}", items))
+    (segment,) = found().values()
+    assert segment == truth(run, [running, end])
+    assert segment.resources.gpu_model == "A100"
+    assert Task.objects.get().gpu_model == "A100"
+
+
+def test_two_controllers_that_both_believe_to_lead(run):
+    """As when the database was away and came back. Each tells everything in its own order, with a listing in between; nobody
+    waits for ever, and nothing is counted twice."""
+    histories = [history(run, PLACES[n % 3], n // 3, (n, 1, 60 + n, 0, "Failed")) for n in range(24)]
+    everything = [item for told in histories for item in told]
+    orders = [everything, [everything[n * 37 % len(everything)] for n in range(len(everything))]]
+    ends = (RunFound(run.pk, run_ref(run)), *(told[-1] for told in histories))
+    start, failures = threading.Barrier(2, timeout=30), []
+
+    def controller(items: list[TaskSeen]) -> None:
+        try:
+            start.wait()
+            for n in range(0, len(items), 7):
+                watch.apply_batch("local", Batch(f"t.{n}", tuple(items[n : n + 7])))
+                if n % 35 == 0:
+                    watch.apply_listing("local", Batch(f"t.{n}", ends), now())
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=controller, args=(items,)) for items in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert found() == {told[0].uid: truth(run, told) for told in histories}
+    assert Task.objects.filter(phase="Failed").count() == len(histories)
