@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import fields
+from decimal import Decimal
 from typing import Any
 
 from django.conf import settings
@@ -26,6 +27,8 @@ FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
     "finished_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
 ]  # fmt: skip
+# Of a cost, as its column keeps it.
+SMALLEST = Decimal("1e-9")
 # What a task is judged by.
 FACTS = [each.name for each in fields(TaskState)]
 
@@ -98,7 +101,7 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
 def _measured(run: Run) -> dict[str, Any]:
     """What programs that listen to runs count: from its start what it holds, and when it is over what it has held and cost.
 
-    The cost is exact and at the prices of now; what is told late, discounts and rounding are the invoice's.
+    The cost is unrounded and at the prices of now; what is told late, discounts and rounding are the invoice's.
     """
     if run.started_at is None and not run.is_terminal:
         return {}
@@ -106,7 +109,7 @@ def _measured(run: Run) -> dict[str, Any]:
     if run.is_terminal:
         found |= {
             "finished_at": _moment(run.finished_at), "gpu_seconds": run.gpu_seconds,
-            "cost": f"{run.cost.normalize():f}", "currency": settings.CURRENCY,
+            "cost": f"{run.cost.quantize(SMALLEST).normalize():f}", "currency": settings.CURRENCY,
         }  # fmt: skip
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Count, OuterRef, QuerySet, Subquery
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -83,7 +83,7 @@ def new_webhook(request: HttpRequest, code: str | None = None) -> HttpResponse:
     """The secret is in the answer to the form and nowhere else."""
     user = person(request)
     appcode = access.owner_of(user, code)
-    form = WebhookForm(request.POST or None, everything=appcode is None, initial={"enabled": True, "groups": ["run.*"]})
+    form = WebhookForm(_typed(request), everything=appcode is None, initial={"enabled": True, "groups": ["run.*"]})
     if request.method == "POST":
         try:
             webhook, secret = actions.create_webhook(form.manifest(), appcode=appcode, acting_user=user)
@@ -100,7 +100,7 @@ def new_webhook(request: HttpRequest, code: str | None = None) -> HttpResponse:
 def change_webhook(request: HttpRequest, name: str, code: str | None = None) -> HttpResponse:
     user = person(request)
     webhook = access.webhook_for(user, code, name)
-    form = WebhookForm(request.POST or None, everything=webhook.appcode is None, webhook=webhook)
+    form = WebhookForm(_typed(request), everything=webhook.appcode is None, webhook=webhook)
     if request.method == "POST":
         try:
             actions.change_webhook(webhook, form.manifest(), acting_user=user)
@@ -112,6 +112,11 @@ def change_webhook(request: HttpRequest, name: str, code: str | None = None) -> 
             messages.success(request, f"{name} is saved.")
             return redirect(page_address("webhook", webhook))
     return _form_page(request, form, webhook.appcode, webhook)
+
+
+def _typed(request: HttpRequest) -> QueryDict | None:
+    """Also an empty form is one that was sent."""
+    return request.POST if request.method == "POST" else None
 
 
 def _form_page(

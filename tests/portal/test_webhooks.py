@@ -23,7 +23,7 @@ URL = "https://hooks.example.com/in/TOKEN-IN-THE-URL"
 OPS = "/appcodes/ops-demo/webhooks"
 
 
-def manifest(name: str = "chat", url: str = URL, events: Any = ("run.*",), **spec: Any) -> dict[str, Any]:
+def manifest(name: str = "chat", url: Any = URL, events: Any = ("run.*",), **spec: Any) -> dict[str, Any]:
     return {"kind": "webhook", "metadata": {"name": name}, "spec": {"url": url, "events": list(events), **spec}}
 
 
@@ -301,6 +301,79 @@ def test_what_is_wrong_is_said_at_its_field(client: Client, people: Any, case: s
     assert set(page.context["form"].errors) <= {field, "kinds", "groups"}
     assert page.context["form"].errors
     assert not Webhook.objects.exists()
+
+
+ODD_BODIES: list[Any] = [
+    None, [], "x", 5, {}, {"metadata": None, "spec": {}}, {"metadata": [], "spec": {}}, {"metadata": {"name": 5}, "spec": {}},
+    {"metadata": {"name": "chat"}, "spec": None}, {"metadata": {"name": "chat"}, "spec": []}, manifest(url=5),
+    manifest(events="run.*"), manifest(events=[{"run.*": 1}]), manifest(events=[5, None, ["run.*"]]), manifest(enabled="maybe"),
+    manifest(secret="whsec_mine"), {**manifest(), "metadata": {"name": "chat", "owner": "mallory"}},
+    {**manifest(), "kind": "cluster"},
+    manifest(url="https://" + "%00" * 9), manifest(url="https://[fe80::1%25eth0]/"), manifest(url="https://example.com:٣/"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ODD_BODIES, ids=[str(n) for n in range(len(ODD_BODIES))])
+def test_odd_bodies_are_refused_with_a_path(people: Any, chat: Webhook, body: Any) -> None:
+    alice = api_of(people.alice)
+    for method, path in (("POST", OPS), ("PUT", f"{OPS}/chat")):
+        status, answer = alice(method, path, body)
+        assert status in (400, 422), (status, answer)
+    chat.refresh_from_db()
+    assert (chat.url, chat.kinds) == (URL, ["run.*"])
+
+
+def test_odd_addresses_and_forms_break_nothing(client: Client, people: Any, chat: Webhook) -> None:
+    alice = api_of(people.alice)
+    deliveries = f"{OPS}/chat/deliveries"
+    for query in (
+        "?cursor=x",
+        "?limit=0",
+        "?limit=x",
+        "?state=%00",
+        "?type=%00",
+        "?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk5",
+    ):
+        assert alice.get(deliveries + query)[0] == 422, query
+    for path in ("/none", "/chat/deliveries/1", f"/chat/deliveries/{people.ops.pk:032x}", "/chat/test/x"):
+        assert alice.get(OPS + path)[0] == 404, path
+    client.force_login(people.alice)
+    for query in (
+        "?cursor=99999999999999999999999",
+        "?cursor=%00",
+        "?since=x",
+        "?state=x",
+        "?search=%00%25_",
+        "?cursor=-1",
+    ):
+        assert client.get(f"{OPS}/chat{query}").status_code == 200, query
+    before = Event.objects.count()
+    for form in (
+        {},
+        {"name": "\0"},
+        {**FORM, "groups": "nothing.*"},
+        {**FORM, "kinds": "run.*\0"},
+        {**FORM, "url": ["a", "b"]},
+    ):
+        page = client.post(f"{OPS}/new", form)
+        assert page.status_code == 200
+        assert page.context["form"].errors, form
+    assert client.get(f"{OPS}/chat/test").status_code == 405
+    assert client.get(f"{OPS}/chat/delete").status_code == 405
+    assert Event.objects.count() == before
+
+
+def test_what_a_receiver_answers_is_text_on_the_page_and_nothing_else(
+    client: Client, people: Any, chat: Webhook
+) -> None:
+    said = "<script>alert(1)</script>"
+    Delivery.objects.update(answer=said, error=said, headers={"webhook-id": said}, status=500, sent_at=chat.created_at)
+    row = chat.deliveries.latest("pk")
+    client.force_login(people.alice)
+    for path in (f"{OPS}/chat", f"{OPS}/chat/deliveries/{row.uid}"):
+        text = client.get(path).content.decode()
+        assert said not in text
+        assert "&lt;script&gt;" in text
 
 
 def test_http_and_inner_networks_are_open_where_settings_say_so(people: Any, settings: Any) -> None:
