@@ -32,7 +32,7 @@ CLUSTERS = [(16, "tiny")] * 12 + [(3, "tiny-gpu")] * 2
 AT_LEAST = 200
 # Of clusters that somebody stops in the middle; how many of their tasks ever run is a matter of luck.
 STOPPED = [(2, "tiny")] * 2
-SECONDS = 300.0
+SECONDS = 420.0
 
 
 @pytest.fixture

@@ -302,9 +302,12 @@ def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list
         return note(mirror, kind, event, item)
     except ERRORS as error:
         told = unreadable(kind, item, error)
+        if kind == "Event":
+            # For display only: nobody needs to look into it.
+            log.warning("%s", told.reason)
+            return []
         is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
-        # Warnings are for display only, and nobody needs to look into them.
-        if is_news and kind != "Event":
+        if is_news:
             log.exception("%s", told.reason)
             unread.append(told)
         return news
