@@ -11,7 +11,6 @@ from dataclasses import replace
 from decimal import Decimal
 from itertools import count
 
-import psycopg2.extensions
 import pytest
 from django.core.management import call_command
 from django.db import connection, connections, transaction
@@ -32,6 +31,7 @@ from billing.models import (
     UsageSegment,
 )
 from billing.usage import END_ESTIMATED, MAX_SKEW, PodState, segment_of
+from tests import mortal
 
 # Half an hour before a year ends.
 T0 = dt.datetime(2025, 12, 31, 23, 30, tzinfo=dt.UTC)
@@ -244,53 +244,6 @@ def at_once(
 # Killed between any two statements
 
 
-class _Mortal:
-    """How many more calls of the database a process may make before it is killed, without a chance to clean up."""
-
-    left = 0
-
-    @classmethod
-    def step(cls) -> None:
-        if cls.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        cls.left -= 1
-
-
-class _Cursor(psycopg2.extensions.cursor):
-    def execute(self, *args: object) -> None:
-        _Mortal.step()
-        super().execute(*args)
-
-    def copy_expert(self, *args: object) -> None:
-        _Mortal.step()
-        super().copy_expert(*args)
-
-
-class _Connection(psycopg2.extensions.connection):
-    def commit(self) -> None:
-        _Mortal.step()
-        super().commit()
-
-
-def _child(allowed: int, work) -> int:
-    """Runs `work` in a process of its own that is killed after `allowed` calls; returns how it ended."""
-    pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1]
-    status = 1
-    try:
-        # The parent's connection is the parent's: a new one, that counts.
-        connection.connection = None
-        connection.settings_dict["OPTIONS"] |= {"connection_factory": _Connection, "cursor_factory": _Cursor}
-        _Mortal.left = 10**6
-        connection.ensure_connection()
-        _Mortal.left = allowed
-        work()
-        status = 0
-    finally:
-        os._exit(status)
-
-
 @pytest.mark.django_db(transaction=True)
 def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops, flight, prices):
     """A controller and a poster in one process, killed after each of their statements in turn; the next one begins with the
@@ -308,7 +261,7 @@ def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops,
     connection.close()
     seen = set()
     for allowed in count():
-        status = _child(allowed, work)
+        status = mortal.child(allowed, work)
         seen.add((Observation.objects.count(), LedgerEntry.objects.count()))
         call_command("replay", "--verify")
         connection.close()

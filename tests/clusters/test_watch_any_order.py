@@ -3,11 +3,14 @@ are those of what happened. From the news of a cloud to billing, on the real dat
 """
 
 import datetime as dt
+import itertools
+import os
 import threading
 from dataclasses import replace
 
 import pytest
-from django.db import connections, transaction
+from django.core.management import call_command
+from django.db import connection, connections, transaction
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,8 @@ from clusters.clouds.base import Batch, RunFound, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.models import CloudState, Run, Task
 from clusters.task_rows import pod_state
+from portal.models import Event
+from tests import mortal
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -158,3 +163,37 @@ def test_two_controllers_that_both_believe_to_lead(run):
     assert not failures
     assert found() == {told[0].uid: truth(run, told) for told in histories}
     assert Task.objects.filter(phase="Failed").count() == len(histories)
+
+
+def test_a_controller_that_is_killed_between_any_two_statements(run):
+    """The next one begins with a listing, as every process that has not listed yet."""
+    Run.objects.update(applied_at=now() - dt.timedelta(days=1))
+    histories = [history(run, place, 0, (0, 1, 60, 0, "Failed")) for place in PLACES]
+    running = (RunFound(run.pk, run_ref(run)), *(told[3] for told in histories))
+
+    def work() -> None:
+        watch.apply_listing("local", Batch("t.1", running), now())
+        watch.apply_batch("local", Batch("t.2", tuple(told[4] for told in histories[:2])))
+        watch.apply_listing("local", Batch("t.3", (running[0], *(told[4] for told in histories))), now())
+
+    connection.close()
+    seen = set()
+    for allowed in itertools.count():
+        status = mortal.child(allowed, work)
+        seen.add(
+            (CloudState.objects.filter(name="local").values_list("position", flat=True).first(), Task.objects.count())
+        )
+        # Tasks, segments and what a person is told go together.
+        assert {row.uid for row in UsageSegment.objects.all()} == set(Task.objects.values_list("uid", flat=True))
+        ends = Task.objects.filter(phase="Failed").count()
+        assert (
+            UsageSegment.objects.exclude(ended=None).count() == ends == Event.objects.filter(verb="task.failed").count()
+        )
+        call_command("replay", "--verify")
+        connection.close()
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+    assert allowed > 20
+    assert len(seen) >= 3
+    assert found() == {told[0].uid: truth(run, told) for told in histories}

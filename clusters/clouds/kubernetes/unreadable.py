@@ -11,7 +11,18 @@ from clusters.clouds.kubernetes import names
 
 # What programs are given and what they say may hold keys; what managers note of fields is long and says nothing here.
 _LEFT_OUT = frozenset(
-    {"env", "envFrom", "command", "args", "httpHeaders", "data", "stringData", "binaryData", "managedFields"}
+    {
+        "env",
+        "envFrom",
+        "command",
+        "args",
+        "httpHeaders",
+        "data",
+        "stringData",
+        "binaryData",
+        "volumeAttributes",
+        "managedFields",
+    }
 )
 _ANNOTATIONS = (names.PREFIX, "batch.kubernetes.io")
 MOST = 64 * 1024
