@@ -6,9 +6,10 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import mails, metrics
+        from billing import mails, metering, metrics
+        from portal import costs, notices
         from portal import metrics as portal_metrics
-        from portal import notices
 
+        costs.price_gpus_with(metering.gpu_prices)
         portal_metrics.add(metrics.metrics)
         notices.send_with(mails.tell)

@@ -23,6 +23,7 @@ from billing import ingest, sightings, sums
 from billing.models import Observation, Quarantined, UsageSegment
 from billing.rating import SECONDS_PER_HOUR, DatedDiscount, DatedPrice, Owner, Prices
 from billing.usage import PodState, Segment, segment_of
+from portal.costs import GpuPrices
 from portal.models import Appcode
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,14 @@ def price_book() -> Prices:
             else:
                 owners.append(Owner(appcode_id, since, line))
     return Prices(tuple(prices), tuple(discounts), tuple(owners))
+
+
+def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:
+    """What the cheapest and the dearest GPU cost for an hour now; None when none has a price."""
+    prices, now = price_book(), timezone.now()
+    skus = ["gpu", *(f"gpu:{model}" for model in prices.gpu_models)]
+    found = [price for sku in skus if (price := prices.at(sku, now, appcode.pk if appcode else None))]
+    return GpuPrices(min(found), max(found)) if found else None
 
 
 def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:

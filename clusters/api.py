@@ -18,6 +18,7 @@ from clusters.access import cluster_for, clusters_for, run_for
 from clusters.models import Cluster, Flavor, Image, Run
 from clusters.news import silences
 from clusters.observe import consumer
+from clusters.preview import preview
 from clusters.search import Search
 from clusters.serializers import (
     ClusterDocument,
@@ -25,11 +26,13 @@ from clusters.serializers import (
     ClusterUsageDocument,
     FlavorPage,
     ImagePage,
+    PreviewDocument,
     RunDocument,
     RunPage,
     TaskPage,
     flavor_document,
     image_document,
+    preview_document,
     read_manifest,
     run_document,
     task_documents,
@@ -106,6 +109,21 @@ class AppcodeClusters(APIView):
         cluster = actions.create_cluster(manifest, acting_user=person(request))
         address = request.build_absolute_uri(f"{request.path}/{cluster.name}")
         return Response(to_manifest(cluster), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+class ClusterPreview(APIView):
+    @extend_schema(
+        operation_id="clusters_preview",
+        summary="What would happen if this were created now: does it fit, and what does it cost",
+        description="Writes nothing. The manifest is judged as it is when it is created, except for a name that is taken.",
+        request=ClusterManifest,
+        responses=PreviewDocument,
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code, OPERATE)
+        manifest = read_manifest(request.data, appcode=appcode.code)
+        return Response(preview_document(preview(manifest, acting_user=person(request))))
 
 
 class OneCluster(APIView):

@@ -7,6 +7,7 @@ ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("clusters", api.AllClusters.as_view()),
     path("appcodes/<slug:code>/clusters", api.AppcodeClusters.as_view()),
+    path("appcodes/<slug:code>/preview", api.ClusterPreview.as_view()),
     path(ONE, api.OneCluster.as_view()),
     path(f"{ONE}/deploy", api.Deploy.as_view()),
     path(f"{ONE}/disable", api.Disable.as_view()),

@@ -15,14 +15,14 @@ from billing.metering import price_book
 from billing.rating import hourly
 from billing.usage import Resources
 from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
-from clusters.catalogue import resolve, usable_appcode
+from clusters.catalogue import Resolved, resolve, usable_appcode
 from clusters.clouds.base import Capacity, Node, Waiting
 from clusters.models import CloudState
 from clusters.news import silences
 from clusters.places import Place
 from clusters.reconcile import held, waiting
-from clusters.specs import ClusterManifest
-from portal.models import User
+from clusters.specs import ClusterManifest, ClusterSpec
+from portal.models import Appcode, User
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
             capacity_of(resolved.place.cloud),
         ),
     )
-    roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
-    sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
-    per_hour = hourly(price_book(), timezone.now(), sizes, appcode.pk)
+    cost = _cost(spec, resolved, appcode)
     return Preview(
         place=resolved.place,
         notice=silences(timezone.now()).get(resolved.place.cloud, ""),
@@ -64,9 +62,29 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         gpus=resolved.gpus,
         fits=judgement.fits,
         sentence=judgement.message or "It can start now.",
-        cost_per_hour=per_hour,
-        cost_limit=per_hour * spec.time_limit / 3600 if spec.time_limit else None,
+        cost_per_hour=cost.per_hour,
+        cost_limit=cost.limit,
     )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """For an hour, and until the time limit (None without one), unrounded."""
+
+    per_hour: Decimal
+    limit: Decimal | None
+
+
+def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
+    """What a run of `spec` costs at today's prices. Raises Invalid where it cannot be run as it is."""
+    return _cost(spec, resolve(spec, appcode), appcode)
+
+
+def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode) -> Cost:
+    roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
+    sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
+    per_hour = hourly(price_book(), timezone.now(), sizes, appcode.pk)
+    return Cost(per_hour, per_hour * spec.time_limit / 3600 if spec.time_limit else None)
 
 
 def capacity_of(cloud: str) -> Capacity:

@@ -23,6 +23,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/metrics", metrics.metrics, name="cluster_metrics"),
     path(f"{ONE}/metrics/charts", metrics.charts),
     path(f"{ONE}/usage", cluster.usage, name="cluster_usage"),
+    path(f"{ONE}/cost", cluster.cost, name="cluster_cost"),
     path(f"{ONE}/runs", cluster.runs, name="cluster_runs"),
     path(f"{ONE}/events", cluster.events, name="cluster_events"),
     path(f"{ONE}/manifest", cluster.manifest, name="cluster_manifest"),

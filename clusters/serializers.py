@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from billing.access import SegmentRow
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.news import silence_of
+from clusters.preview import Preview
 from clusters.specs import ROLES, ClusterManifest, ClusterSpec, RoleName
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
@@ -140,6 +141,19 @@ class ClusterUsageDocument(Answer):
     cost: Money
     run: int | None = Field(description="The run whose segments these are.")
     segments: list[SegmentDocument]
+
+
+class PreviewDocument(Answer):
+    """What would happen to a cluster that is created now."""
+
+    cloud: str
+    namespace: str
+    tasks: int
+    gpus: int
+    fits: Literal["now", "waits", "never"]
+    message: str
+    cost_per_hour: Money
+    cost_limit: Money | None = Field(description="At most, by its time limit; null without one.")
 
 
 class FlavorDocument(Answer):
@@ -269,6 +283,19 @@ def usage_document(
 
 def money(amount: Decimal) -> Money:
     return Money(amount=str(Decimal(amount).quantize(MILLIONTH)), currency=settings.CURRENCY)
+
+
+def preview_document(found: Preview) -> dict[str, Any]:
+    return PreviewDocument(
+        cloud=found.place.cloud,
+        namespace=found.place.namespace,
+        tasks=found.tasks,
+        gpus=found.gpus,
+        fits=found.fits,
+        message=found.sentence,
+        cost_per_hour=money(found.cost_per_hour),
+        cost_limit=None if found.cost_limit is None else money(found.cost_limit),
+    ).json_value()
 
 
 def flavor_document(flavor: Flavor) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from portal import access, actions, frame
+from portal import access, actions, costs, frame
 from portal.errors import Conflict, Invalid
 from portal.forms import NoteForm, OrgNodeForm, PersonForm, show_errors
 from portal.models import Appcode, OrgNode, User
@@ -47,9 +47,10 @@ def requests(request: HttpRequest) -> HttpResponse:
         for each in waiting
     ]
     counts = Appcode.objects.values_list("state").annotate(n=Count("pk"))
-    return render(
-        request, "portal/admin_appcodes.html", {"rows": rows, "counts": dict(counts), "note_form": NoteForm()}
-    )
+    context = {
+        "rows": rows, "counts": dict(counts), "note_form": NoteForm(), "prices": costs.gpu_prices(None) if rows else None,
+    }  # fmt: skip
+    return render(request, "portal/admin_appcodes.html", context)
 
 
 @require_POST

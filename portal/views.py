@@ -16,7 +16,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from portal import access, actions, frame
+from portal import access, actions, costs, frame
 from portal.access import MANAGE
 from portal.errors import Conflict, Invalid
 from portal.forms import AppcodeForm, MemberForm, TokenForm, show_errors
@@ -184,7 +184,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
             how = "ready" if active else "requested; an administrator will look at it"
             messages.success(request, f"{appcode.code} is {how}.")
             return redirect("appcode", appcode.code)
-    return render(request, "portal/appcode_form.html", {"form": form})
+    return render(request, "portal/appcode_form.html", {"form": form, "prices": costs.gpu_prices(None)})
 
 
 @require_GET
@@ -204,6 +204,7 @@ def _appcode_page(
     context = {
         "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,
         "may_manage": access.may(user, appcode, MANAGE), "member_form": member_form or MemberForm(),
+        "prices": costs.gpu_prices(appcode) if user.is_administrator else None,
     }  # fmt: skip
     return render(request, "portal/appcode.html", context, status=status)
 
@@ -227,7 +228,8 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
             again = appcode.state == Appcode.State.REFUSED and changed.state == Appcode.State.REQUESTED
             messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
             return redirect("appcode", code)
-    return render(request, "portal/appcode_form.html", {"form": form, "appcode": appcode})
+    context = {"form": form, "appcode": appcode, "prices": costs.gpu_prices(appcode)}
+    return render(request, "portal/appcode_form.html", context)
 
 
 @require_POST

@@ -17,6 +17,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
+from pydantic import ValidationError
 
 from billing import makeup
 from billing.access import usage_of
@@ -26,12 +27,14 @@ from clusters.models import Cluster, Run, Task
 from clusters.news import notes, silence_of
 from clusters.observe import consumer
 from clusters.plans import output_folder
+from clusters.preview import cost_of
 from clusters.search import page
 from clusters.serializers import to_manifest
-from clusters.specs import ROLES
+from clusters.specs import ROLES, ClusterSpec
 from clusters.views.create import curl
 from clusters.views.listing import Row, first_sentence, flavor_titles, row_of, where
 from portal.access import OPERATE, may
+from portal.errors import Invalid
 from portal.views import person
 
 TABS = (
@@ -195,6 +198,17 @@ def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "notes": notes(shown.run.cloud) if shown.run else (),
     }
     return render(request, "clusters/usage.html", context)
+
+
+@require_safe
+def cost(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What one more run would cost, in a sentence: fetched by whatever has a button for it."""
+    one = cluster_for(person(request), appcode, name)
+    try:
+        found = cost_of(ClusterSpec.model_validate(one.spec), one.appcode)
+    except (Invalid, ValidationError):
+        found = None
+    return render(request, "clusters/_cost.html", {"cost": found})
 
 
 @require_safe
