@@ -21,6 +21,7 @@ from billing import access, budgets, dashboard, periods, sums
 from billing.budget_models import Budget, BudgetStep
 from billing.budgets import MEASURES, Measure, Step
 from billing.dashboard import Dashboard, Range
+from billing.dashboard_models import GeneratedAppcode
 from billing.metering import price_book
 from billing.periods import DAY
 from billing.usage import floor
@@ -329,7 +330,11 @@ class Tightest:
 
 def tightest(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> Tightest | None:
     """From what each has used this month; two queries."""
-    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
+    # What was generated for a demonstration would hide what is real.
+    examples = GeneratedAppcode.objects.values("appcode")
+    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None).exclude(
+        appcode__in=examples
+    )
     amounts = dict(rows.values_list("appcode__code", "amount"))
     if not amounts:
         return None

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_POST, require_safe
 
-from billing import budget_access, budgeting
+from billing import budget_access, budgeting, history
 from billing.budget_models import Budget
 from billing.forms import BudgetForm, BudgetReasonForm
 from portal.access import MANAGE, appcodes_for
@@ -37,9 +37,11 @@ def budget_list(request: HttpRequest) -> HttpResponse:
     if code := selected_appcode(request):
         rows = rows.filter(Q(appcode__code=code) | Q(org_node__isnull=False))
     found, following = page_of(request, rows, "id")
+    examples = history.codes()
     without = appcodes_for(user, MANAGE).filter(budget=None)
     context = {
         "rows": budget_access.shown(found, now), "next_cursor": following, "search": typed, "now": now, "chosen": code,
+        "generated": "some" if any(row.appcode_id in examples for row in found) else "",
         "may_add": user.is_administrator or without.exists(),
     }  # fmt: skip
     return render(request, "billing/budgets.html", context)
@@ -94,7 +96,8 @@ def _page(
 ) -> HttpResponse:
     [shown] = budget_access.shown([row], timezone.now())
     context: dict[str, Any] = {
-        "it": shown, "budget": row, "form": form, "reason_form": reason,
+        "it": shown, "budget": row, "generated": "all" if row.appcode_id in history.codes() else "",
+        "form": form, "reason_form": reason,
         "events": budget_access.events_of(row)[:EVENTS],
         "why": budget_access.reason(row, budget_access.month_of(shown.now)),
     }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing import budget_access, budgeting, periods
+from billing import budget_access, budgeting, history, periods
 from billing.budgeting import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
@@ -196,6 +196,22 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
     client.get("/budgets")
     with django_assert_max_num_queries(20):
         assert client.get("/budgets").content.decode().count("budget-bar") == 23
+
+
+def test_budgets_of_generated_examples_say_so_and_tell_nobody(client, people):
+    history.make(timezone.now(), owner=people.alice)
+    assert Budget.objects.count() == 3
+    before = Event.objects.count()
+    assert budgeting.turn(timezone.now() + dt.timedelta(minutes=5)) == 0
+    assert Event.objects.count() == before
+    client.force_login(people.alice)
+    one = Budget.objects.first()
+    for address in ("/budgets", f"/budgets/{one.pk}"):
+        assert "generated example data" in client.get(address).content.decode()
+    assert "of the budget of" not in client.get("/clusters/spent").content.decode()
+    history.remove(acting_user=people.root)
+    assert not Budget.objects.exists()
+    assert not BudgetStep.objects.exists()
 
 
 # REST
