@@ -10,10 +10,12 @@ class ClustersConfig(AppConfig):
         from datastores import costs, placing, uses
         from portal import frame
         from portal import metrics as portal_metrics
+        from portal.webhooks import sending
 
         uses.add(contributions.clusters_using)
         placing.add(volumes.judge)
         costs.estimate_with(storage.per_hour)
         portal_metrics.add(metrics.metrics)
+        sending.close_too(contributions.closed_networks)
         frame.count_gpus_with(contributions.gpus_held)
         frame.add_search("Clusters", contributions.find_clusters)

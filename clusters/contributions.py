@@ -12,7 +12,8 @@ from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
 from clusters.access import clusters_for
-from clusters.models import CloudState, Cluster, Run
+from clusters.clouds.kubernetes.settings import Settings
+from clusters.models import CloudState, Cluster, KubernetesCluster, Run
 from clusters.search import Search, page
 from datastores import uses
 from datastores.models import Datastore
@@ -51,6 +52,13 @@ def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
     if found["clouds"]:
         simulated = simulated.filter(name__in=found["clouds"])
     return frame.GpuUse(found["held"] or 0, simulated=simulated.exists())
+
+
+def closed_networks() -> set[str]:
+    """What administrators closed to tasks, addresses of nodes and API servers among it: webhooks do not lead there either."""
+    # Settings that can no longer be read are told where something is to run; of those the usual networks are closed.
+    found = KubernetesCluster.objects.values_list("settings__closed_networks", flat=True)
+    return {network for networks in found for network in (Settings().closed_networks if networks is None else networks)}
 
 
 def find_clusters(user: User, words: str, limit: int) -> list[frame.Hit]:

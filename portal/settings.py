@@ -7,6 +7,7 @@ nothing is shown to the outside that helps an attacker.
 
 import logging
 from datetime import timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -315,6 +316,11 @@ NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
 # Where webhooks may go besides the public internet, for example "10.20.0.0/16,fd00::/8"; and over http, without TLS. A file of
 # certificates says which authorities of one's own are trusted besides the usual ones.
 WEBHOOK_NETWORKS = env.list("PORTAL_WEBHOOK_NETWORKS", default=[])
+for _network in WEBHOOK_NETWORKS:
+    try:
+        ip_network(_network)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"PORTAL_WEBHOOK_NETWORKS: {error}.") from error
 WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
 WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)

@@ -30,8 +30,8 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """`allowed` networks are open whatever else is said, `denied` ones are closed although they are public. `authorities` is a
-    file of certificates to trust besides the usual ones, "" for none."""
+    """`allowed` networks are open although they are not public, `denied` ones closed although they are; of an address in
+    both the smaller network counts. `authorities` is a file of certificates to trust besides the usual ones, "" for none."""
 
     allowed: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
@@ -52,13 +52,17 @@ class Answer:
 
 def check(ip: Address, rules: Rules) -> None:
     """Raises Denied for an address to which no webhook leads: everything that is not on the public internet, if not allowed."""
-    if any(ip in ipaddress.ip_network(network) for network in rules.allowed):
-        return
-    if not ip.is_global or ip.is_multicast or ip.is_reserved or _tunnels(ip):
+    allowed, denied = _smallest(ip, rules.allowed), _smallest(ip, rules.denied)
+    if denied and (allowed is None or allowed.prefixlen < denied.prefixlen):
+        raise Denied(f"{ip} is closed: an administrator does not allow addresses in {denied}.")
+    if allowed is None and (not ip.is_global or ip.is_multicast or ip.is_reserved or _tunnels(ip)):
         raise Denied(f"{ip} is no address of the public internet, and no administrator has allowed it.")
-    for network in rules.denied:
-        if ip in ipaddress.ip_network(network):
-            raise Denied(f"An administrator does not allow addresses in {network}.")
+
+
+def _smallest(ip: Address, networks: Iterable[str]) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """The one of `networks` that says most about `ip`."""
+    around = [network for network in map(ipaddress.ip_network, networks) if ip in network]
+    return max(around, key=lambda network: network.prefixlen, default=None)
 
 
 def check_host(host: str, rules: Rules) -> None:

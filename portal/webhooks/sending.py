@@ -15,7 +15,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,8 +82,17 @@ class Attempt:
     answer: Answer
 
 
+_closed: list[Callable[[], Iterable[str]]] = []
+
+
+def close_too(networks: Callable[[], Iterable[str]]) -> None:
+    """For apps that know networks to which nobody's data may lead, when they start; asked again for every round."""
+    _closed[:] = [networks]
+
+
 def rules() -> Rules:
-    return Rules(tuple(settings.WEBHOOK_NETWORKS), tuple(settings.DENIED_NETWORKS), settings.WEBHOOK_AUTHORITIES)
+    closed = [*settings.DENIED_NETWORKS, *(network for found in _closed for network in found())]
+    return Rules(tuple(settings.WEBHOOK_NETWORKS), tuple(dict.fromkeys(closed)), settings.WEBHOOK_AUTHORITIES)
 
 
 def send_due() -> int:

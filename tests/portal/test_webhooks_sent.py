@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as global_settings
 from django.core import mail
 from django.db import connection, transaction
 from django.utils import timezone
@@ -629,7 +630,22 @@ def test_the_internet_is_open_but_for_what_is_closed() -> None:
         with pytest.raises(Denied):
             posting.check(posting.plain(address), Rules(denied=("8.8.8.0/24", "93.0.0.0/8", "2606:4700::/32")))
     posting.check(posting.plain("10.20.1.1"), Rules(allowed=("10.20.0.0/16",)))
+    # Of two that say different things the smaller one counts.
     posting.check(ipaddress.ip_address("10.20.1.1"), Rules(allowed=("10.20.0.0/16",), denied=("10.0.0.0/8",)))
+    everything = Rules(allowed=("0.0.0.0/0", "::/0"), denied=tuple(global_settings.DENIED_NETWORKS))
+    posting.check(posting.plain("10.20.1.1"), everything)
+    for address in ("169.254.169.254", "::ffff:169.254.169.254", "fd00:ec2::254"):
+        with pytest.raises(Denied, match="closed"):
+            posting.check(posting.plain(address), everything)
+
+
+def test_what_is_closed_to_tasks_is_closed_to_webhooks(people: Any) -> None:
+    from clusters.models import KubernetesCluster
+
+    KubernetesCluster.objects.create(name="k", title="K", settings={"closed_networks": ["93.184.0.0/16"]})
+    with pytest.raises(Denied, match=r"93\.184\.0\.0/16"):
+        posting.check(posting.plain("93.184.215.14"), sending.rules())
+    posting.check(posting.plain("8.8.8.8"), sending.rules())
 
 
 def test_a_name_that_leads_inside_is_refused_when_it_is_sent(receiver: Receiver, monkeypatch: Any) -> None:
