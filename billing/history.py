@@ -22,13 +22,15 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import ProtectedError
 
-from billing import budget_access, budgets, capacity, invoicing, metering, posting, waste
+from billing import budget_access, budgets, capacity, invoicing, measured, metering, posting, waste
 from billing.models import (
     Budget,
     BudgetStep,
     CapacityRecord,
     GeneratedAppcode,
     LedgerEntry,
+    MeasuredDay,
+    MeasuredHour,
     Observation,
     Outcome,
     Ownership,
@@ -124,11 +126,32 @@ class Job:
     def ended(self) -> dt.datetime:
         return max(pod.ended for pod in self.pods)
 
+    def uid(self, pod: Pod) -> str:
+        return f"{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:]
+
+    def uses(self) -> Iterator[measured.Use]:
+        """How busy its GPUs would have been, hour by hour: services rest at night, and some tasks wait for nothing."""
+        chance = random.Random(self.consumer)  # noqa: S311  the same history every time
+        serves, asleep = self.framework == "serving", chance.random() < 0.08
+        usual = chance.uniform(0.55, 0.93)
+        for pod in self.pods:
+            at = pod.started if pod.gpus else pod.ended
+            while at < pod.ended:
+                until = min(at.replace(minute=0, second=0) + dt.timedelta(hours=1), pod.ended)
+                if serves:
+                    busy = 0.02 if at.hour < 5 else 0.35 + 0.3 * chance.random()
+                else:
+                    busy = 0.01 if asleep else min(0.99, max(0.06, chance.gauss(usual, 0.06)))
+                # Now and then nobody looked.
+                looked = (until - at).total_seconds() * (1 if chance.random() < 0.9 else 0.5)
+                yield measured.Use(self.uid(pod), at, until, looked, round(busy, 4), int(20_000 + 50_000 * usual))
+                at = until
+
     def states(self, appcode_id: int) -> Iterator[PodState]:
         """What a cloud would have told: that a pod runs, and how it ended."""
         for pod in self.pods:
             running = PodState(
-                uid=f"{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:],
+                uid=self.uid(pod),
                 cloud=CLOUD,
                 appcode_id=appcode_id,
                 consumer=self.consumer,
@@ -282,6 +305,7 @@ def make(now: dt.datetime, *, owner: User) -> int:
         capacity.record(CLOUD, {model: (counts[place], 0) for model, counts in POOL.items()}, at)
     capacity.record(CLOUD, {}, last)
     metering.record([state for job in jobs for state in job.states(appcodes[job.team].pk)], seen_at=now)
+    measured.add([use for job in jobs for use in job.uses()])
     Outcome.objects.bulk_create(
         Outcome(
             consumer=job.consumer, appcode=appcodes[job.team], word=job.outcome, ended_at=job.ended,
@@ -364,7 +388,7 @@ def remove(*, acting_user: User | None) -> int:
     GeneratedAppcode.objects.filter(appcode__in=generated).update(removing=True)
     of_example = {"appcode_id__in": generated}
     invoicing.forget(generated)
-    for model in (Waste, Outcome, LedgerEntry, UsageSegment, Observation):
+    for model in (MeasuredDay, MeasuredHour, Waste, Outcome, LedgerEntry, UsageSegment, Observation):
         rows = model._default_manager.filter(**of_example)
         rows._raw_delete(rows.db)
     CapacityRecord.objects.filter(cloud=CLOUD).delete()

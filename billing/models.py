@@ -30,6 +30,9 @@ from billing.invoice_models import InvoiceCredit as InvoiceCredit
 from billing.invoice_models import InvoiceLine as InvoiceLine
 from billing.invoice_models import Mail as Mail
 from billing.ledger import Entry
+from billing.measured_models import MeasuredDay as MeasuredDay
+from billing.measured_models import MeasuredHour as MeasuredHour
+from billing.measured_models import Measuring as Measuring
 from billing.rating import DatedDiscount, DatedPrice, Owner, family, money
 from billing.usage import PodState, Resources, Segment
 from portal.models import Appcode

@@ -61,9 +61,20 @@ class KubernetesSpec(Strict):
     enabled: bool = Field(default=True, description="Whether it takes new runs; those that live there go on anyway.")
     default: bool = Field(default=False, description="Whether business lines run here that are placed nowhere.")
     settings: Settings = Settings()
+    prometheus_token: SecretStr | None = Field(
+        default=None,
+        max_length=16 * 1024,
+        description="A bearer token for the Prometheus of the settings. It goes in and never comes out; without it the one that "
+        "is stored is kept as long as the address stays, and an empty one takes it away.",
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        token = self.prometheus_token.get_secret_value() if self.prometheus_token else ""
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise field_error("A token is one line without spaces.", "prometheusToken")
+        if token and not self.settings.prometheus:
+            raise field_error("Give the address of Prometheus in the settings, too.", "prometheusToken")
         if self.in_cluster and self.kubeconfig is not None:
             raise field_error("Give either a kubeconfig or this.", "inCluster")
         if self.default and not self.enabled:

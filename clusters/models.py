@@ -115,6 +115,7 @@ class KubernetesCluster(models.Model):
         max_length=300, blank=True, help_text="The address in the kubeconfig, which is no secret."
     )
     settings = models.JSONField(default=dict)
+    prometheus_token = EncryptedTextField(null=True, help_text="Never shown; goes when the address changes.")
     revision = models.PositiveIntegerField(default=1)
     uid = models.CharField(max_length=80, blank=True)
     enabled = models.BooleanField(default=True)

@@ -20,6 +20,7 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from pydantic import ValidationError
 
+from billing import measured
 from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import kubeconfig
@@ -63,7 +64,9 @@ def register(manifest: KubernetesManifest, *, acting_user: User | None) -> Kuber
         raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig, or choose the portal's own service account.")
     spec = _labelled(spec, own_label())
     config = _config(spec)
-    row = KubernetesCluster(name=manifest.metadata.name, kubeconfig=config, server=_server(config))
+    row = KubernetesCluster(
+        name=manifest.metadata.name, kubeconfig=config, server=_server(config), prometheus_token=_token(spec, None)
+    )
     with transaction.atomic():
         _write(row, spec)
         CloudState.objects.filter(name=row.name).delete()
@@ -89,6 +92,7 @@ def change(row: KubernetesCluster, manifest: KubernetesManifest, *, acting_user:
             raise Invalid.at("spec", "settings", "portal", message=sentence)
         before = _facts(now)
         now.kubeconfig, now.server = config, _server(config)
+        now.prometheus_token = _token(spec, now)
         _write(now, spec)
         if changed := [name for name, value in _facts(now).items() if before[name] != value]:
             _record("kubernetes.changed", now, acting_user, f"Changed {', '.join(changed)}: {_reached(now)}.")
@@ -110,6 +114,7 @@ def remove(row: KubernetesCluster, *, acting_user: User | None) -> None:
     if row.is_default:
         raise Conflict(f"{row.title} is the default; make another one the default first.")
     CloudState.objects.filter(name=row.name).delete()
+    measured.forget(row.name)
     _record("kubernetes.removed", row, acting_user, f"Removed: {_reached(row)}.")
     row.delete()
 
@@ -267,7 +272,7 @@ def _write(row: KubernetesCluster, spec: KubernetesSpec) -> None:
     row.title = spec.title or row.name
     row.settings = spec.settings.json_value()
     row.enabled, row.is_default = spec.enabled, spec.default
-    if old and (old.kubeconfig, old.settings) != (row.kubeconfig, row.settings):
+    if old and _reached_by(old) != _reached_by(row):
         row.revision = old.revision + 1
     if row.is_default:
         KubernetesCluster.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
@@ -289,6 +294,18 @@ def _config(spec: KubernetesSpec) -> str | None:
     return orjson.dumps(found).decode()
 
 
+def _token(spec: KubernetesSpec, row: KubernetesCluster | None) -> str | None:
+    """The token of Prometheus to store: one that was given for an address is told to no other."""
+    if spec.prometheus_token is not None:
+        return spec.prometheus_token.get_secret_value() or None
+    same = row is not None and row.settings.get("prometheus", "") == spec.settings.prometheus
+    return row.prometheus_token if row and same else None
+
+
+def _reached_by(row: KubernetesCluster) -> tuple[Any, ...]:
+    return row.kubeconfig, row.settings, row.prometheus_token
+
+
 def _server(config: str | None) -> str:
     return kubeconfig.address(orjson.loads(config)) if config else ""
 
@@ -304,6 +321,7 @@ def _facts(row: KubernetesCluster) -> dict[str, Any]:
         "title": row.title,
         "credentials": row.kubeconfig,
         "settings": row.settings,
+        "the token of Prometheus": row.prometheus_token,
         "whether it takes new runs": row.enabled,
         "the default": row.is_default,
     }

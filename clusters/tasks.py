@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from clusters import archiving, overspending, reconcile, volumes
+from clusters import archiving, measuring, overspending, reconcile, volumes
 from clusters.wakeups import wake
 
 
@@ -32,6 +32,18 @@ def copy_logs() -> None:
 @shared_task(name="clusters.tasks.settle_volume")
 def settle_volume(volume_id: int) -> None:
     volumes.settle(volume_id)
+
+
+@shared_task(name="clusters.tasks.measure")
+def measure() -> None:
+    """A task for each cloud, so that one that does not answer holds up no other."""
+    for name in measuring.clouds():
+        measure_cloud.apply_async((name,), expires=60)
+
+
+@shared_task(name="clusters.tasks.measure_cloud")
+def measure_cloud(name: str) -> None:
+    measuring.measure(name)
 
 
 @shared_task(name="clusters.tasks.sweep")

@@ -19,10 +19,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import access, budget_access, capacity, dashboard, history, reconciliation, waste
+from billing import access, budget_access, capacity, dashboard, history, measured, reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.files import csv_file
+from billing.measured import IdleTask, Measured
 from billing.models import LedgerEntry, Observation, UsageSegment, Waste
 from billing.rating import SECONDS_PER_HOUR, display, money
 from billing.usage import FLAGS, floor
@@ -189,7 +190,7 @@ class GroupRow:
 
 @require_safe
 def overview(request: HttpRequest) -> HttpResponse:
-    """Cost and GPU-hours over time by a group, with the dearest appcodes and people."""
+    """Cost and GPU-hours over time by a group, with the top spenders among appcodes and people."""
     asked = ask(request)
     found = dashboard.read(
         asked.range, asked.by, asked.now, appcodes=asked.appcodes, where=asked.where, also=("appcode", "user", "model")
@@ -338,16 +339,33 @@ def _share(asked: Asked, found: Dashboard) -> Share:
 
 
 @dataclass(frozen=True)
+class Busy:
+    """How busy GPUs were over those `held` GPU-seconds of which that was measured."""
+
+    measured: Measured
+    held: int
+
+    @property
+    def idle(self) -> Decimal | None:
+        return self.measured.idle_percent
+
+    @property
+    def covered(self) -> Decimal:
+        return self.measured.covered_percent(self.held)
+
+
+@dataclass(frozen=True)
 class ModelRow:
     name: str
     share: Share
     simulated: bool
     url: str
+    busy: Busy
 
 
 @require_safe
 def utilisation(request: HttpRequest) -> HttpResponse:
-    """GPU-hours held of those that were there. How busy they were while they were held nobody here measures."""
+    """GPU-hours held of those that were there, and how busy they were while they were held, as far as that was measured."""
     asked = ask(request)
     model = asked.where.pop("model", None)
     found = dashboard.read(asked.range, "model", asked.now, appcodes=asked.appcodes, where=asked.where)
@@ -357,11 +375,14 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         (label, capacity.total(share for name, share in all_shares[since].items() if model in (None, name)))
         for label, (since, _) in zip(_labels(asked.range), asked.range.columns, strict=True)
     ]
+    looked = measured.by_model(asked.range, appcodes=asked.appcodes, where=asked.where)
+    busy_columns = [_busy(found, looked, [since], model) for since, _ in asked.range.columns]
     names = sorted({name for column in all_shares.values() for name in column})
     models = [
         ModelRow(
             name or "any model", capacity.total(column[name] for column in all_shares.values() if name in column),
             any(column.get(name, (0, 0))[1] for column in there.values()), _changed(request, {"model": name}),
+            _busy(found, looked, looked, name),
         )
         for name in names
     ]  # fmt: skip
@@ -369,12 +390,17 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "csv":
         if request.GET.get("table") == "models":
             return csv_file(
-                f"{name}-by-model", ("gpu_model", *SHARE_HEAD), ((row.name, *_share_cells(row.share)) for row in models)
+                f"{name}-by-model",
+                ("gpu_model", *SHARE_HEAD, *BUSY_HEAD),
+                ((row.name, *_share_cells(row.share), *_busy_cells(row.busy)) for row in models),
             )
         return csv_file(
             f"{name}-by-{asked.range.step}",
-            (asked.range.step, *SHARE_HEAD),
-            ((label, *_share_cells(share)) for label, share in columns),
+            (asked.range.step, *SHARE_HEAD, *BUSY_HEAD),
+            (
+                (label, *_share_cells(share), *_busy_cells(busy))
+                for (label, share), busy in zip(columns, busy_columns, strict=True)
+            ),
         )
     held, free = (
         ("held", "free")
@@ -386,7 +412,8 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         for label, share in columns
     ]  # fmt: skip
     context = {
-        **_context(asked), "columns": columns, "models": models, "model": model,
+        **_context(asked), "columns": [(*each, busy) for each, busy in zip(columns, busy_columns, strict=True)], "models": models,
+        "busy": _busy(found, looked, looked, model), "busy_notes": measured.notes(), "model": model,
         "total": capacity.total(share for _, share in columns),
         "chart": draw_columns(
             "GPU-hours held of those available", drawn, unit="GPU-hours", urls=_column_urls(request, asked), order=(held, free),
@@ -395,6 +422,35 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         "known": any(share.part is not None for _, share in columns),
     }  # fmt: skip
     return render(request, "billing/dashboard_utilisation.html", context)
+
+
+def _busy(
+    found: Dashboard, looked: Mapping[dt.date, Mapping[str, Measured]], columns: Iterable[dt.date], model: str | None
+) -> Busy:
+    """Over these columns, of one model or of all."""
+    total, held = Measured(), 0
+    for since in columns:
+        total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
+        held += sum(used.gpu_seconds for name, used in found.by_group[since].items() if model in (None, name))
+    return Busy(total, held)
+
+
+BUSY_HEAD = ("measured_gpu_seconds", "busy_gpu_seconds", "idle_while_held_percent", "measured_percent_of_held")
+
+
+def _busy_cells(busy: Busy) -> tuple[object, ...]:
+    if busy.idle is None:
+        return 0, 0, "not known", display(busy.covered)
+    return (
+        _seconds(busy.measured.measured_ms),
+        _seconds(busy.measured.busy_ms),
+        display(busy.idle),
+        display(busy.covered),
+    )
+
+
+def _seconds(milliseconds: int) -> Decimal:
+    return display(Decimal(milliseconds) / 1000, 3)
 
 
 SHARE_HEAD = ("held_gpu_seconds", "available_gpu_seconds", "utilisation_percent")
@@ -410,6 +466,8 @@ def _hours(seconds: int) -> Decimal:
 
 
 # For nothing
+
+IDLE = "GPUs held idle"
 
 
 @dataclass(frozen=True)
@@ -435,11 +493,18 @@ def wasted(request: HttpRequest) -> HttpResponse:
     found = waste.report(asked.range, asked.now, appcodes=counted(asked))
     cases = [_case(asked, row) for row in found.dearest]
     labels = _labels(asked.range)
+    idle = measured.idle(asked.range, appcodes=counted(asked))
+    idle_cases = [(each, asked.codes.get(str(each.appcode_id), ""), *_idle_urls(asked, each)) for each in idle.tasks]
     if request.GET.get("format") == "csv":
-        return _waste_csv(request, asked, found, cases)
+        if request.GET.get("table") == "idle":
+            return _idle_csv(asked, idle.tasks)
+        return _waste_csv(request, asked, found, cases, idle)
     titles = {kind: waste.EXPLAINED[Waste.Kind(kind)] for kind in found.kinds}
     drawn = [
-        (label, {titles[kind]: each.used.cost for kind, each in found.columns[since].items()})
+        (
+            label,
+            {titles[kind]: each.used.cost for kind, each in found.columns[since].items()} | {IDLE: idle.columns[since][1].cost},
+        )
         for label, (since, _) in zip(labels, asked.range.columns, strict=True)
     ]  # fmt: skip
     outliving = [
@@ -449,10 +514,60 @@ def wasted(request: HttpRequest) -> HttpResponse:
     context = {
         **_context(asked), "cases": cases[:SHOWN], "more": len(cases) - SHOWN, "outliving": outliving,
         "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
+        "idle": idle, "idle_cases": idle_cases[:SHOWN],
+        "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": measured.notes(),
+        "looked": _looked(asked),
         "chart": draw_columns("What was held for nothing", drawn, urls=_column_urls(request, asked), unit=settings.CURRENCY),
-        "columns": [(label, found.columns[since]) for label, (since, _) in zip(labels, asked.range.columns, strict=True)],
+        "columns": [
+            (label, found.columns[since], idle.columns[since][1])
+            for label, (since, _) in zip(labels, asked.range.columns, strict=True)
+        ],
     }  # fmt: skip
     return render(request, "billing/dashboard_waste.html", context)
+
+
+def _looked(asked: Asked) -> bool:
+    """Whether anything was measured at all."""
+    return any(measured.by_model(asked.range, appcodes=counted(asked)).values())
+
+
+def _as_waste(hours: int, used: Used) -> waste.Wasted:
+    """A case is an hour of a task."""
+    return waste.Wasted(hours, hours * SECONDS_PER_HOUR, used)
+
+
+def _idle_urls(asked: Asked, each: IdleTask) -> tuple[str, str]:
+    """Of its run and of its segment."""
+    run = _run_url(
+        asked, str(each.appcode_id), each.cluster, each.run, each.since, each.until - dt.timedelta(seconds=1)
+    )
+    code = asked.codes.get(str(each.appcode_id), "")
+    return run, reverse("billing_segment", args=[code, each.cluster, each.run, each.segment_id]) if run else ""
+
+
+def _idle_csv(asked: Asked, tasks: Sequence[IdleTask]) -> HttpResponse:
+    head = (
+        "appcode",
+        "cluster",
+        "run",
+        "task",
+        "pod",
+        "gpu_model",
+        "hours",
+        "from",
+        "to",
+        "busy_percent",
+        *OVERVIEW_HEAD,
+    )
+    return csv_file(
+        f"idle-{asked.range.since:%F}-{asked.range.last_day:%F}", head,
+        (
+            (asked.codes.get(str(each.appcode_id), ""), each.cluster, each.run, each.task, each.uid, each.gpu_model, each.hours,
+             each.since.isoformat(), each.until.isoformat(), display(each.busy_percent),
+             *_cells(each.used))
+            for each in tasks
+        ),
+    )  # fmt: skip
 
 
 def _case(asked: Asked, row: Waste) -> Case:
@@ -478,13 +593,15 @@ def _run_url(
     return f"{reverse('billing_run', args=[code, cluster, run])}?{days}"
 
 
-def _waste_csv(request: HttpRequest, asked: Asked, found: waste.Report, cases: list[Case]) -> HttpResponse:
+def _waste_csv(
+    request: HttpRequest, asked: Asked, found: waste.Report, cases: list[Case], idle: measured.Idle
+) -> HttpResponse:
     name = f"waste-{asked.range.since:%F}-{asked.range.last_day:%F}"
     if request.GET.get("table") == "columns":
         rows = (
             (label, kind, each.count, each.seconds, *_cells(each.used))
             for label, (since, _) in zip(_labels(asked.range), asked.range.columns, strict=True)
-            for kind, each in sorted(found.columns[since].items())
+            for kind, each in sorted({**found.columns[since], "idle": _as_waste(*idle.columns[since])}.items())
         )
         return csv_file(
             f"{name}-by-{asked.range.step}", (asked.range.step, "kind", "cases", "seconds", *OVERVIEW_HEAD), rows

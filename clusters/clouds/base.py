@@ -323,6 +323,28 @@ class Capacity:
 
 
 @dataclass(frozen=True)
+class GpuUse:
+    """How busy the GPUs of one pod were in the minute that began at `minute` (UTC): `busy` from 0 to 1, on average over its GPUs
+    and over those `seconds` of the minute in which it was measured. `memory_mb` is the most of their memory, together, that was
+    seen in use, None where nobody looked. What is told of a minute is final."""
+
+    uid: str
+    minute: dt.datetime
+    seconds: float
+    busy: float
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured, in order, and the position after it (opaque). `note` says in a sentence why nothing is measured."""
+
+    position: str
+    items: tuple[GpuUse, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class LogChunk:
     """A piece of a task's log as bytes (UTF-8 is not promised) and the offset at which to go on.
 
@@ -415,6 +437,10 @@ class Cloud(Protocol):
         never fails; what was not acknowledged is told again by the next listing."""
 
     def capacity(self) -> Capacity: ...
+
+    def gpu_use(self, since: str) -> Measurements:
+        """How busy GPUs were, in minutes that are over, after position `since` ("" for the beginning of what is still known). A
+        minute may be told twice; a cloud that was not asked for long may have forgotten some."""
 
     def log(
         self,

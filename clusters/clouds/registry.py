@@ -74,20 +74,20 @@ def _make(name: str) -> Cloud:
     row = KubernetesCluster.objects.filter(name=name).first()
     if row is None:
         raise _absent(name)
-    return connect(name, row.kubeconfig, row.settings)
+    return connect(name, row.kubeconfig, row.settings, row.prometheus_token or "")
 
 
 def _absent(name: str) -> CloudError:
     return CloudError(f"This portal has no cloud “{name}” any more; an administrator can register it again.")
 
 
-def connect(name: str, kubeconfig: str | None, stored: dict[str, object]) -> KubernetesCloud:
-    """A cloud from what a row says. Raises CloudError."""
+def connect(name: str, kubeconfig: str | None, stored: dict[str, object], token: str = "") -> KubernetesCloud:
+    """A cloud from what a row says; `token` is that of its Prometheus. Raises CloudError."""
     try:
         wanted = Settings.read(stored)
     except ValidationError as error:
         raise CloudError(f"The settings of {name} are not understood; an administrator can save them again.") from error
-    return KubernetesCloud(client(name, kubeconfig), wanted, name)
+    return KubernetesCloud(client(name, kubeconfig), wanted, name, token)
 
 
 def client(name: str, kubeconfig: str | None) -> Client:

@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from pydantic.fields import FieldInfo
 
+from billing.models import Measuring
 from clusters import registration
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, read_manifest
@@ -41,6 +42,7 @@ class Shown:
     title: str
     row: KubernetesCluster | None
     state: CloudState | None
+    measuring: Measuring | None
     is_default: bool
     runs: int
     lines: list[str]
@@ -70,6 +72,7 @@ class KubernetesForm(forms.Form):
         "metadata.name": "name",
         **{f"spec.{name}": name for name in ("title", "kubeconfig", "context", "insecure", "enabled", "default")},
         "spec.inCluster": "how",
+        "spec.prometheusToken": "prometheus_token",
         **{f"spec.settings.{name}": f"{SETTING}{name}" for name in FIELDS},
     }
 
@@ -103,6 +106,13 @@ class KubernetesForm(forms.Form):
         label="Default", required=False, help_text="Business lines run here that are placed nowhere."
     )
 
+    prometheus_token = Words(
+        label="Token of Prometheus",
+        required=False,
+        help_text="A bearer token, where it asks for one. It is encrypted and never shown again.",
+        widget=forms.PasswordInput(attrs={"class": "code", **CODE, "autocomplete": "new-password"}),
+    )
+
     def __init__(self, *args: Any, row: KubernetesCluster | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         for name, info in FIELDS.items():
@@ -110,19 +120,26 @@ class KubernetesForm(forms.Form):
         self.row = row
         if row is not None:
             self.fields["name"].disabled = True
+            if row.prometheus_token:
+                self.fields[
+                    "prometheus_token"
+                ].help_text = "Empty keeps the one that is stored; it is forgotten when the address changes."
             self.fields["kubeconfig"].help_text = "Empty keeps the one that is stored." if row.server else ""
 
     @property
     def settings_fields(self) -> list[forms.BoundField]:
-        return [self[f"{SETTING}{name}"] for name in FIELDS]
+        return [*(self[f"{SETTING}{name}"] for name in FIELDS), self["prometheus_token"]]
 
     @property
     def settings_open(self) -> bool:
         """Whether something that is folded away was changed or is wrong."""
         plain = Settings()
         return any(
-            name.startswith(SETTING)
-            and (name in self.errors or self[name].value() != _write(getattr(plain, name[len(SETTING) :])))
+            (name == "prometheus_token" and name in self.errors)
+            or (
+                name.startswith(SETTING)
+                and (name in self.errors or self[name].value() != _write(getattr(plain, name[len(SETTING) :])))
+            )
             for name in self.fields
         )
 
@@ -137,6 +154,8 @@ class KubernetesForm(forms.Form):
             spec["inCluster"] = True
         elif self.row and self.row.kubeconfig is None and not typed["kubeconfig"].strip():
             raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig.")
+        if typed["prometheus_token"].strip():
+            spec["prometheusToken"] = typed["prometheus_token"].strip()
         if typed["kubeconfig"].strip():
             spec["kubeconfig"] = typed["kubeconfig"]
         return read_manifest({"metadata": {"name": typed["name"].strip()}, "spec": spec})
@@ -159,6 +178,7 @@ def clouds(request: HttpRequest) -> HttpResponse:
     require_administrator(person(request))
     rows = list(KubernetesCluster.objects.prefetch_related("placements__org_node"))
     states = {state.name: state for state in CloudState.objects.all()}
+    measuring = {each.cloud: each for each in Measuring.objects.all()}
     lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster"))
     living = dict(Run.objects.filter(gone=False).order_by().values_list("cloud").annotate(Count("pk")))
     shown = [
@@ -167,6 +187,7 @@ def clouds(request: HttpRequest) -> HttpResponse:
             row.title,
             row,
             states.get(row.name),
+            measuring.get(row.name),
             row.is_default,
             living.get(row.name, 0),
             sorted(each.org_node.path for each in row.placements.all()),
@@ -176,7 +197,8 @@ def clouds(request: HttpRequest) -> HttpResponse:
     if settings.LOCAL_CLOUD_SOCKET:
         here = [line.path for line in lines if _place(line) == LOCAL]
         default = not any(row.is_default for row in rows)
-        shown.insert(0, Shown(LOCAL, THIS_MACHINE, None, states.get(LOCAL), default, living.get(LOCAL, 0), here))
+        told = states.get(LOCAL), measuring.get(LOCAL)
+        shown.insert(0, Shown(LOCAL, THIS_MACHINE, None, *told, default, living.get(LOCAL, 0), here))
     choices = [(each.name, each.title) for each in shown if each.row is None or each.row.enabled]
     default_title = next((each.title for each in shown if each.is_default), "nowhere")
     context = {

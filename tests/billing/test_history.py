@@ -16,6 +16,8 @@ from billing.models import (
     DailyUsage,
     GeneratedAppcode,
     LedgerEntry,
+    MeasuredDay,
+    MeasuredHour,
     MonthlySpending,
     MonthlyUsage,
     Observation,
@@ -35,8 +37,8 @@ NOW = dt.datetime(2026, 11, 21, 9, 30, tzinfo=dt.UTC)
 
 def counts() -> dict[str, int]:
     models = (
-        Appcode, CapacityRecord, DailyUsage, GeneratedAppcode, LedgerEntry, MonthlySpending, MonthlyUsage, Observation, OrgNode,
-        Outcome, Price, UsageSegment, Waste,
+        Appcode, CapacityRecord, DailyUsage, GeneratedAppcode, LedgerEntry, MeasuredDay, MeasuredHour, MonthlySpending,
+        MonthlyUsage, Observation, OrgNode, Outcome, Price, UsageSegment, Waste,
     )  # fmt: skip
     return {model.__name__: model._default_manager.count() for model in models}
 

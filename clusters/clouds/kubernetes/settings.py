@@ -10,6 +10,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -45,6 +46,17 @@ def _taint(value: str) -> str:
     if not _TAINT.fullmatch(value):
         raise ValueError("Write taints as kubectl does: key=value:NoSchedule, or key:NoSchedule for any value.")
     return value
+
+
+def _address(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if value and (not good or parts.username or parts.query or parts.fragment or not value.isascii() or " " in value):
+        raise ValueError("Write an address like https://prometheus.example.org or http://10.0.0.9:9090/prometheus.")
+    return value.rstrip("/")
 
 
 def toleration(taint: str) -> dict[str, str]:
@@ -198,6 +210,14 @@ class Settings:
         title="Quota of a namespace",
         description="The hard limits of a ResourceQuota in every business line's namespace, e.g. requests.nvidia.com/gpu=16. "
         "Empty for none: appcodes have quotas of their own.",
+    )
+
+    prometheus: Annotated[str, AfterValidator(_address)] = Field(
+        default="",
+        title="Prometheus",
+        description="The address of the one that scrapes NVIDIA's DCGM exporter, e.g. http://10.20.0.9:9090: asked once a minute "
+        "how busy GPUs are while they are held. Empty: nobody measures that.",
+        max_length=300,
     )
 
     @property

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from clusters.clouds.base import CloudError, CloudRefused, RunRef, WatchExpired
-from clusters.clouds.local import gpus, logs, requests, wire
+from clusters.clouds.local import gpus, logs, meter, requests, wire
 from clusters.clouds.local.node import Node, Options
 
 log = logging.getLogger("agent")
@@ -72,6 +72,8 @@ class Server:
             return requests.everything(node), b""
         if op == "capacity":
             return requests.capacity(node), b""
+        if op == "gpu_use":
+            return requests.gpu_use(node, request["since"]), b""
         ref = RunRef(**request["run"])
         if op == "reserve":
             return requests.reserve(node, ref, request["counts"]), b""
@@ -151,7 +153,10 @@ async def run(args: argparse.Namespace) -> None:
         Server(node).serve, sock=listen(args.socket, socket.SOCK_STREAM), limit=MAX_REQUEST
     )
     log.info("Ready: %d %sGPUs, %d runs.", len(found.slots), "simulated " if found.simulated else "", len(node.runs))
+    measuring = None if found.simulated else asyncio.create_task(meter.measure(node))
     await ended.wait()
+    if measuring is not None:
+        measuring.cancel()
     if args.stop_tasks_on_term:
         await leave(node, args.stop_seconds)
     server.close()

@@ -18,6 +18,7 @@ from clusters.clouds.base import (
     CloudError,
     CloudRefused,
     LogChunk,
+    Measurements,
     Plan,
     RunRef,
     Seen,
@@ -85,6 +86,9 @@ class LocalCloud:
 
     def capacity(self) -> Capacity:
         return wire.capacity_from(self._call("capacity"))
+
+    def gpu_use(self, since: str) -> Measurements:
+        return wire.measurements_from(self._call("gpu_use", since=since))
 
     def log(
         self,

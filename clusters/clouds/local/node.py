@@ -26,7 +26,7 @@ from clusters.clouds.base import (
     StorageSeen,
     TaskSeen,
 )
-from clusters.clouds.local import gpus, limits, processes, scheduler, shim, wire
+from clusters.clouds.local import gpus, limits, meter, processes, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
 from clusters.clouds.local.runs import Run
@@ -59,6 +59,7 @@ class Node:
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
+        self.meter = meter.Meter()
         self.leaving = False
         self.left = asyncio.Event()
         for name in ("runs", "trash"):
@@ -166,6 +167,15 @@ class Node:
     @property
     def free(self) -> list[scheduler.Slot]:
         return scheduler.free_slots(self.gpus.slots, {run.ref.id: run.held for run in self.runs.values()})
+
+    def holders(self) -> list[meter.Holder]:
+        """The attempts that hold GPUs at this moment."""
+        found = (task.view() for run in self.runs.values() for task in run.tasks if task.alive)
+        return [
+            meter.Holder(seen.uid, seen.began_at.timestamp(), seen.gpus)
+            for seen in found
+            if seen.gpus and seen.began_at
+        ]
 
     def _bury(self, run: Run, gone: RunGone) -> None:
         self.emit(gone)  # told before it is written down: told twice does no harm, never told would

@@ -16,13 +16,14 @@ from clusters.clouds.base import (
     CloudError,
     CloudRefused,
     LocalSource,
+    Measurements,
     Plan,
     RunGone,
     RunRef,
     S3Source,
 )
 from clusters.clouds.base import Node as NodeSeen
-from clusters.clouds.local import sandbox, scheduler, wire
+from clusters.clouds.local import meter, sandbox, scheduler, wire
 from clusters.clouds.local.files import sync_folder, write_json
 from clusters.clouds.local.runs import Run, ask_of
 
@@ -184,6 +185,11 @@ def capacity(node: Node) -> Capacity:
     )
     queue = sorted((run for run in node.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
     return Capacity((seen,), tuple(run.waiting for run in queue))
+
+
+def gpu_use(node: Node, since: str) -> Measurements:
+    """See `Cloud.gpu_use`."""
+    return Measurements("", note=meter.SIMULATED) if node.gpus.simulated else node.meter.since(since)
 
 
 def _bindable(port: int) -> bool:

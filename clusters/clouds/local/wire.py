@@ -17,8 +17,10 @@ from typing import Any
 from clusters.clouds.base import (
     Batch,
     Capacity,
+    GpuUse,
     ImageRef,
     LocalSource,
+    Measurements,
     Mount,
     NfsSource,
     Node,
@@ -93,6 +95,11 @@ def capacity_from(data: dict[str, Any]) -> Capacity:
     return Capacity(
         tuple(Node(**node) for node in data["nodes"]), tuple(Waiting(**waiting) for waiting in data["queue"])
     )
+
+
+def measurements_from(data: dict[str, Any]) -> Measurements:
+    items = (GpuUse(**{**item, "minute": dt.datetime.fromisoformat(item["minute"])}) for item in data["items"])
+    return Measurements(data["position"], tuple(items), data["note"])
 
 
 class At:

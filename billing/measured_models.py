@@ -1,0 +1,81 @@
+"""How busy GPUs were while they were held: measured by whoever runs things, told minute by minute, kept by the hour.
+
+What is measured costs nothing and changes nothing in the ledger; it stands beside it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+from portal.models import Appcode
+
+
+class MeasuredHour(models.Model):
+    """The GPUs of one pod in one hour (UTC): GPU-milliseconds that were measured, and busy ones among them.
+
+    `minutes` has a bit for each minute that is in the sums, so that one that is told again changes nothing. `memory_mb` is the
+    most of their memory that was seen in use, null where nobody looked. Times in which nothing was measured are not here.
+    """
+
+    uid = models.CharField(max_length=80)
+    hour = models.DateTimeField()
+    appcode = models.ForeignKey(
+        Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
+    )
+    gpu_model = models.CharField(max_length=60, blank=True)
+    minutes = models.BigIntegerField()
+    measured_ms = models.BigIntegerField()
+    busy_ms = models.BigIntegerField()
+    memory_mb = models.BigIntegerField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["uid", "hour"], name="measured_once")]
+        indexes: ClassVar = [
+            models.Index(fields=["hour"], name="measured_idle", condition=Q(measured_ms__gt=F("busy_ms") * 20)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.uid} {self.hour:%F %H}"
+
+
+class MeasuredDay(models.Model):
+    """The same added up by day and by what dashboards group by; written by the statement that writes the hours. `key` is a hash
+    of what is grouped by."""
+
+    day = models.DateField()
+    key = models.UUIDField()
+    appcode = models.ForeignKey(
+        Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
+    )
+    business_line = models.CharField(max_length=200)
+    user = models.CharField(max_length=200)
+    framework = models.CharField(max_length=200)
+    gpu_model = models.CharField(max_length=60)
+    measured_ms = models.BigIntegerField()
+    busy_ms = models.BigIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["day", "key"], name="measured_day_once")]
+
+    def __str__(self) -> str:
+        return f"{self.day:%F} {self.appcode_id}"
+
+
+class Measuring(models.Model):
+    """How far a cloud's measurements were read. `trouble` is why they could not be read at the last try, `note` why there are
+    none, both sentences for people."""
+
+    cloud = models.CharField(max_length=40, primary_key=True)
+    position = models.CharField(max_length=200, blank=True)
+    read_at = models.DateTimeField(null=True)
+    trouble = models.CharField(max_length=1000, blank=True)
+    note = models.CharField(max_length=1000, blank=True)
+
+    class Meta:
+        verbose_name_plural = "measuring"
+
+    def __str__(self) -> str:
+        return self.cloud

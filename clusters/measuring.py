@@ -1,0 +1,43 @@
+"""How busy GPUs are while they are held: each cloud is asked once a minute what it has measured since.
+
+What it told and how far are written in one transaction, and billing counts a minute of a pod once; so this may be killed,
+repeated and run twice at once. A cloud that cannot be read is asked again in a minute, and says on the administrators' page why.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+
+from billing import measured
+from billing.measured import Use
+from clusters.clouds.base import CloudError
+from clusters.clouds.registry import cloud, cloud_names
+from clusters.observe import readable
+
+log = logging.getLogger(__name__)
+
+MINUTE = dt.timedelta(minutes=1)
+# Answers of one cloud in one turn; what is left waits for the next.
+MOST_ANSWERS = 5
+
+
+def clouds() -> list[str]:
+    return cloud_names()
+
+
+def measure(name: str) -> None:
+    try:
+        for _ in range(MOST_ANSWERS):
+            since = measured.position(name)
+            told = cloud(name).gpu_use(since)
+            uses = (
+                Use(each.uid, each.minute, each.minute + MINUTE, each.seconds, each.busy, each.memory_mb)
+                for each in told.items
+            )
+            measured.save(name, told.position, uses, readable(told.note, 1000))
+            if not told.items or told.position == since:
+                return
+    except CloudError as error:
+        log.warning("%s: how busy GPUs are cannot be read: %s", name, error)
+        measured.save_trouble(name, readable(str(error), 1000))

@@ -1,0 +1,178 @@
+"""How busy GPUs were while they were held: a minute counts once however it is told, and no more is measured than was held."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from decimal import Decimal
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing import measured, metering
+from billing.dashboard import Range
+from billing.measured import Measured, Use
+from billing.models import MeasuredDay, MeasuredHour, Ownership, Price
+from billing.usage import PodState
+from portal.models import Appcode
+
+pytestmark = pytest.mark.django_db
+
+BEGIN = dt.datetime(2026, 3, 4, 21, 0, tzinfo=dt.UTC)
+MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
+DAYS = Range(BEGIN.date(), BEGIN.date() + dt.timedelta(days=3), "day")
+
+
+def hold(
+    appcode: Appcode,
+    uid: str,
+    begin: dt.datetime = BEGIN,
+    end: dt.datetime | None = None,
+    *,
+    gpus: int = 2,
+    model: str = "H200",
+    **labels: str,
+) -> None:
+    named = {
+        "cluster": "show1",
+        "run": "1",
+        "role": "worker",
+        "index": "0",
+        "user": "bob",
+        "framework": "pytorch",
+        **labels,
+    }
+    state = PodState(
+        uid, "local", appcode.pk, f"run {uid}", named, "Running", gpus=gpus, gpu_model=model, started_at=begin
+    )
+    with transaction.atomic():
+        metering.record([state])
+        if end:
+            metering.record([PodState(**{**vars(state), "phase": "Succeeded", "finished_at": end})])
+
+
+def minute(uid: str, at: dt.datetime, busy: float, seconds: float = 60.0, memory: int | None = None) -> Use:
+    return Use(uid, at, at + MINUTE, seconds, busy, memory)
+
+
+TOLD = st.lists(
+    st.builds(
+        lambda uid, n, busy, seconds: minute(uid, BEGIN + n * MINUTE, busy / 1000, seconds, n),
+        st.sampled_from(["pod-a", "pod-b", "nobody's"]),
+        st.integers(0, 200),
+        st.integers(0, 1000),
+        st.sampled_from([15.0, 45.0, 60.0]),
+    ),
+    max_size=40,
+    unique_by=lambda use: (use.uid, use.since),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(told=TOLD, data=st.data())
+def test_told_twice_late_and_in_any_order_is_told_once(people, told: list[Use], data: st.DataObject):
+    batches = data.draw(st.lists(st.lists(st.sampled_from(told)) if told else st.just([]), max_size=4))
+    shuffled = data.draw(st.permutations(told))
+    cut = data.draw(st.integers(0, len(told)))
+    with transaction.atomic():
+        hold(people.flight, "pod-a", end=BEGIN + 3 * HOUR, gpus=2)
+        hold(people.ops, "pod-b", end=BEGIN + 3 * HOUR, gpus=1)
+        for batch in [*batches, shuffled[:cut], shuffled, shuffled[cut:], *batches]:
+            measured.record(batch)
+        expected: defaultdict[tuple[str, dt.datetime], Measured] = defaultdict(Measured)
+        days: defaultdict[tuple[dt.date, int], Measured] = defaultdict(Measured)
+        for use in told:
+            # Of the last minutes the pods did not hold anything any more.
+            if use.uid == "nobody's" or use.since >= BEGIN + 3 * HOUR:
+                continue
+            gpus, code = (2, people.flight.pk) if use.uid == "pod-a" else (1, people.ops.pk)
+            ms = round(gpus * use.seconds * 1000)
+            one = Measured(ms, round(ms * use.busy), use.memory_mb)
+            expected[use.uid, use.since.replace(minute=0)] += one
+            days[use.since.date(), code] += Measured(one.measured_ms, one.busy_ms)
+        found = {
+            (row.uid, row.hour): Measured(row.measured_ms, row.busy_ms, row.memory_mb)
+            for row in MeasuredHour.objects.all()
+        }
+        assert found == expected
+        assert {
+            (row.day, row.appcode_id): Measured(row.measured_ms, row.busy_ms) for row in MeasuredDay.objects.all()
+        } == days
+        transaction.set_rollback(True)
+
+
+def test_no_more_is_measured_than_was_held(people):
+    hold(people.flight, "pod-a", BEGIN + dt.timedelta(seconds=40), BEGIN + 2 * MINUTE + dt.timedelta(seconds=6))
+    measured.record([minute("pod-a", BEGIN + n * MINUTE, 0.5) for n in range(-1, 5)])
+    (row,) = MeasuredHour.objects.all()
+    assert (row.measured_ms, row.busy_ms) == (2 * 86_000, 86_000)
+    assert measured.of_pods(["pod-a", "other"]) == {"pod-a": Measured(172_000, 86_000, None)}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        minute("pod-a", BEGIN, 1.2),
+        minute("pod-a", BEGIN, -0.1),
+        minute("pod-a", BEGIN, float("nan")),
+        minute("pod-a", BEGIN, 0.5, 0.0),
+        minute("pod-a", BEGIN, 0.5, float("inf")),
+        Use("pod-a", BEGIN, BEGIN + 2 * HOUR, 60.0, 0.5),
+        Use("pod-a", BEGIN + MINUTE, BEGIN, 60.0, 0.5),
+    ],
+)
+def test_what_makes_no_sense_is_left_out(people, use: Use):
+    hold(people.flight, "pod-a")
+    measured.record([use])
+    assert not MeasuredHour.objects.exists()
+
+
+def test_by_model_and_by_what_dashboards_narrow_to(people):
+    Ownership.objects.filter(appcode=people.flight).delete()
+    Ownership.objects.create(appcode=people.flight, business_line="old", valid_from=BEGIN - HOUR)
+    Ownership.objects.create(appcode=people.flight, business_line="new", valid_from=BEGIN + HOUR)
+    hold(people.flight, "pod-a", user="ana")
+    hold(people.ops, "pod-b", gpus=1, model="L4")
+    for at in (BEGIN, BEGIN + HOUR, BEGIN + 5 * HOUR):
+        measured.record([minute("pod-a", at, 0.25), minute("pod-b", at, 1.0)])
+    first, second, third = (since for since, _ in DAYS.columns)
+    both = {"H200": Measured(240_000, 60_000), "L4": Measured(120_000, 120_000)}
+    assert measured.by_model(DAYS) == {
+        first: both, second: {"H200": Measured(120_000, 30_000), "L4": Measured(60_000, 60_000)}, third: {},
+    }  # fmt: skip
+    assert measured.by_model(DAYS, appcodes=[people.ops.pk])[first] == {"L4": both["L4"]}
+    assert measured.by_model(DAYS, where={"user": "ana"})[first] == {"H200": both["H200"]}
+    assert measured.by_model(DAYS, where={"line": "old"})[first] == {"H200": Measured(120_000, 30_000)}
+    whole = Measured(240_000, 60_000)
+    assert (whole.busy_percent, whole.idle_percent, whole.covered_percent(300)) == (25, 75, 80)
+    assert (Measured().idle_percent, Measured().covered_percent(0)) == (None, 0)
+
+
+def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
+    Price.objects.filter(sku__startswith="gpu").delete()
+    Price.objects.create(sku="gpu:H200", per_hour=Decimal("3.6"), valid_from=BEGIN - HOUR)
+    Price.objects.create(sku="gpu:H200", per_hour=Decimal("7.2"), valid_from=BEGIN + HOUR)
+    hold(people.flight, "pod-a", gpus=2)
+    hold(people.ops, "pod-b", gpus=1, model="H200")
+    for n in range(120):
+        # pod-a is idle in both hours, pod-b only in the second one; 5 % is busy.
+        measured.record(
+            [minute("pod-a", BEGIN + n * MINUTE, 0.04), minute("pod-b", BEGIN + n * MINUTE, 0.05 if n < 60 else 0.0)]
+        )
+    for n in range(measured.IDLE_MINUTES - 1):
+        measured.record([minute("pod-b", BEGIN + (120 + n) * MINUTE, 0.0)])
+    found = measured.idle(DAYS)
+    assert (found.hours, found.used.gpu_seconds, found.used.cost) == (
+        3,
+        5 * 3600,
+        Decimal("7.2") + Decimal("14.4") + Decimal("7.2"),
+    )
+    assert [(task.uid, task.hours, task.used.cost, task.cluster, task.task) for task in found.tasks] == [
+        ("pod-a", 2, Decimal("21.6"), "show1", "worker-0"), ("pod-b", 1, Decimal("7.2"), "show1", "worker-0"),
+    ]  # fmt: skip
+    assert [hours for hours, _ in found.columns.values()] == [3, 0, 0]
+    measured.record([minute("pod-b", BEGIN + 134 * MINUTE, 0.0)])
+    assert measured.idle(DAYS, appcodes=[people.ops.pk]).hours == 2
+    assert measured.idle(DAYS, appcodes=[]).hours == 0
