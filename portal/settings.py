@@ -177,6 +177,7 @@ CELERY_BEAT_SCHEDULE = {
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
     # Months that are over become invoices when their grace time is over, too.
     "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
+    "measure": {"task": "clusters.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     # Events that wait for their webhooks; a commit asks for it, too.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
