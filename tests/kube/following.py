@@ -45,12 +45,12 @@ def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
     )
 
 
-def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
-    """The plane as a row of KubernetesCluster, with the same rights."""
+def registered(plane: Plane, name: str, *, portal: str, namespace: str = "", **more: Any) -> Any:
+    """The plane as a row of KubernetesCluster, with the same rights. It gets one namespace, or those of all business lines."""
     from clusters.clouds.kubernetes import kubeconfig
     from clusters.models import KubernetesCluster
 
-    hand_over(plane, portal)
+    hand_over(plane, portal, namespace)
     config = kubeconfig.read(portal_kubeconfig(plane).read_text())
     return KubernetesCluster.objects.create(
         name=name,
@@ -61,12 +61,14 @@ def registered(plane: Plane, name: str, *, portal: str, **more: Any) -> Any:
     )
 
 
-def hand_over(plane: Plane, portal: str) -> None:
+def hand_over(plane: Plane, portal: str, namespace: str = "") -> None:
     """Every test is a portal of its own, and the business lines of all have the same names: as an administrator would, it gives
     namespaces of the one before to the next."""
     from portal.models import OrgNode
 
-    wanted = set(OrgNode.objects.exclude(namespace=None).values_list("namespace", flat=True))
+    wanted = (
+        {namespace} if namespace else set(OrgNode.objects.exclude(namespace=None).values_list("namespace", flat=True))
+    )
     for found in plane.request("GET", "/api/v1/namespaces")["items"]:
         if (name := found["metadata"]["name"]) in wanted and "deletionTimestamp" not in found["metadata"]:
             plane.request("PATCH", f"/api/v1/namespaces/{name}", {"metadata": {"labels": {names.PORTAL: portal}}})

@@ -5,6 +5,7 @@ A pod on such a node is started at once and then runs until somebody says how it
     plane/exit-code: "0"               its containers end with that code: Succeeded or Failed
     plane/reason: OOMKilled            the reason beside that code; otherwise Completed or Error, as the kubelet writes it
     plane/waiting: ImagePullBackOff    it does not start, with that reason, while the annotation is there
+    plane/lingers: "yes"               deleted, its program takes the time to end that it has, while the annotation is there
 
 They may stand in a pod template from the start. Pods are taken not to restart (restartPolicy: Never). A deleted pod first
 shows how its containers ended (143, SIGTERM), then it goes, as with a real kubelet. Times are those of the simulation.
@@ -20,6 +21,7 @@ SIMULATED = "plane/simulated"
 EXIT_CODE = "plane/exit-code"
 REASON = "plane/reason"
 WAITING = "plane/waiting"
+LINGERS = "plane/lingers"
 
 
 def config() -> str:
@@ -41,7 +43,12 @@ def config() -> str:
         ),
         _stage("Pod", "pod-starts", [_ALIVE, (_PHASE, "In", "Pending"), (_note(WAITING), "DoesNotExist")], _POD_STARTS),
         _stage("Pod", "pod-ends", [_ALIVE, (_PHASE, "In", "Running"), (_note(EXIT_CODE), "Exists")], _POD_ENDS),
-        _stage("Pod", "pod-is-ended", [_DELETED, (_PHASE, "In", "Pending", "Running")], _POD_IS_ENDED),
+        _stage(
+            "Pod",
+            "pod-is-ended",
+            [_DELETED, (_PHASE, "In", "Pending", "Running"), (_note(LINGERS), "DoesNotExist")],
+            _POD_IS_ENDED,
+        ),
         # Grace 0 says that the kubelet has done its part; finalizers may keep the object for longer.
         _stage("Pod", "pod-goes", [_DELETED, (_PHASE, "In", "Succeeded", "Failed"), (_GRACE, "In", "true")], None),
     ]

@@ -24,6 +24,7 @@ from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import data, plan, role, run_ref, volume
+from tests.kube.stages import LINGERS
 
 pytestmark = pytest.mark.kube
 
@@ -439,3 +440,43 @@ def test_changed_limits_hold_where_nothing_new_is_started_and_an_emptied_quota_g
         plane.until(ranges, lambda found: found["gpu-cloud"]["spec"]["limits"][1]["max"] == {"storage": "5Gi"})
     with Following(KubernetesCloud(client, settings)):
         plane.until(quotas, lambda found: set(found) == {"of-somebody-else"})
+
+
+def test_programs_find_each_other_for_as_long_as_they_take_to_end(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    run = run_ref(space)
+    cloud.apply(plan(role("ps", restart="Always", gpus=0), role("worker", 2), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 3)
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
+
+    def addresses(found: dict[str, Object]) -> dict[str, str]:
+        return {
+            each.get("hostname", ""): each["addresses"][0]
+            for item in found.values()
+            for each in item["endpoints"] or []
+        }
+
+    hosts = {names.host_name(run, *task) for task in (("ps", 0), ("worker", 0), ("worker", 1))}
+    before = addresses(plane.until(slices, lambda found: set(addresses(found)) == hosts))
+    pods = f"/api/v1/namespaces/{space}/pods"
+    ours = {"labelSelector": names.selector(run_id=run.id)}
+    for pod in plane.request("GET", pods, **ours)["items"]:
+        plane.request("PATCH", f"{pods}/{pod['metadata']['name']}", {"metadata": {"annotations": {LINGERS: "yes"}}})
+    cloud.delete(run)
+    ending = plane.until(
+        pods,
+        lambda found: len(found) == 3 and all("deletionTimestamp" in each["metadata"] for each in found.values()),
+        **ours,
+    )
+    # One ends before the others.
+    first, *others = sorted(ending)
+    for name in (first, *others):
+        service = plane.request("GET", f"/api/v1/namespaces/{space}/services/{names.base_name(run)}")
+        assert "deletionTimestamp" not in service["metadata"]
+        assert addresses(plane.until(slices, lambda found: True)) == before
+        plane.request("PATCH", f"{pods}/{name}", {"metadata": {"annotations": {LINGERS: None}}})
+        plane.until(pods, lambda found, name=name: name not in found, **ours)  # type: ignore[misc]
+    following.until(lambda: following.is_gone(run))
+    plane.until(f"/api/v1/namespaces/{space}/services", lambda found: not found)
+    plane.until(slices, lambda found: not found)

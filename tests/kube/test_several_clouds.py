@@ -17,7 +17,7 @@ import pytest
 from django.test import Client
 
 from clusters.clouds.kubernetes import names
-from tests.kube.following import portal_kubeconfig, registered
+from tests.kube.following import hand_over, portal_kubeconfig, registered
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -232,6 +232,7 @@ def test_running_processes_use_new_credentials_at_once(plane: Plane, portal: Por
         spec = {"kubeconfig": kubeconfig, "settings": {"portal": f"{portal.label}-new"}}
         return read_manifest({"metadata": {"name": "fresh"}, "spec": spec})
 
+    hand_over(plane, f"{portal.label}-new", "flight")
     stranger = plane.kubeconfig_for(f"stranger-{secrets.token_hex(3)}").read_text()
     row = registration.register(manifest(stranger), acting_user=portal.people.root)
     portal.until(lambda: "cannot list" in getattr(portal.state("fresh"), "trouble", ""))
@@ -278,7 +279,7 @@ def test_two_kubernetes_clusters_side_by_side(plane: Plane, portal: Portal) -> N
     """Two rows of one API server with labels of their own: neither sees anything of the other."""
     from clusters.models import Run
 
-    registered(plane, "serving", portal=f"{portal.label}-two")
+    registered(plane, "serving", portal=f"{portal.label}-two", namespace="ops")
     portal.place("qunarcorp.ops", "serving")
     one, two = portal.create("one", "flight-demo"), portal.create("two", "ops-demo")
     portal.until(lambda: Run.objects.filter(phase="Running").count() == 2)

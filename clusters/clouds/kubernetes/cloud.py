@@ -117,9 +117,11 @@ class KubernetesCloud:
         makers = [each.split("/") for each in owner["metadata"]["annotations"].get(names.WORKLOADS, "").split()]
         if not makers:
             return False
-        # Otherwise every pod that ends is another update of a long list of addresses that nobody wants any more.
+        # Otherwise every pod that ends is another update of a long list of addresses. Without a selector the list stays as it
+        # is, so that programs find each other as long as they take to end.
+        service = path_of("Service", run.namespace, names.base_name(run))
         calls: list[Callable[[], object]] = [
-            functools.partial(self._client.delete, path_of("Service", run.namespace, names.base_name(run)))
+            functools.partial(self._client.patch, service, {"spec": {"selector": None}})
         ]
         for kind, name in makers:
             none = {"spec": {"suspend": True} if kind == "Job" else {"replicas": 0}}
