@@ -1,0 +1,86 @@
+"""Pages that say what something costs, as people see them: they fit, every control has a label, and live parts are fetched."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from billing import invoicing, posting
+from billing.models import Closing, Price
+from clusters.actions import create_cluster
+from clusters.models import Flavor, Image
+from clusters.specs import ClusterManifest
+from datastores import placing
+from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
+from tests.browser import chromium
+
+CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
+
+
+@pytest.fixture
+def spent(transactional_db, people: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A closed month and a cluster."""
+    monkeypatch.setattr(placing, "_judges", [])
+    for sku, per_hour in (
+        ("gpu", "1.2"),
+        ("gpu:A100", "3.5"),
+        ("cpu", "0.03"),
+        ("memory", "0.004"),
+        ("storage", "0.0001"),
+    ):
+        Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=LAST.since)
+    use(people.ops, MONTH.since, 5 * HOUR, cluster="demo", run=1, gpu_model="A100", cpu_milli=4000, memory_mb=16384)
+    use(people.ops, MONTH.since, 9 * HOUR, cluster="demo", run=1, role="ps", gpus=0, cpu_milli=1000, storage_mb=20480)
+    posting.post()
+    invoicing.plan(timezone.now())
+    invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
+    Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512, gpus=1)
+    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr")
+    spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}, "timeLimit": 7200}
+    body = {"metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": spec}
+    create_cluster(ClusterManifest.model_validate(body), acting_user=people.alice)
+    return people
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any, width: int, scheme: Any) -> None:
+    """With PORTAL_SHOTS a folder gets a picture of each."""
+    days = "&".join(f"{name}={value}" for name, value in of(MONTH).items())
+    pages = {
+        "invoices": ("/invoices", "FOCUS"),
+        "appcode": (f"/billing/ops-demo?{days}", "What makes it up"),
+        "run": (f"/billing/ops-demo/demo/1?{days}", "What makes it up"),
+        "cluster": ("/clusters/ops-demo/demo", "for every hour that it runs, at most"),
+        "deploy": ("/clusters/ops-demo/demo/deploy", "for every hour that it runs, at most"),
+        "volume": ("/datastores/new?kind=volume", "in a month of 730 hours"),
+        "request": ("/appcodes/new", "A GPU costs"),
+        "quota": ("/appcodes/ops-demo", "A GPU costs"),
+    }
+    complaints: list[str] = []
+    with chromium() as browser:
+        options: Any = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+        page = browser.new_page(base_url=live_server.url, **options)
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.goto("/accounts/login/?next=/invoices")
+        page.fill("#id_login", "root")
+        page.fill("#id_password", "root-password")
+        page.click("#login-form button")
+        page.wait_for_url("**/invoices")
+        for name, (address, sentence) in pages.items():
+            page.goto(address)
+            if name == "volume":
+                page.select_option("[name=appcode]", "ops-demo")
+                page.fill("[name=size]", "20Gi")
+                page.locator("#volume-cost").get_by_text(sentence).wait_for()
+            page.get_by_text(sentence).first.wait_for()
+            bare = page.evaluate(CONTROLS + ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)")
+            assert bare == [], address
+            over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, f"{address} is wider than the window by {over}"
+            if folder := os.environ.get("PORTAL_SHOTS"):
+                page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
+    assert complaints == []
