@@ -50,6 +50,7 @@ class Outcome:
 def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
     """Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied."""
     appcode = _usable_appcode(manifest, acting_user)
+    _lock_storage(manifest, appcode)
     _check(manifest, appcode, manifest.spec.secret)
     name = manifest.metadata.name
     try:
@@ -83,7 +84,8 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
     if manifest.metadata.name != store.name:
         raise Invalid.at("metadata", "name", message="A datastore keeps its name: clusters mount it by that.")
     secret = manifest.spec.secret or _kept_secret(store, manifest)
-    _check(manifest, store.appcode, secret)
+    _lock_storage(manifest, store.appcode)
+    _check(manifest, store.appcode, secret, store)
     if store.made:
         _check_made(store.made, manifest)
     fields = {"kind": manifest.spec.kind, "spec": manifest.spec.public, "secret": secret or None}
@@ -140,7 +142,7 @@ def try_manifest(manifest: DatastoreManifest, *, acting_user: User, store: Datas
     """
     appcode = _usable_appcode(manifest, acting_user)
     secret = manifest.spec.secret or (_kept_secret(store, manifest) if store else "")
-    _check(manifest, appcode, secret)
+    _check(manifest, appcode, secret, store)
     tried = Datastore(appcode=appcode, kind=manifest.spec.kind, spec=manifest.spec.public, secret=secret)
     return _try(tried)
 
@@ -204,8 +206,35 @@ def _described(store: Datastore) -> str:
     return f"{store.where}, {store.size}" if store.size else store.where
 
 
-def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
-    """What cannot be judged from the manifest alone. Raises Invalid."""
+def _lock_storage(manifest: DatastoreManifest, appcode: Appcode) -> None:
+    """One volume at a time, so that two cannot both take the rest of a quota."""
+    if manifest.spec.volume:
+        Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
+
+
+def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
+    """Whether the appcode may have this much. What is not grown is left alone, also when a quota was lowered. Raises Invalid."""
+    others = Datastore.objects.filter(appcode=appcode, kind=Datastore.Kind.VOLUME).exclude(
+        pk=store.pk if store else None
+    )
+    # Of those that are deleted, some are still there.
+    going = Volume.objects.filter(datastore=None, appcode=appcode.code)
+    sizes = [*others.values_list("spec__size", flat=True), *going.values_list("size", flat=True)]
+    used, quota = sum(map(size_bytes, sizes)), appcode.storage_quota_gib * 2**30
+    before = size_bytes(store.size) if store and store.size else 0
+    if size_bytes(size) > before and used + size_bytes(size) > quota:
+        left = max(0, quota - used) / 2**30
+        raise Invalid.at(
+            "spec",
+            "volume",
+            "size",
+            message=f"Volumes of {appcode.code} may have {appcode.storage_quota_gib:,} GiB together, and {left:,.0f} GiB are "
+            "left; choose a smaller size, delete what is not needed, or ask an administrator for a larger quota.",
+        )
+
+
+def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str, store: Datastore | None = None) -> None:
+    """What cannot be judged from the manifest alone; `store` is the one that it changes. Raises Invalid."""
     spec = manifest.spec
     if spec.s3 and not secret:
         raise Invalid.at("spec", "s3", "secret_key", message="Give the secret key that belongs to the access key.")
@@ -214,6 +243,8 @@ def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str) -> None:
         raise Invalid.at("spec", "local", "path", message=sentence)
     if spec.nfs and (sentence := exports.why_not(spec.nfs.server, spec.nfs.path, appcode.code)):
         raise Invalid.at("spec", "nfs", "server", message=sentence)
+    if spec.volume:
+        _check_quota(appcode, spec.volume.size, store)
     if errors := wrongs(appcode, spec):
         raise Invalid(errors)
     server = spec.s3 or spec.nfs

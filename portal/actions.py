@@ -45,6 +45,8 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
         errors.append(FieldError(("spec", "owners"), f"Name yourself, too: {acting_user.username}."))
     if spec.gpu_quota is not None and not administrator:
         errors.append(FieldError(("spec", "gpuQuota"), "An administrator sets the quota; leave it out."))
+    if spec.storage_quota_gib is not None and not administrator:
+        errors.append(FieldError(("spec", "storageQuotaGib"), "An administrator sets the quota; leave it out."))
     if errors or node is None:
         raise Invalid(errors)
     appcode = Appcode.objects.create(
@@ -57,6 +59,7 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
         state=State.ACTIVE if administrator else State.REQUESTED,
         requested_by=acting_user,
         **({} if spec.gpu_quota is None else {"gpu_quota": spec.gpu_quota}),
+        **({} if spec.storage_quota_gib is None else {"storage_quota_gib": spec.storage_quota_gib}),
     )
     Membership.objects.bulk_create(Membership(user=user, appcode=appcode, role=Role.OWNER) for user in owners)
     verb = "created" if administrator else "requested"
@@ -83,6 +86,8 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
         errors.append(FieldError(("spec", "orgNode"), "Runs live below the org node; ask an administrator to move it."))
     if spec.gpu_quota not in (None, appcode.gpu_quota) and not administrator:
         errors.append(FieldError(("spec", "gpuQuota"), "An administrator sets the quota; ask one of them."))
+    if spec.storage_quota_gib not in (None, appcode.storage_quota_gib) and not administrator:
+        errors.append(FieldError(("spec", "storageQuotaGib"), "An administrator sets the quota; ask one of them."))
     if errors or node is None:
         raise Invalid(errors)
     before = _fields(appcode)
@@ -90,6 +95,8 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
     appcode.emails = spec.emails
     if spec.gpu_quota is not None:
         appcode.gpu_quota = spec.gpu_quota
+    if spec.storage_quota_gib is not None:
+        appcode.storage_quota_gib = spec.storage_quota_gib
     if appcode.state == State.REFUSED:
         appcode.state, appcode.note = State.REQUESTED, ""
     appcode.save()
@@ -402,7 +409,7 @@ def _fields(appcode: Appcode) -> dict[str, object]:
     owners = sorted(appcode.memberships.filter(role=Role.OWNER).values_list("user__username", flat=True))
     return {
         "org node": appcode.org_node_id, "name": appcode.name, "addresses": list(appcode.emails), "remark": appcode.remark,
-        "quota": appcode.gpu_quota, "owners": owners,
+        "quota": appcode.gpu_quota, "storage quota": appcode.storage_quota_gib, "owners": owners,
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ class AppcodeForm(forms.Form):
         "spec.remark": "remark",
         "spec.resourceType": "resource_type",
         "spec.gpuQuota": "gpu_quota",
+        "spec.storageQuotaGib": "storage_quota_gib",
     }
 
     org_node = Words(
@@ -86,6 +87,12 @@ class AppcodeForm(forms.Form):
         help_text="GPUs that its runs may hold at one time.",
         widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
     )
+    storage_quota_gib = Words(
+        label="Storage quota",
+        required=False,
+        help_text="GiB that its volumes may have together.",
+        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
+    )
 
     def __init__(
         self,
@@ -104,7 +111,7 @@ class AppcodeForm(forms.Form):
             self.fields["code"].disabled = True
             self.fields["code"].help_text = "A code cannot be changed."
         if not administrator:
-            del self.fields["gpu_quota"]
+            del self.fields["gpu_quota"], self.fields["storage_quota_gib"]
 
     def manifest(self) -> AppcodeManifest:
         """Raises Invalid. To be called on a bound form."""
@@ -117,6 +124,8 @@ class AppcodeForm(forms.Form):
         spec["emails"] = [email for email in re.split(r"[\s,;]+", typed["emails"]) if email]
         if typed.get("gpu_quota"):
             spec["gpuQuota"] = typed["gpu_quota"]
+        if typed.get("storage_quota_gib"):
+            spec["storageQuotaGib"] = typed["storage_quota_gib"]
         try:
             return AppcodeManifest.model_validate({"metadata": {"name": typed["code"]}, "spec": spec})
         except ValidationError as error:
@@ -130,7 +139,7 @@ class AppcodeForm(forms.Form):
         return {
             "org_node": appcode.org_node.path, "code": appcode.code, "name": appcode.name, "owners": ", ".join(sorted(owners)),
             "emails": "\n".join(appcode.emails), "remark": appcode.remark, "resource_type": appcode.resource_type,
-            "gpu_quota": appcode.gpu_quota,
+            "gpu_quota": appcode.gpu_quota, "storage_quota_gib": appcode.storage_quota_gib,
         }  # fmt: skip
 
 

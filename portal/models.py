@@ -22,7 +22,7 @@ from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 from knox.models import AbstractAuthToken
 
-from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK, MAX_TOKEN_DAYS
+from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK, MAX_STORAGE_QUOTA_GIB, MAX_TOKEN_DAYS
 
 org_path = RegexValidator(
     r"^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*\Z", "Use lower-case words divided by dots, like qunarcorp.ops.dev."
@@ -98,6 +98,11 @@ class Appcode(models.Model):
     note = models.CharField(max_length=300, blank=True, help_text="Why it was refused or disabled.")
     gpu_quota = models.PositiveIntegerField(
         default=8, validators=[MaxValueValidator(MAX_GPU_QUOTA)], help_text="GPUs that its runs may hold at one time."
+    )
+    storage_quota_gib = models.PositiveIntegerField(
+        default=1024,
+        validators=[MaxValueValidator(MAX_STORAGE_QUOTA_GIB)],
+        help_text="GiB that its volumes may have together.",
     )
     requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -80,6 +80,7 @@ def appcode_document(appcode: Appcode) -> dict[str, Any]:
             "remark": appcode.remark,
             "resourceType": appcode.resource_type,
             "gpuQuota": appcode.gpu_quota,
+            "storageQuotaGib": appcode.storage_quota_gib,
         },
         "status": AppcodeStatus(
             state=appcode.state,

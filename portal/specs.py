@@ -13,6 +13,7 @@ MAX_OWNERS = 4
 MAX_EMAILS = 10
 MAX_REMARK = 100
 MAX_GPU_QUOTA = 100_000
+MAX_STORAGE_QUOTA_GIB = 100_000_000
 MAX_TOKEN_DAYS = 365
 
 CODE = re.compile(r"[a-z][a-z0-9_-]{1,61}[a-z0-9]")
@@ -101,6 +102,12 @@ class AppcodeSpec(Strict):
     resource_type: Literal["gpu-cloud"] = "gpu-cloud"
     gpu_quota: int | None = Field(
         default=None, ge=0, le=MAX_GPU_QUOTA, description="GPUs at one time; an administrator sets it."
+    )
+    storage_quota_gib: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_STORAGE_QUOTA_GIB,
+        description="GiB of all its volumes together; an administrator sets it.",
     )
 
 

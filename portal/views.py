@@ -172,6 +172,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
         "owners": user.username,
         "emails": user.email,
         "gpu_quota": Appcode._meta.get_field("gpu_quota").get_default(),
+        "storage_quota_gib": Appcode._meta.get_field("storage_quota_gib").get_default(),
     }
     form = AppcodeForm(request.POST or None, administrator=user.is_administrator, initial=first)
     if request.method == "POST":

@@ -190,3 +190,36 @@ def test_a_list_of_volumes_costs_few_queries(
     bob.get("/datastores")
     with django_assert_max_num_queries(20):
         assert bob.get("/datastores").content.decode().count("ceph-rbd") == 11
+
+
+def test_volumes_of_an_appcode_have_a_quota_together(people: Any, scratch: Datastore, manifest: Any) -> None:
+    people.ops.storage_quota_gib = 50
+    people.ops.save()
+    with pytest.raises(Invalid) as caught:
+        create_datastore(manifest("more", wish("31Gi")), acting_user=people.bob)
+    assert where(caught) == ["spec.volume.size"]
+    [error] = caught.value.errors
+    assert error.message.startswith(
+        "Volumes of ops-demo may have 50 GiB together, and 30 GiB are left; choose a smaller"
+    )
+    more = create_datastore(manifest("more", wish("30Gi")), acting_user=people.bob)
+    with pytest.raises(Invalid, match="20 GiB are left"):
+        change_datastore(scratch, manifest("scratch", wish("21Gi")), acting_user=people.bob)
+    # A quota that was lowered takes nothing away, and lets everything else be changed.
+    people.ops.storage_quota_gib = 1
+    people.ops.save()
+    change_datastore(scratch, manifest("scratch", wish(storage_class="cephfs")), acting_user=people.bob)
+    change_datastore(scratch, manifest("scratch", wish("5Gi")), acting_user=people.bob)
+    # Deleted is not gone yet.
+    people.ops.storage_quota_gib = 50
+    people.ops.save()
+    made(more, "30Gi")
+    delete_datastore(more, acting_user=people.bob, named="more")
+    with pytest.raises(Invalid, match="15 GiB are left"):
+        create_datastore(manifest("third", wish("16Gi")), acting_user=people.bob)
+    Volume.objects.all().delete()
+    create_datastore(manifest("third", wish("45Gi")), acting_user=people.bob)
+    # Others have their own, and other kinds need none.
+    create_datastore(manifest("more", wish("900Gi"), appcode="flight-demo"), acting_user=people.mallory)
+    nfs = {"nfs": {"server": "10.0.0.7", "path": "/data"}}
+    create_datastore(manifest("nfs", nfs), acting_user=people.bob)

@@ -46,6 +46,7 @@ BAD = {
     "no org node": ({"orgNode": ""}, "spec.orgNode"),
     "an odd org node": ({"orgNode": "a..b"}, "spec.orgNode"),
     "a quota below nothing": ({"gpuQuota": -1}, "spec.gpuQuota"),
+    "a storage quota below nothing": ({"storageQuotaGib": -1}, "spec.storageQuotaGib"),
     "an unknown field": ({"colour": "red"}, "spec.colour"),
 }
 
@@ -96,6 +97,7 @@ def test_an_administrators_own_request_is_active_at_once(people: Any) -> None:
         ({"owners": ["alice", "nobody"]}, "spec.owners", "nobody called “nobody”"),
         ({"owners": ["bob"]}, "spec.owners", "Name yourself"),
         ({"gpuQuota": 80}, "spec.gpuQuota", "administrator"),
+        ({"storageQuotaGib": 80}, "spec.storageQuotaGib", "administrator"),
     ],
 )
 def test_an_action_refuses_what_only_the_database_knows(
