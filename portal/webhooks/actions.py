@@ -24,6 +24,9 @@ from portal.webhooks.specs import WebhookManifest
 MAX_OF_EVERYTHING = 50
 # A receiver has this long to learn a new secret.
 BOTH_HOLD = dt.timedelta(hours=24)
+TEST = "webhook.test"
+# Of one webhook at one time: they are for people who wait for them.
+MAX_TESTS = 5
 # In place of the URL and the secret of one that was deleted.
 NOTHING_LEFT = "-"
 
@@ -128,10 +131,16 @@ def rotate_secret(webhook: Webhook, *, acting_user: User) -> str:
 
 @transaction.atomic
 def send_test(webhook: Webhook, *, acting_user: User) -> Delivery:
-    """Sends an event of its own to this webhook, whatever else it listens to. Raises Conflict while it is disabled."""
+    """Sends an event of its own to this webhook, whatever else it listens to.
+
+    Raises Conflict while it is disabled, or when several tests wait already.
+    """
     require_owner(acting_user, webhook.appcode)
     webhook = _enabled(_locked(webhook))
-    event = _record("webhook.test", webhook, acting_user, "A test. Nothing has happened.")
+    waiting = Delivery.objects.filter(webhook=webhook, state=Delivery.State.WAITING, kind=TEST)
+    if waiting.count() >= MAX_TESTS:
+        raise Conflict(f"{MAX_TESTS} tests are on their way already; see what becomes of them first.")
+    event = _record(TEST, webhook, acting_user, "A test. Nothing has happened.")
     # Who listens to everything has it from the trigger already.
     return Delivery.objects.get_or_create(webhook=webhook, event=event, defaults={"kind": event.verb})[0]
 

@@ -156,8 +156,8 @@ def test_runs_wait_by_phase_and_cause(people, scraper):
 
 def test_it_takes_the_same_queries_for_any_number(people, scraper, django_assert_num_queries):
     def scrape() -> None:
-        # Two of billing, two of clusters, and four that begin and end the transaction and limit its time.
-        with django_assert_num_queries(7):
+        # Two of billing, two of clusters, two of webhooks, and those that begin and end the transaction and limit its time.
+        with django_assert_num_queries(9):
             scraper.get("/metrics")
 
     scrape()

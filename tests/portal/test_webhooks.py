@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 from django.test import Client
+from django.utils import timezone
 
 from portal import events
 from portal.models import Delivery, Event, Webhook
@@ -427,6 +429,32 @@ def test_a_test_is_one_delivery_even_to_who_listens_to_everything(people: Any, c
         "alice",
     )
     assert chat.deliveries.count() == before + 1
+    for _ in range(actions.MAX_TESTS - 1):
+        assert alice.post(f"{OPS}/chat/test")[0] == 202
+    status, answer = alice.post(f"{OPS}/chat/test")
+    assert status == 409
+    assert "5 tests are on their way" in answer["detail"]
+
+
+def test_prometheus_sees_whether_deliveries_keep_up(client: Client, people: Any, chat: Webhook) -> None:
+    def numbers() -> dict[str, float]:
+        client.force_login(people.root)
+        lines = client.get("/metrics").content.decode().splitlines()
+        found = [line.split() for line in lines if line.startswith("portal_webhook")]
+        return {name: float(value) for name, value in found}
+
+    waiting = Delivery.objects.count()
+    assert waiting
+    late = timezone.now() - dt.timedelta(minutes=10)
+    Delivery.objects.update(next_at=late)
+    found = numbers()
+    assert found["portal_webhook_deliveries_waiting"] == waiting
+    assert 600 <= found["portal_webhook_delay_seconds"] < 700
+    assert found["portal_webhooks_given_up"] == 0
+    Webhook.objects.update(enabled=False, disabled_reason="Its receiver answered 410 Gone.")
+    assert numbers() == {
+        "portal_webhook_deliveries_waiting": 0, "portal_webhook_delay_seconds": 0, "portal_webhooks_given_up": 2,
+    }  # fmt: skip
 
 
 def test_deliveries_have_pages_and_filters(people: Any, chat: Webhook) -> None:
