@@ -214,9 +214,9 @@ def _lock_storage(manifest: DatastoreManifest, appcode: Appcode) -> None:
 
 def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
     """Whether the appcode may have this much. What is not grown is left alone, also when a quota was lowered. Raises Invalid."""
-    others = Datastore.objects.filter(appcode=appcode, kind=Datastore.Kind.VOLUME).exclude(
-        pk=store.pk if store else None
-    )
+    others = Datastore.objects.filter(appcode=appcode, kind=Datastore.Kind.VOLUME)
+    if store:
+        others = others.exclude(pk=store.pk)
     # Of those that are deleted, some are still there.
     going = Volume.objects.filter(datastore=None, appcode=appcode.code)
     sizes = [*others.values_list("spec__size", flat=True), *going.values_list("size", flat=True)]
