@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
 
 from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KT
 
-from billing import sums
+from billing import measured, sums
+from billing.measured import Busy, Measured
 from billing.metering import price_book
 from billing.models import UsageSegment
 from billing.periods import Period
@@ -77,7 +78,8 @@ class Usage:
 class SegmentRow:
     """One segment, or the part of it that was asked for, with its price.
 
-    `cost_per_hour` is the one at its end, or now while it is `running`; `pk` is the number of the segment's row.
+    `cost_per_hour` is the one at its end, or now while it is `running`; `pk` is the number of the segment's row. `measured` is
+    how busy its GPUs were, None where nobody measured.
     """
 
     segment: Segment
@@ -86,6 +88,7 @@ class SegmentRow:
     cost_per_hour: Decimal
     running: bool
     pk: int | None = None
+    measured: Measured | None = None
 
     @property
     def gpu_seconds(self) -> int:
@@ -109,15 +112,17 @@ class SegmentRow:
 
 
 def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
-    """All segments of these consumers ("run 17") with their cost until `now`, in the order of their beginning; 2
+    """All segments of these consumers ("run 17") with their cost until `now`, in the order of their beginning; 3
     queries."""
     rows = UsageSegment.objects.filter(consumer__in=consumers).order_by("started", "uid")
     prices = price_book()
-    return [_priced(row.segment, prices, now, row.pk) for row in rows]
+    priced = [_priced(row.segment, prices, now, row.pk) for row in rows]
+    looked = measured.of_pods(row.segment.uid for row in priced)
+    return [replace(row, measured=looked.get(row.segment.uid)) for row in priced]
 
 
 def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> list[SegmentRow]:
-    """The parts in `period` of the segments of one run, at most MAX_SEGMENTS, in the order of their beginning; 2
+    """The parts in `period` of the segments of one run, at most MAX_SEGMENTS, in the order of their beginning; 3
     queries."""
     overlapping = Q(started__lt=period.until) & (Q(ended=None) | Q(ended__gt=period.since))
     named = UsageSegment.objects.alias(cluster=KT("labels__cluster"), run=KT("labels__run"))
@@ -125,7 +130,16 @@ def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.d
     prices = price_book()
     found = rows.order_by("started", "uid")[:MAX_SEGMENTS]
     parts = ((row.pk, row.segment.within(period.since, period.until)) for row in found)
-    return [_priced(part, prices, now, pk) for pk, part in parts if part]
+    priced = [_priced(part, prices, now, pk) for pk, part in parts if part]
+    looked = measured.of_pods((row.segment.uid for row in priced), period.since, period.until)
+    return [replace(row, measured=looked.get(row.segment.uid)) for row in priced]
+
+
+def busy_of(rows: Iterable[SegmentRow]) -> Busy:
+    """How busy the GPUs of all these segments were."""
+    every = list(rows)
+    looked = (row.measured for row in every if row.measured is not None)
+    return Busy(sum(looked, Measured()), sum(row.gpu_seconds for row in every))
 
 
 def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.datetime) -> list[Usage]:

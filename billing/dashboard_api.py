@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import capacity, dashboard, history, reconciliation, waste
+from billing import capacity, dashboard, history, measured, reconciliation, waste
 from billing.dashboard import GROUPS, STEPS, Dashboard, Group, Range
 from billing.dashboard_serializers import (
     ReconciliationDocument,
@@ -95,7 +95,7 @@ class Spending(APIView):
 class Utilisation(APIView):
     @extend_schema(
         operation_id="dashboard_utilisation",
-        summary="GPU-seconds held of those that were there, by GPU model",
+        summary="GPU-seconds held of those that were there, by GPU model, and how idle they were while held",
         description="What was there is known from the moment on in which the portal followed a cloud.",
         parameters=DAYS,
         responses=UtilisationDocument,
@@ -103,23 +103,28 @@ class Utilisation(APIView):
     def get(self, request: Request) -> Response:
         scope = Scope(request)
         there = capacity.available(scope.range, scope.now, without=scope.without)
-        shares = capacity.shares(scope.read("model", {}), there)
+        found = scope.read("model", {})
+        shares = capacity.shares(found, there)
+        looked = measured.by_model(scope.range, appcodes=scope.appcodes)
+        busy = measured.busy(found, looked, looked, None)
         total = capacity.total(share for column in shares.values() for share in column.values())
-        return Response(utilisation_document(scope.range, scope.now, total, shares, there))
+        return Response(utilisation_document(scope.range, scope.now, total, shares, there, looked, busy))
 
 
 class WasteOverTime(APIView):
     @extend_schema(
         operation_id="dashboard_waste",
         summary="What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited",
-        description="By the time at which a run ended; reckoned within a minute or two after that.",
+        description="By the time at which a run ended; reckoned within a minute or two after that. GPUs that were held idle "
+        "stand apart, as far as it was measured how busy they were.",
         parameters=DAYS,
         responses=WasteDocument,
     )
     def get(self, request: Request) -> Response:
         scope = Scope(request)
         found = waste.report(scope.range, scope.now, appcodes=scope.appcodes)
-        return Response(waste_document(scope.range, scope.now, found, scope.names))
+        idle = measured.idle(scope.range, appcodes=scope.appcodes)
+        return Response(waste_document(scope.range, scope.now, found, idle, scope.names))
 
 
 class Reconciliation(APIView):
@@ -152,7 +157,8 @@ class OneSegment(APIView):
             raise Http404("There is no such segment.")
         seen = list(Observation.objects.filter(uid=row.uid).order_by("seen_at", "pk"))
         lines = list(LedgerEntry.objects.filter(segment=row).order_by("pk"))
-        return Response(segment_document(row, seen, lines))
+        looked = measured.of_pods([row.uid]).get(row.uid, measured.Measured())
+        return Response(segment_document(row, seen, lines, looked))
 
 
 class Examples(APIView):

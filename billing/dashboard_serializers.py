@@ -11,6 +11,7 @@ from pydantic import Field
 from billing import reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
+from billing.measured import Busy, Idle, Measured
 from billing.models import LedgerEntry, Observation, UsageSegment, Waste
 from billing.rating import display, money
 from billing.serializers import Cost
@@ -61,13 +62,22 @@ class HeldCell(HeldOf):
     since: dt.date = Field(alias="from")
     gpu_model: str
     simulated_gpu_seconds: int = Field(description="Of simulated GPUs among those available.")
+    measured_gpu_seconds: int = Field(
+        description="Of those held, the ones of which it was measured how busy they were."
+    )
+    busy_gpu_seconds: int
 
 
 class UtilisationDocument(Answer):
     kind: Literal["utilisation"] = "utilisation"
     metadata: Days
     total: HeldOf
-    idle_while_held: None = Field(default=None, description="Not known: nothing measures how busy a GPU is.")
+    idle_while_held: str | None = Field(
+        description="From 0 to 1, of the time that was measured; null where nothing was.", examples=["0.3120"]
+    )
+    measured_of_held: str = Field(
+        description="How much of the held time was measured, from 0 to 1.", examples=["0.8700"]
+    )
     items: list[HeldCell]
 
 
@@ -103,6 +113,35 @@ class OutlivingServers(Answer):
     since: dt.datetime
 
 
+class IdleTaskDocument(Spent):
+    """Hours of one task in which its GPUs were less than 5 % busy."""
+
+    appcode: str
+    cluster: str
+    run: str
+    task: str
+    pod: str
+    segment: int
+    gpu_model: str
+    hours: int
+    began: dt.datetime
+    ended: dt.datetime
+    busy: str = Field(description="From 0 to 1.", examples=["0.0123"])
+
+
+class IdleCell(Spent):
+    since: dt.date = Field(alias="from")
+    hours: int
+
+
+class IdleDocument(Spent):
+    """GPUs that were held idle, by the time at which that was; as far as it was measured."""
+
+    hours: int = Field(description="Of tasks.")
+    items: list[IdleCell]
+    tasks: list[IdleTaskDocument] = Field(description="The most expensive.")
+
+
 class WasteDocument(Answer):
     """`reserved` is billed to nobody; its cost is what the GPUs would have cost."""
 
@@ -111,6 +150,7 @@ class WasteDocument(Answer):
     totals: list[WasteKind]
     items: list[WasteCell]
     dearest: list[WasteCase]
+    idle: IdleDocument
     outliving_now: list[OutlivingServers]
 
 
@@ -194,6 +234,8 @@ class EntryDocument(Answer):
 
 
 class SegmentDocument(SegmentSummary):
+    measured_gpu_seconds: int
+    busy_gpu_seconds: int
     observations: list[ObservationDocument]
     entries: list[EntryDocument]
 
@@ -232,19 +274,28 @@ def utilisation_document(
     total: Share,
     shares: dict[dt.date, dict[str, Share]],
     there: dict[dt.date, dict[str, tuple[int, int]]],
+    looked: dict[dt.date, dict[str, Measured]],
+    busy: Busy,
 ) -> dict[str, Any]:
     return UtilisationDocument(
         metadata=days(range_, now),
         total=HeldOf(**_held(total)),
+        idle_while_held=None if busy.idle is None else str(display(busy.idle / 100, 4)),
+        measured_of_held=str(display(busy.covered / 100, 4)),
         items=[
-            HeldCell(since=since, gpu_model=model, simulated_gpu_seconds=there[since].get(model, (0, 0))[1], **_held(share))
+            HeldCell(
+                since=since, gpu_model=model, simulated_gpu_seconds=there[since].get(model, (0, 0))[1], **_held(share),
+                **_looked(looked[since].get(model, Measured())),
+            )
             for since, column in shares.items()
             for model, share in column.items()
         ],
     ).json_value()  # fmt: skip
 
 
-def waste_document(range_: Range, now: dt.datetime, found: waste.Report, names: dict[str, str]) -> dict[str, Any]:
+def waste_document(
+    range_: Range, now: dt.datetime, found: waste.Report, idle: Idle, names: dict[str, str]
+) -> dict[str, Any]:
     def summed(each: waste.Wasted) -> dict[str, Any]:
         return {"cases": each.count, "pod_seconds": each.seconds, **_spent(each.used)}
 
@@ -264,6 +315,18 @@ def waste_document(range_: Range, now: dt.datetime, found: waste.Report, names: 
             if each.count
         ],
         dearest=[case(row) for row in found.dearest],
+        idle=IdleDocument(
+            hours=idle.hours, **_spent(idle.used),
+            items=[IdleCell(since=since, hours=hours, **_spent(used)) for since, (hours, used) in idle.columns.items() if hours],
+            tasks=[
+                IdleTaskDocument(
+                    appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, task=each.task, pod=each.uid,
+                    segment=each.segment_id, gpu_model=each.gpu_model, hours=each.hours, began=each.since, ended=each.until,
+                    busy=str(display(each.busy_percent / 100, 4)), **_spent(each.used),
+                )
+                for each in idle.tasks
+            ],
+        ),
         outliving_now=[
             OutlivingServers(
                 appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, pods=each.pods, gpus=each.gpus,
@@ -301,9 +364,12 @@ def reconciliation_document(
     ).json_value()  # fmt: skip
 
 
-def segment_document(row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry]) -> dict[str, Any]:
+def segment_document(
+    row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry], looked: Measured
+) -> dict[str, Any]:
     return SegmentDocument(
         **_summary(row),
+        **_looked(looked),
         observations=[
             ObservationDocument(**{name: getattr(each, name) for name in ObservationDocument.model_fields})
             for each in seen
@@ -321,6 +387,10 @@ def segment_document(row: UsageSegment, seen: list[Observation], lines: list[Led
 
 def _spent(used: Used) -> dict[str, Any]:
     return {"gpu_seconds": used.gpu_seconds, "cost": cost(money(used.charge))}
+
+
+def _looked(each: Measured) -> dict[str, int]:
+    return {"measured_gpu_seconds": each.measured_ms // 1000, "busy_gpu_seconds": each.busy_ms // 1000}
 
 
 def _held(share: Share) -> dict[str, Any]:

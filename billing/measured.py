@@ -19,7 +19,7 @@ from django.db.models import Max, Sum
 from django.utils import timezone
 from psycopg2 import sql
 
-from billing.dashboard import COLUMNS, Group, Range, Used, midnight
+from billing.dashboard import COLUMNS, Dashboard, Group, Range, Used, midnight
 from billing.metering import price_book
 from billing.models import MeasuredDay, MeasuredHour, Measuring
 from billing.sums import TERMS, terms_of
@@ -76,6 +76,10 @@ class Measured:
         return Decimal(self.busy_ms) * 100 / self.measured_ms if self.measured_ms else None
 
     @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_mb is None else self.memory_mb << 20
+
+    @property
     def idle_percent(self) -> Decimal | None:
         busy = self.busy_percent
         return None if busy is None else 100 - busy
@@ -83,6 +87,22 @@ class Measured:
     def covered_percent(self, held_seconds: int) -> Decimal:
         """How much of the held time was measured."""
         return min(Decimal(100), Decimal(self.measured_ms) / 10 / held_seconds) if held_seconds else Decimal(0)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How busy GPUs were over those `held` GPU-seconds of which that was measured."""
+
+    measured: Measured
+    held: int
+
+    @property
+    def idle(self) -> Decimal | None:
+        return self.measured.idle_percent
+
+    @property
+    def covered(self) -> Decimal:
+        return self.measured.covered_percent(self.held)
 
 
 @dataclass(frozen=True)
@@ -238,6 +258,12 @@ def forget(cloud: str) -> None:
     Measuring.objects.filter(cloud=cloud).delete()
 
 
+def why_not(cloud: str) -> str:
+    """Why nothing is measured there, "" when it is or nobody has asked yet."""
+    found = Measuring.objects.filter(cloud=cloud).first()
+    return (found.trouble or found.note) if found else ""
+
+
 def notes() -> list[str]:
     """Why clouds measure nothing, each sentence once."""
     return sorted({each.trouble or each.note for each in Measuring.objects.all()} - {""})
@@ -260,9 +286,24 @@ def by_model(
     return columns
 
 
-def of_pods(uids: Iterable[str]) -> dict[str, Measured]:
-    """What was measured of each pod from its beginning on; one query."""
+def busy(
+    found: Dashboard, looked: Mapping[dt.date, Mapping[str, Measured]], columns: Iterable[dt.date], model: str | None
+) -> Busy:
+    """Over these columns, of one model or of all."""
+    total, held = Measured(), 0
+    for since in columns:
+        total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
+        held += sum(used.gpu_seconds for name, used in found.by_group[since].items() if model in (None, name))
+    return Busy(total, held)
+
+
+def of_pods(
+    uids: Iterable[str], since: dt.datetime | None = None, until: dt.datetime | None = None
+) -> dict[str, Measured]:
+    """What was measured of each pod in the hours from `since` until `until`, or always; one query."""
     rows = MeasuredHour.objects.filter(uid__in=set(uids)).order_by().values_list("uid")
+    if since is not None and until is not None:
+        rows = rows.filter(hour__gte=since, hour__lt=until)
     found = rows.annotate(Sum("measured_ms"), Sum("busy_ms"), Max("memory_mb"))
     return {uid: Measured(int(measured), int(busy), memory) for uid, measured, busy, memory in found}
 

@@ -15,6 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from billing import measured
 from clusters import registration
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, KubernetesMetadata, read_manifest
@@ -78,6 +79,9 @@ class KubernetesStatus(Answer):
     gpus_free: int
     runs: int = Field(description="Runs that live there.")
     business_lines: list[str]
+    gpu_use: str = Field(
+        description="Why it is not known how busy its GPUs are; empty when it is, or nobody has asked yet."
+    )
     test: TestStatus | None
 
 
@@ -248,7 +252,7 @@ def _placement(line: OrgNode, default: str | None) -> dict[str, Any]:
 
 
 def _document(row: KubernetesCluster) -> dict[str, Any]:
-    """Three queries: an installation has few clusters."""
+    """Four queries: an installation has few clusters."""
     state = CloudState.objects.filter(name=row.name).first()
     nodes = state.capacity.get("nodes", []) if state else []
     test = row.test if row.tested_at else None
@@ -270,6 +274,7 @@ def _document(row: KubernetesCluster) -> dict[str, Any]:
             gpus_free=sum(node["gpus_free"] for node in nodes),
             runs=Run.objects.filter(cloud=row.name, gone=False).count(),
             business_lines=sorted(each.org_node.path for each in row.placements.all()),
+            gpu_use=measured.why_not(row.name),
             test=TestStatus(tested=row.tested_at, **test) if test and row.tested_at else None,
         ),
     ).json_value()

@@ -23,7 +23,7 @@ from billing import access, budget_access, capacity, dashboard, history, measure
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.files import csv_file
-from billing.measured import IdleTask, Measured
+from billing.measured import Busy, IdleTask
 from billing.models import LedgerEntry, Observation, UsageSegment, Waste
 from billing.rating import SECONDS_PER_HOUR, display, money
 from billing.usage import FLAGS, floor
@@ -339,22 +339,6 @@ def _share(asked: Asked, found: Dashboard) -> Share:
 
 
 @dataclass(frozen=True)
-class Busy:
-    """How busy GPUs were over those `held` GPU-seconds of which that was measured."""
-
-    measured: Measured
-    held: int
-
-    @property
-    def idle(self) -> Decimal | None:
-        return self.measured.idle_percent
-
-    @property
-    def covered(self) -> Decimal:
-        return self.measured.covered_percent(self.held)
-
-
-@dataclass(frozen=True)
 class ModelRow:
     name: str
     share: Share
@@ -376,13 +360,13 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         for label, (since, _) in zip(_labels(asked.range), asked.range.columns, strict=True)
     ]
     looked = measured.by_model(asked.range, appcodes=asked.appcodes, where=asked.where)
-    busy_columns = [_busy(found, looked, [since], model) for since, _ in asked.range.columns]
+    busy_columns = [measured.busy(found, looked, [since], model) for since, _ in asked.range.columns]
     names = sorted({name for column in all_shares.values() for name in column})
     models = [
         ModelRow(
             name or "any model", capacity.total(column[name] for column in all_shares.values() if name in column),
             any(column.get(name, (0, 0))[1] for column in there.values()), _changed(request, {"model": name}),
-            _busy(found, looked, looked, name),
+            measured.busy(found, looked, looked, name),
         )
         for name in names
     ]  # fmt: skip
@@ -413,7 +397,7 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     ]  # fmt: skip
     context = {
         **_context(asked), "columns": [(*each, busy) for each, busy in zip(columns, busy_columns, strict=True)], "models": models,
-        "busy": _busy(found, looked, looked, model), "busy_notes": measured.notes(), "model": model,
+        "busy": measured.busy(found, looked, looked, model), "busy_notes": measured.notes(), "model": model,
         "total": capacity.total(share for _, share in columns),
         "chart": draw_columns(
             "GPU-hours held of those available", drawn, unit="GPU-hours", urls=_column_urls(request, asked), order=(held, free),
@@ -422,17 +406,6 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         "known": any(share.part is not None for _, share in columns),
     }  # fmt: skip
     return render(request, "billing/dashboard_utilisation.html", context)
-
-
-def _busy(
-    found: Dashboard, looked: Mapping[dt.date, Mapping[str, Measured]], columns: Iterable[dt.date], model: str | None
-) -> Busy:
-    """Over these columns, of one model or of all."""
-    total, held = Measured(), 0
-    for since in columns:
-        total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
-        held += sum(used.gpu_seconds for name, used in found.by_group[since].items() if model in (None, name))
-    return Busy(total, held)
 
 
 BUSY_HEAD = ("measured_gpu_seconds", "busy_gpu_seconds", "idle_while_held_percent", "measured_percent_of_held")

@@ -147,7 +147,8 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
     context = {
         "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
-        "cost": sum((row.cost for row in rows), Decimal(0)), "complete": len(rows) < access.MAX_SEGMENTS,
+        "cost": sum((row.cost for row in rows), Decimal(0)), "busy": access.busy_of(rows),
+        "complete": len(rows) < access.MAX_SEGMENTS,
         "generated": _generated(one),
         "makeup": makeup.parts(
             asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name, run=number
@@ -191,7 +192,7 @@ def _usage_page(
 USAGE_HEAD = ("gpu_seconds", "gpu_hours", "cost", "currency", "running_gpus", "cost_per_hour")
 SEGMENT_HEAD = (
     "pod", "role", "index", "started", "ended", "seconds", "gpus", "gpu_model", "cpu_milli", "memory_mb", "gpu_seconds",
-    "cost", "currency", "notes",
+    "cost", "currency", "measured_gpu_seconds", "busy_gpu_seconds", "notes",
 )  # fmt: skip
 
 
@@ -214,7 +215,9 @@ def _segment_cells(row: SegmentRow) -> tuple[object, ...]:
     who = (segment.uid, segment.labels.get("role", ""), segment.labels.get("index", ""))
     amounts = (held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb, row.gpu_seconds)
     money = (display(row.cost, 6), settings.CURRENCY)
-    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, " ".join(segment.flags))
+    looked = row.measured
+    busy = (looked.measured_ms // 1000, looked.busy_ms // 1000) if looked else ("", "")
+    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, *busy, " ".join(segment.flags))
 
 
 def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:

@@ -20,7 +20,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from pydantic import ValidationError
 
 from billing import makeup
-from billing.access import usage_of
+from billing.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
 from clusters.forms import write_env
 from clusters.models import Cluster, Run, Task
@@ -192,6 +192,7 @@ def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context = {
         "page": shown,
         "segments": rows,
+        "busy": busy_of(rows),
         "makeup": makeup.parts(shown.now, consumers=[consumer(shown.run)]) if shown.run else [],
         "total": sum((row.cost for row in rows), Decimal(0)),
         "gpu_seconds": sum(row.gpu_seconds for row in rows),

@@ -523,7 +523,7 @@ def test_rest_says_what_the_pages_say(client, people, prices):
     assert {row["value"] for row in get("/dashboard/spending")["totals"]} == {"ops-demo"}
     assert get("/dashboard/spending", by="cluster", user="nobody")["items"] == []
     use = get("/dashboard/utilisation", **{"from": f"{at:%F}", "to": f"{at:%F}"})
-    assert use["idleWhileHeld"] is None
+    assert (use["idleWhileHeld"], use["measuredOfHeld"]) == (None, "0.0000")
     assert [(row["gpuModel"], row["utilisation"]) for row in use["items"]] == [("", None), ("A100", "0.0104")]
     found = get("/dashboard/waste")
     assert {row["kind"]: row["cases"] for row in found["totals"]} == {"failed": 1, "outlived": 0, "reserved": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import io
 from collections import defaultdict
 from decimal import Decimal
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from billing import measured, metering
 from billing.dashboard import Range
 from billing.measured import Measured, Use
-from billing.models import MeasuredDay, MeasuredHour, Ownership, Price
+from billing.models import MeasuredDay, MeasuredHour, Ownership, Price, UsageSegment
 from billing.usage import PodState
 from portal.models import Appcode
 
@@ -176,3 +178,67 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
     measured.record([minute("pod-b", BEGIN + 134 * MINUTE, 0.0)])
     assert measured.idle(DAYS, appcodes=[people.ops.pk]).hours == 2
     assert measured.idle(DAYS, appcodes=[]).hours == 0
+
+
+# Pages and REST
+
+
+@pytest.fixture
+def idle_task(people) -> str:
+    """Two GPUs of ops-demo for three hours: nothing in the first, half busy in the second, not measured in the third."""
+    Price.objects.create(sku="gpu:H200", per_hour=Decimal(10), valid_from=BEGIN - HOUR)
+    hold(people.ops, "pod-a", end=BEGIN + 3 * HOUR)
+    for n in range(120):
+        measured.record([minute("pod-a", BEGIN + n * MINUTE, 0.0 if n < 60 else 0.5, memory=2048)])
+    return f"from={BEGIN:%F}&to={BEGIN:%F}"
+
+
+def table(response) -> list[dict[str, str]]:
+    assert response["Content-Type"].startswith("text/csv"), response.content[:500]
+    return list(csv.DictReader(io.StringIO(response.content.decode())))
+
+
+def test_pages_say_how_busy_gpus_were_and_of_how_much_of_the_time_that_is(client, people, idle_task: str):
+    client.force_login(people.victor)
+    page = client.get(f"/dashboard/utilisation?{idle_task}").content.decode()
+    assert "75.0 %" in page
+    assert "measured for 67 % of the held time" in page
+    (row,) = table(client.get(f"/dashboard/utilisation?{idle_task}&format=csv&table=models"))
+    assert (row["measured_gpu_seconds"], row["busy_gpu_seconds"]) == ("14400.000", "3600.000")
+    assert (row["idle_while_held_percent"][:4], row["measured_percent_of_held"][:4]) == ("75.0", "66.6")
+    page = client.get(f"/dashboard/waste?{idle_task}").content.decode()
+    segment = f"/billing/ops-demo/show1/1/{UsageSegment.objects.get().pk}"
+    assert segment in page
+    assert "1 hour of tasks" in page
+    (row,) = table(client.get(f"/dashboard/waste?{idle_task}&format=csv&table=idle"))
+    assert (row["hours"], row["cost"], row["pod"]) == ("1", "20.000000", "pod-a")
+    assert [
+        each["cases"]
+        for each in table(client.get(f"/dashboard/waste?{idle_task}&format=csv&table=columns"))
+        if each["kind"] == "idle"
+    ] == ["1"]
+    page = client.get(f"/billing/ops-demo/show1/1?{idle_task}").content.decode()
+    assert "GPUs 25 % busy, 2.0 GiB used at most" in page
+    assert "measured for 67 % of the held time" in page
+    (row,) = table(client.get(f"/billing/ops-demo/show1/1?{idle_task}&format=csv"))
+    assert (row["measured_gpu_seconds"], row["busy_gpu_seconds"]) == ("14400", "3600")
+    client.force_login(people.mallory)
+    assert segment not in client.get(f"/dashboard/waste?{idle_task}").content.decode()
+    assert table(client.get(f"/dashboard/waste?{idle_task}&format=csv&table=idle")) == []
+    assert "nothing was measured in this time" in client.get(f"/dashboard/utilisation?{idle_task}").content.decode()
+
+
+def test_rest_says_the_same(client, people, idle_task: str):
+    client.force_login(people.alice)
+    use = client.get(f"/api/v1/dashboard/utilisation?{idle_task}").json()
+    assert (use["idleWhileHeld"], use["measuredOfHeld"]) == ("0.7500", "0.6667")
+    assert [(each["measuredGpuSeconds"], each["busyGpuSeconds"]) for each in use["items"] if each["gpuModel"]] == [
+        (14400, 3600)
+    ]
+    idle = client.get(f"/api/v1/dashboard/waste?{idle_task}").json()["idle"]
+    assert (idle["hours"], idle["gpuSeconds"], idle["cost"]["amount"]) == (1, 7200, "20.000000")
+    assert [(each["pod"], each["busy"], each["appcode"]) for each in idle["tasks"]] == [("pod-a", "0.0000", "ops-demo")]
+    segment = client.get(f"/api/v1/segments/{idle['tasks'][0]['segment']}").json()
+    assert (segment["measuredGpuSeconds"], segment["busyGpuSeconds"]) == (14400, 3600)
+    client.force_login(people.mallory)
+    assert client.get(f"/api/v1/dashboard/waste?{idle_task}").json()["idle"]["tasks"] == []
