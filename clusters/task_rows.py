@@ -45,10 +45,13 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
         item = replace(each, attempt=row.attempt) if row else each
         key = (item.run_id, item.role, item.index, item.attempt)
         before = newest.get(key)
-        if before is None or before.uid != item.uid or RANK[item.phase] >= RANK[before.phase]:
+        if before is None or (
+            RANK[item.phase] >= RANK[before.phase] if before.uid == item.uid else _succeeds(item, before)
+        ):
             newest[key] = item
     phases = {uid: row.phase for uid, row in stored.items()}
     fresh = [item for item in newest.values() if RANK[item.phase] >= RANK.get(phases.get(item.uid, "Pending"), 0)]
+    fresh = _without_predecessors(fresh, stored)
     rows = [
         Task(
             run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
@@ -63,6 +66,31 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     )
     archiving.note(cloud, fresh, stored.keys())
     return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+
+
+def _succeeds(item: TaskSeen, other: TaskSeen | Task) -> bool:
+    """Whether a pod takes the place of another one: the one before may end after the next has begun, and tell so late."""
+    if item.scheduled_at and other.scheduled_at and item.scheduled_at != other.scheduled_at:
+        return item.scheduled_at > other.scheduled_at
+    if other.phase in ENDED:
+        return True
+    return item.phase not in ENDED and (item.scheduled_at is None or other.scheduled_at is not None)
+
+
+def _without_predecessors(items: list[TaskSeen], stored: Mapping[str, Task]) -> list[TaskSeen]:
+    """Without pods whose places others have taken by now. Billing knows of them already."""
+    new = [item for item in items if item.uid not in stored]
+    if not new:
+        return items
+    places = {name: {getattr(item, name) for item in new} for name in ("run_id", "role", "index", "attempt")}
+    rows = Task.objects.filter(**{f"{name}__in": values for name, values in places.items()})
+    holders = {(row.run_id, row.role, row.index, row.attempt): row for row in rows}
+
+    def stays(item: TaskSeen) -> bool:
+        holder = holders.get((item.run_id, item.role, item.index, item.attempt))
+        return holder is None or holder.uid == item.uid or _succeeds(item, holder)
+
+    return [item for item in items if stays(item)]
 
 
 def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:

@@ -79,7 +79,7 @@ def test_what_the_database_does_not_take_is_quarantined_and_the_rest_goes_on(run
     bad = [
         told(run, "master", uid="one"),
         told(run, "worker", attempt=2**40, uid="two"),
-        told(run, "worker", phase="Failed", exit_code=2**70, uid="three", log_tail="password"),
+        told(run, "worker", 0, 5, phase="Failed", exit_code=2**70, uid="three", log_tail="password"),
         told(run, "worker", 1, uid="four", began_at=dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
     ]
     good = [told(run, uid="five"), StorageSeen(run.pk, "storing")]

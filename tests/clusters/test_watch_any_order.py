@@ -133,6 +133,22 @@ def test_the_end_of_a_pod_whose_node_is_gone_keeps_the_model_of_its_gpus(run, at
     assert Task.objects.get().gpu_model == "A100"
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_late_end_of_a_pod_leaves_the_next_one_its_place(run, at_once):
+    """Whose fault an end was is told late at times; its Job, made anew, counts from 0 again."""
+    old, new = (history(run, ("worker", 0), 0, (begin, 1, 60, 0, "Failed")) for begin in (0, 300))
+    new = [replace(item, uid="next") for item in new]
+    for first, second in ((old[3], new[0]), (old[4], new[3])):
+        news = [(second, first)] if at_once else [(second,), (first,)]
+        for items in news:
+            watch.apply_batch("local", Batch("t.1", items))
+        assert Task.objects.get().uid == "next"
+    watch.apply_batch("local", Batch("t.2", (new[4],)))
+    task = Task.objects.get()
+    assert (task.uid, task.phase) == ("next", "Failed")
+    assert found() == {told[0].uid: truth(run, told) for told in (old, new)}
+
+
 def test_two_controllers_that_both_believe_to_lead(run):
     """As when the database was away and came back. Each tells everything in its own order, with a listing in between; nobody
     waits for ever, and nothing is counted twice."""

@@ -62,9 +62,12 @@ class Jobs:
 
     def at(self, run_id: int, uid: str, deletion: Deletion) -> JobState | None:
         """What the Job was then; None when that is not known yet. One that nobody has heard of is gone."""
+        changes = self._changes.get(run_id, {}).get(uid)
+        if changes and changes[-1].state == "gone" and changes[-1].version <= deletion.version:
+            # It never comes back.
+            return "gone"
         if self.heard < deletion.version:
             return None
-        changes = self._changes.get(run_id, {}).get(uid)
         if not changes:
             return "gone"
         if not deletion.exact:
