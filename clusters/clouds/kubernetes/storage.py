@@ -231,6 +231,8 @@ def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list
                 "accessModes": modes,
                 "storageClassName": "",
                 "persistentVolumeReclaimPolicy": "Retain",
+                # Whoever has the server may have made any file there.
+                "mountOptions": ["nosuid", "nodev"],
                 "nfs": {"server": source.server, "path": source.root or source.path, "readOnly": read_only},
                 "claimRef": {
                     "apiVersion": "v1",
