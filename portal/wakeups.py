@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 QUIET = 5.0
 # Seconds for which one wake-up stands for all: whoever is woken looks for everything that is due, and a little longer.
 ONE_FOR_ALL = 1
+# Seconds for which a process does not even ask whether somebody was woken: a transaction may record a thousand events.
+NEAR = 0.2
 _quiet_until = 0.0
 
 
@@ -24,6 +26,7 @@ def wake_webhooks() -> None:
     global _quiet_until
     if time.monotonic() < _quiet_until:
         return
+    _quiet_until = time.monotonic() + NEAR
     try:
         if cache.add("webhooks:woken", 1, timeout=ONE_FOR_ALL):
             current_app.send_task("portal.tasks.send_webhooks", expires=60, retry=False)

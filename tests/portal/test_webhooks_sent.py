@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from django.utils import timezone
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from portal import events, services
+from portal import events, services, wakeups
 from portal.models import Delivery, Event, Webhook
 from portal.webhooks import actions, posting, sending, specs
 from portal.webhooks.posting import Denied, Rules
@@ -166,7 +167,7 @@ def test_transactions_that_commit_out_of_order_lose_nothing(people: Any, receive
     assert [json.loads(body)["type"] for _, body in receiver.got] == ["run.running", "run.queued"]
 
 
-def test_a_commit_wakes_the_sender(people: Any, receiver: Receiver) -> None:
+def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeypatch: Any) -> None:
     from celery import current_app
     from django.core.cache import cache
 
@@ -176,9 +177,16 @@ def test_a_commit_wakes_the_sender(people: Any, receiver: Receiver) -> None:
         queue.clear()
         # One wake-up stands for all of a second.
         cache.delete("webhooks:woken")
+        monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
+        monkeypatch.setattr(wakeups, "ONE_FOR_ALL", 60)
         happen()
         message = queue.get(timeout=10)
         message.ack()
+        for _ in range(20):
+            happen()
+        with pytest.raises(Empty):
+            queue.get(block=False)
+        cache.delete("webhooks:woken")
     assert message.headers["task"] == "portal.tasks.send_webhooks"
 
 
