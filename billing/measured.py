@@ -264,9 +264,12 @@ def why_not(cloud: str) -> str:
     return (found.trouble or found.note) if found else ""
 
 
-def notes() -> list[str]:
-    """Why clouds measure nothing, each sentence once."""
-    return sorted({each.trouble or each.note for each in Measuring.objects.all()} - {""})
+def notes(*, troubles: bool) -> list[str]:
+    """Why clouds measure nothing, each sentence once. `troubles` are for administrators, and name the cloud."""
+    told = list(Measuring.objects.order_by("cloud"))
+    if troubles:
+        return [f"{each.cloud}: {each.trouble or each.note}" for each in told if each.trouble or each.note]
+    return sorted({each.note for each in told if each.note and not each.trouble})
 
 
 def by_model(

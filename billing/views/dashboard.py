@@ -397,7 +397,7 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     ]  # fmt: skip
     context = {
         **_context(asked), "columns": [(*each, busy) for each, busy in zip(columns, busy_columns, strict=True)], "models": models,
-        "busy": measured.busy(found, looked, looked, model), "busy_notes": measured.notes(), "model": model,
+        "busy": measured.busy(found, looked, looked, model), "busy_notes": _busy_notes(request), "model": model,
         "total": capacity.total(share for _, share in columns),
         "chart": draw_columns(
             "GPU-hours held of those available", drawn, unit="GPU-hours", urls=_column_urls(request, asked), order=(held, free),
@@ -406,6 +406,11 @@ def utilisation(request: HttpRequest) -> HttpResponse:
         "known": any(share.part is not None for _, share in columns),
     }  # fmt: skip
     return render(request, "billing/dashboard_utilisation.html", context)
+
+
+def _busy_notes(request: HttpRequest) -> list[str]:
+    """Why something is not measured; what is the matter with a cloud is for administrators."""
+    return measured.notes(troubles=person(request).is_administrator)
 
 
 BUSY_HEAD = ("measured_gpu_seconds", "busy_gpu_seconds", "idle_while_held_percent", "measured_percent_of_held")
@@ -488,7 +493,7 @@ def wasted(request: HttpRequest) -> HttpResponse:
         **_context(asked), "cases": cases[:SHOWN], "more": len(cases) - SHOWN, "outliving": outliving,
         "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
         "idle": idle, "idle_cases": idle_cases[:SHOWN],
-        "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": measured.notes(),
+        "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": _busy_notes(request),
         "looked": _looked(asked),
         "chart": draw_columns("What was held for nothing", drawn, urls=_column_urls(request, asked), unit=settings.CURRENCY),
         "columns": [
