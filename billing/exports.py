@@ -130,7 +130,7 @@ def csv_chunks(found: Iterator[Row]) -> Iterator[bytes]:
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
     for count, row in enumerate(found, 1):
-        writer.writerow(map(focus.text, row.cells))
+        writer.writerow(map(focus.text, row))
         if count % PORTION == 0:
             yield _taken(out)
     yield _taken(out)
@@ -193,7 +193,7 @@ def parquet_chunks(found: Iterator[Row]) -> Iterator[bytes]:
             return pipe.taken()
 
         for row in found:
-            group.append(row.cells)
+            group.append(row)
             if len(group) == ROW_GROUP:
                 yield write()
         if group:

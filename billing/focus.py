@@ -14,9 +14,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from billing.ledger import Entry
 from billing.periods import Period, month
@@ -33,8 +33,7 @@ COST = QUANTITY + PRICE
 Cell: TypeAlias = str | Decimal | dt.datetime | None
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The columns in their order; those that begin with x_ are ours. Columns of what this provider does not have (commitments,
     reservations, regions) are left out, as the specification has it; rules of the validator name CommitmentDiscountStatus and
     the pricing currency all the same."""
@@ -90,12 +89,8 @@ class Row:
     x_LedgerEntryId: str | None
     x_LedgerKind: str
 
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        return tuple(getattr(self, name) for name in COLUMNS)
 
-
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = Row._fields
 TIMES = frozenset({"BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"})
 # The digits after the point of the columns with numbers.
 NUMBERS = {
@@ -229,7 +224,7 @@ def text(value: Cell) -> str:
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
-        return f"{value.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return f"{value.astimezone(dt.UTC).isoformat()[:19]}Z"
     if isinstance(value, Decimal):
         plain = f"{value:f}" if value else "0"
         return plain.rstrip("0").rstrip(".") if "." in plain else plain

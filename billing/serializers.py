@@ -77,21 +77,25 @@ def usage_document(
     return UsageDocument(
         metadata=UsageMetadata(appcode=appcode.code, since=period.since, until=period.until, as_of=now),
         total=UsageAmount(**_amount(Amount.total(rows))),
-        parts=[
-            UsagePart(
-                sku=part.sku,
-                unit_seconds=part.quantity,
-                per_hour=f"{part.per_hour:f}",
-                discount_percent=f"{part.discount:f}",
-                cost=money(part.cost),
-            )
-            for part in parts
-        ],
+        parts=usage_parts(parts),
         items=[
             UsageRow(consumer=row.key[0] or "", cluster=row.key[1], run=row.key[2], role=row.key[3], **_amount(row))
             for row in rows
         ],
     ).json_value()
+
+
+def usage_parts(parts: Sequence[Part]) -> list[UsagePart]:
+    return [
+        UsagePart(
+            sku=part.sku,
+            unit_seconds=part.quantity,
+            per_hour=f"{part.per_hour:f}",
+            discount_percent=f"{part.discount:f}",
+            cost=money(part.cost),
+        )
+        for part in parts
+    ]
 
 
 def _amount(amount: Amount | Sum) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from billing import makeup
 from billing.access import usage_of
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
@@ -247,7 +248,8 @@ class ClusterUsage(APIView):
         run = run_for(person(request), code, name, chosen) if chosen else cluster.current_run
         now = timezone.now()
         segments = usage_of([consumer(run)], now) if run else []
-        return Response(usage_document(cluster, run, segments, now))
+        parts = makeup.parts(now, consumers=[consumer(run)]) if run else []
+        return Response(usage_document(cluster, run, segments, parts, now))
 
 
 class Flavors(APIView):

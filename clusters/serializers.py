@@ -7,7 +7,7 @@ seen. The classes describe the answers in OpenAPI and make them, so that neither
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from billing.access import SegmentRow
+from billing.makeup import Part
+from billing.serializers import UsagePart, usage_parts
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.news import silence_of
 from clusters.preview import Preview
@@ -140,6 +142,7 @@ class ClusterUsageDocument(Answer):
     gpu_seconds: int
     cost: Money
     run: int | None = Field(description="The run whose segments these are.")
+    parts: list[UsagePart] = Field(description="What makes up the cost of that run: SKU × seconds × price.")
     segments: list[SegmentDocument]
 
 
@@ -267,9 +270,9 @@ def task_documents(run: Run, latest: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def usage_document(
-    cluster: Cluster, run: Run | None, segments: Iterable[SegmentRow], now: dt.datetime
+    cluster: Cluster, run: Run | None, segments: Iterable[SegmentRow], parts: Sequence[Part], now: dt.datetime
 ) -> dict[str, Any]:
-    """Usage until `now`: the sums over all runs, and `segments` of `run`. One query."""
+    """Usage until `now`: the sums over all runs, and `segments` and `parts` of `run`. One query."""
     runs = list(cluster.runs.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"))
     return ClusterUsageDocument(
         appcode=cluster.appcode.code,
@@ -277,6 +280,7 @@ def usage_document(
         gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),
         cost=money(sum((each.cost_at(now) for each in runs), Decimal(0))),
         run=run.number if run else None,
+        parts=usage_parts(parts),
         segments=[_segment(row) for row in segments],
     ).json_value()
 
