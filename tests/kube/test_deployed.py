@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 import psycopg2
 import pytest
 import urllib3
+from django.test import override_settings
 
 from clusters.management.commands.controller import LEADER_LOCK
 from portal import servers, services
@@ -30,6 +31,7 @@ from portal.services import Service, free_port
 from tests.kube import images
 from tests.kube.binary import binary
 from tests.kube.certificates import Authority
+from tests.kube.following import hand_over
 from tests.kube.node import Node
 from tests.kube.plane import Object, condition
 from tests.kube.test_deployment import HOST, NAMESPACE, filled_in
@@ -91,15 +93,20 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    from clusters import registration
+
     node.import_image(images.image("portal"))
     folder = tmp_path_factory.mktemp("deployed")
     logs = services.private_folder(folder / "log")
     with services.running([postgres(node, folder), valkey(node, folder), s3(node, folder)], logs, os.environ):
         database = f"postgresql://portal:{PASSWORD}@{node.gateway}/portal"
         queue = f"redis://:{PASSWORD}@{node.gateway}:6379/0"
-        kustomization = filled_in(folder)
+        kustomization, key = filled_in(folder), secrets.token_hex(32)
+        with override_settings(SECRET_KEY=key):
+            # Other tests may have used the same business line on this node.
+            hand_over(node.plane, registration.own_label(), "ops")
         (kustomization / "secrets.env").write_text(
-            f"PORTAL_SECRET_KEY={secrets.token_hex(32)}\nDATABASE_URL={database}\nREDIS_URL={queue}\n"
+            f"PORTAL_SECRET_KEY={key}\nDATABASE_URL={database}\nREDIS_URL={queue}\n"
             f"PORTAL_LOGS_S3_URL=http://{node.gateway}:9000\n"
             f"PORTAL_LOGS_S3_ACCESS_KEY={LOGS_KEY}\nPORTAL_LOGS_S3_SECRET_KEY={PASSWORD}\n"
         )

@@ -25,7 +25,7 @@ from playwright.sync_api import Page, expect
 from portal import servers, services
 from tests.browser import SOON, chromium, signed_in
 from tests.kube import images
-from tests.kube.following import portal_kubeconfig
+from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
 from tests.running import ROOT, Portal, environment, eventually
 
@@ -69,7 +69,11 @@ def portal(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFact
         str(portal_kubeconfig(node.plane)),
         "--set",
         f"storage_networks=[{node.gateway}/32]",
+        "--set",
+        "portal=main-job",
     )
+    # Other tests may have used the same business line on this node.
+    hand_over(node.plane, "main-job", "ops")
     yield portal
     assert portal.stop() == 0
     assert portal.left() == []
