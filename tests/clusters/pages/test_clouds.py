@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 import pytest
 
@@ -64,7 +65,10 @@ def test_a_cluster_is_registered_and_its_secret_never_shown_again(catalogue, roo
     text = answer.content.decode()
     assert "Training is saved. The API server does not answer" in text
     row = KubernetesCluster.objects.get()
+    named = row.settings.pop("portal")
+    assert re.fullmatch(r"portal-[a-z0-9]+", named), named
     assert row.settings == {"store_seconds": 7, "quota": {"pods": "5", "requests.nvidia.com/gpu": "16"}}
+    row.refresh_from_db()
     page = root.get("/admin/clouds/training/edit").content.decode()
     for each in (text, page):
         assert "very-secret" not in each
