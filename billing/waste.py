@@ -3,7 +3,7 @@ an image was fetched.
 
 Whoever runs things tells how each ended (`note_outcome`); the rest follows from the ledger and the observations. `look` reads
 what the ledger has got since it looked last and reckons those consumers anew as a whole, so it may be killed, repeated and run
-twice. How busy a GPU was while it was held is not known here: nothing measures it.
+twice. GPUs that were held idle are measured, not reckoned: `measured.idle`.
 """
 
 from __future__ import annotations

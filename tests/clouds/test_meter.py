@@ -6,11 +6,14 @@ what a GPU would, so that opening it, reading by UUID and going on after an erro
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import sys
+import time
 import types
 from collections import defaultdict
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -150,6 +153,31 @@ def test_reading_goes_on_after_an_error_with_a_stand_in_for_nvml(monkeypatch: py
     library.broken = False
     assert set(nvml.look(names)) == {"0", "1"}
     assert library.opened == 2
+
+
+@pytest.mark.skipif(not REAL.simulated, reason="There is a GPU here: the test with the real one says more.")
+def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monkeypatch: pytest.MonkeyPatch):
+    """With minutes of a second and a look every twentieth of one."""
+    monkeypatch.setitem(sys.modules, "pynvml", StandIn())
+    monkeypatch.setattr(meter, "PERIOD", 0.05)
+    monkeypatch.setattr(meter, "MINUTE", 1)
+    found = replace(gpus.find(2, ignore_real=True), names={"0": "GPU-0", "1": "GPU-1"}, simulated=False)
+    holders = [Holder("pod", time.time() - 9, ("0", "1"))]
+    node = types.SimpleNamespace(gpus=found, meter=Meter(), holders=lambda: holders)
+
+    async def until_told() -> GpuUse:
+        looking = asyncio.create_task(meter.measure(cast("Any", node)))
+        try:
+            async with asyncio.timeout(20):
+                while not node.meter.news:
+                    await asyncio.sleep(0.05)
+        finally:
+            looking.cancel()
+        return told(node.meter)[0]
+
+    first = asyncio.run(until_told())
+    assert (first.uid, first.busy, first.memory_mb) == ("pod", 0.37, 6144)
+    assert 0 < first.seconds <= 1
 
 
 @pytest.mark.skipif(
