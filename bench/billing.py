@@ -1,4 +1,4 @@
-"""Metering and money: how fast sightings come in, are priced, posted and read, on a durable PostgreSQL of their own.
+"""Metering and money: how fast sightings come in, are priced, posted, read and invoiced, on a durable PostgreSQL of their own.
 
 Runs in a process of its own (`python -m bench.billing FOLDER`), because nothing else may post or record meanwhile. Two clouds
 tell what they see at the same time, each in its thread, as the controller does it. Floors: COPY of the same rows into a table
@@ -41,7 +41,7 @@ NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 
 
 def billing(folder: Path) -> list[Result]:
-    """metering, rating, posting and dashboards of 1,000,000 segments"""
+    """metering, rating, posting, dashboards and invoices of 1,000,000 segments"""
     argv = [sys.executable, "-m", "bench.billing", str(folder / "billing")]
     done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return [Result(**told) for told in json.loads(done.stdout)]
@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         call_command("migrate", verbosity=0)
         found: list[Result] = []
         codes = _tenants()
-        for measure in (_ingest, _rate_and_post, _read):
+        for measure in (_ingest, _rate_and_post, _read, _close):
             found += measure(codes)
     json.dump([dataclasses.asdict(result) for result in found], sys.stdout)
 
@@ -242,6 +242,21 @@ def _read(codes: Sequence[int]) -> list[Result]:
         Result(f"Dashboard over 12 months of {SEGMENTS:,} segments: p99", quantile(times, 0.99) * 1000, "ms", 300),
         Result(f"Dashboard over 12 months of {SEGMENTS:,} segments: median", quantile(times, 0.5) * 1000, "ms"),
     ]
+
+
+def _close(codes: Sequence[int]) -> list[Result]:
+    """Twelve months, one after the other, whose ledger was posted at once: each closing reads all of it."""
+    from billing import invoicing
+    from billing.models import Closing, Invoice
+
+    invoicing.plan(NOW)
+    times = []
+    for closing in Closing.objects.order_by("month")[:12]:
+        times.append(_timed(lambda closing=closing: invoicing.close(closing, NOW)))  # type: ignore[misc]
+        made = Invoice.objects.filter(month=closing.month).count()
+        if made != len(codes):
+            raise RuntimeError(f"{closing} has {made} invoices instead of {len(codes)}")
+    return [Result(f"Closing a month of {len(codes)} appcodes: the slowest of twelve", max(times), "s", 30)]
 
 
 def _timed(work: Callable[[], Any]) -> float:
