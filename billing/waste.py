@@ -71,13 +71,14 @@ kept AS (
     FROM seg CROSS JOIN LATERAL (SELECT min(scheduled_at) AS reserved FROM billing_observation WHERE uid = seg.uid) o
     WHERE seg.gpus > 0 AND o.reserved < seg.started
 ),
+price AS (
+    SELECT DISTINCT ON (id) id, charge / quantity AS rate FROM line
+    WHERE starts_with(sku, 'gpu') AND quantity > 0 ORDER BY id, since
+),
 reserved AS (
     SELECT consumer, min(started - make_interval(secs => seconds)) AS since, max(started) AS until, sum(seconds) AS seconds,
         sum(seconds * gpus) AS gpu_seconds, coalesce(sum(seconds * gpus * rate), 0) AS charge
-    FROM kept LEFT JOIN LATERAL (
-        SELECT charge / quantity AS rate FROM line
-        WHERE line.id = kept.id AND starts_with(sku, 'gpu') AND quantity > 0 ORDER BY line.since LIMIT 1
-    ) price ON true
+    FROM kept LEFT JOIN price USING (id)
     WHERE seconds > 0 GROUP BY consumer
 )
 INSERT INTO billing_waste (kind, consumer, appcode_id, labels, since, until, seconds, gpu_seconds, charge)
