@@ -58,6 +58,12 @@ class Range:
         return self.until - DAY
 
     @property
+    def window(self) -> tuple[dt.datetime, dt.datetime]:
+        """Its first second and the one after its last, in UTC."""
+        first, end = (dt.datetime.combine(day, dt.time(), dt.UTC) for day in (self.since, self.until))
+        return first, end
+
+    @property
     def columns(self) -> list[tuple[dt.date, dt.date]]:
         """They adjoin; the first and the last month may be cut."""
         edges, edge = [self.since], self.since

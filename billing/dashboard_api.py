@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import capacity, dashboard, history, measured, reconciliation, waste
+from billing import capacity, dashboard, history, makeup, measured, reconciliation, waste
 from billing.dashboard import GROUPS, STEPS, Dashboard, Group, Range
 from billing.dashboard_serializers import (
     ReconciliationDocument,
@@ -88,8 +88,11 @@ class Spending(APIView):
         by = text(request, "by", longest=20) or "appcode"
         if by not in GROUPS:
             raise Invalid.at("by", message=f"Choose one of {', '.join(GROUPS)}.")
-        found = scope.read(by, _narrowed(request))
-        return Response(spending_document(found, by, scope.names))
+        where = _narrowed(request)
+        found, parts = scope.read(by, where), None
+        if where.keys() == {"line"}:
+            parts = makeup.parts(scope.now, window=scope.range.window, appcodes=scope.appcodes, line=where["line"])
+        return Response(spending_document(found, by, scope.names, parts))
 
 
 class Utilisation(APIView):

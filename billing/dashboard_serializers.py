@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -11,10 +12,11 @@ from pydantic import Field
 from billing import reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
+from billing.makeup import Part
 from billing.measured import Busy, Idle, Measured
 from billing.models import LedgerEntry, Observation, UsageSegment, Waste
 from billing.rating import display, money
-from billing.serializers import Cost
+from billing.serializers import Cost, UsagePart, usage_parts
 from billing.serializers import money as cost
 from portal.serializers import Answer
 
@@ -48,6 +50,9 @@ class SpendingDocument(Answer):
     total: Spent
     totals: list[GroupTotal] = Field(description="Over the whole range, the dearest first.")
     items: list[Cell]
+    parts: list[UsagePart] | None = Field(
+        description="What makes up the total of one business line; null for anything else."
+    )
 
 
 class HeldOf(Answer):
@@ -248,7 +253,9 @@ def days(range_: Range, now: dt.datetime) -> Days:
     return Days(since=range_.since, to=range_.last_day, columns=range_.step, as_of=now)
 
 
-def spending_document(found: Dashboard, by: Group, names: dict[str, str]) -> dict[str, Any]:
+def spending_document(
+    found: Dashboard, by: Group, names: dict[str, str], parts: Sequence[Part] | None
+) -> dict[str, Any]:
     """`names` are codes of appcodes by their number as text."""
 
     def named(value: str) -> str:
@@ -265,6 +272,7 @@ def spending_document(found: Dashboard, by: Group, names: dict[str, str]) -> dic
             for since, column in found.by_group.items()
             for value, used in sorted(column.items(), key=lambda pair: (-pair[1].charge, pair[0]))
         ],
+        parts=None if parts is None else usage_parts(parts),
     ).json_value()
 
 

@@ -26,9 +26,11 @@ WITH {terms},
 part AS (
     SELECT s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb, s.gpu_model,
         coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
-        greatest(s.started, %(since)s) AS since, least(coalesce(s.ended, %(until)s), %(until)s, %(now)s) AS until,
-        s.ended IS NULL AND %(until)s >= %(now)s AS live
+        greatest(s.started, %(since)s, o.since) AS since,
+        least(coalesce(s.ended, %(until)s), %(until)s, %(now)s, o.until) AS until,
+        s.ended IS NULL AND %(until)s >= %(now)s AND o.until > %(now)s AS live
     FROM billing_usagesegment s LEFT JOIN payer p ON p.appcode_id = s.appcode_id
+    JOIN {owned} o.since < coalesce(s.ended, 'infinity') AND o.until > s.started
     WHERE s.started <= %(now)s AND s.started < %(until)s AND (s.ended IS NULL OR s.ended > %(since)s) AND {where}
 )
 SELECT r.sku, t.price_id IS NOT NULL, t.per_hour, t.discount,
@@ -48,6 +50,14 @@ GROUP BY 1, 2, 3, 4
 HAVING sum(greatest(0, date_part('epoch', least(t.until, part.until) - greatest(t.since, part.since)))::bigint * units) > 0
     OR count(*) FILTER (WHERE live AND t.since <= %(now)s AND t.until > %(now)s) > 0
 """)
+# When something belonged to whom it is asked of: always, or while its appcode belonged to a business line.
+ALWAYS = sql.SQL("(VALUES ('-infinity'::timestamptz, 'infinity'::timestamptz)) o(since, until) ON")
+OF_LINE = sql.SQL("""(
+    SELECT appcode_id, business_line,
+        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
+        lead(valid_from, 1, 'infinity') OVER changes AS until
+    FROM billing_ownership WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
+) o ON o.business_line = %(line)s AND o.appcode_id = s.appcode_id AND""")
 BEGINNING, END = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
 
 
@@ -90,8 +100,10 @@ def parts(
     consumers: Sequence[str] | None = None,
     cluster: str | None = None,
     run: str | None = None,
+    line: str | None = None,
 ) -> list[Part]:
-    """The parts, GPUs first; the filters add up. The price book's query and one more."""
+    """The parts, GPUs first; the filters add up. `line` is the path of a business line: of what its appcodes used while they were
+    its own. The price book's query and one more."""
     filters = {"appcodes": appcodes, "consumers": consumers, "cluster": cluster, "run": run}
     conditions = {
         "appcodes": sql.SQL("s.appcode_id = ANY(%(appcodes)s)"),
@@ -100,8 +112,11 @@ def parts(
         "run": sql.SQL("s.labels->>'run' = %(run)s"),
     }
     where = [conditions[name] for name, value in filters.items() if value is not None]
-    statement = STATEMENT.format(terms=TERMS, where=sql.SQL(" AND ").join(where) if where else sql.SQL("true"))
-    parameters: dict[str, Any] = {
+    statement = STATEMENT.format(
+        terms=TERMS, owned=ALWAYS if line is None else OF_LINE,
+        where=sql.SQL(" AND ").join(where) if where else sql.SQL("true"),
+    )  # fmt: skip
+    parameters: dict[str, Any] = {"line": line} | {
         name: value if value is None or isinstance(value, str) else list(value) for name, value in filters.items()
     }
     since, until = window

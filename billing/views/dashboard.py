@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import access, budget_access, capacity, dashboard, history, measured, reconciliation, waste
+from billing import access, budget_access, capacity, dashboard, history, makeup, measured, reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.files import csv_file
@@ -214,6 +214,10 @@ def overview(request: HttpRequest) -> HttpResponse:
     }  # fmt: skip
     if set(asked.where) <= {"appcode"}:
         context["expected"] = budget_access.together(counted(asked), asked.now)
+    if set(asked.where) in ({"line"}, {"line", "appcode"}):
+        context["makeup"] = makeup.parts(
+            asked.now, window=asked.range.window, appcodes=counted(asked), line=asked.where["line"]
+        )
     if not asked.where:
         context |= {"share": _share(asked, found), "wasted": waste.total(asked.range, appcodes=asked.appcodes)}
     return render(request, "billing/dashboard.html", context)

@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from billing import access, makeup, posting
-from billing.models import Discount, LedgerEntry, Price, UsageSegment
+from billing import access, dashboard, makeup, posting
+from billing.models import Discount, LedgerEntry, Ownership, Price, UsageSegment
 from billing.rating import UNIT, quantities
 from portal.models import Appcode
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
@@ -106,3 +106,37 @@ def test_what_runs_grows_by_the_second(used):
     before, after = (makeup.parts(now + dt.timedelta(seconds=s), cluster="now") for s in (0, 7))
     (one,), (other,) = before, after
     assert (other.quantity - one.quantity, one.held) == (7, 1)
+
+
+def test_parts_of_a_business_line_are_of_the_time_in_which_an_appcode_was_its_own(used, client):
+    """As the dashboard and the ledger have it: what was used before a move stays where it was used."""
+    now = timezone.now().replace(microsecond=0)
+    old = used.ops.org_node.path
+    Ownership.objects.create(
+        appcode=used.ops, business_line="elsewhere", valid_from=MONTH.since + dt.timedelta(seconds=400)
+    )
+    whole = makeup.parts(now, window=MONTH.window)
+    lines = {
+        line: makeup.parts(now, window=MONTH.window, line=line)
+        for line in (old, "elsewhere", used.flight.org_node.path)
+    }
+    assert all(lines.values())
+    assert sum(part.charge for part in whole) == sum(part.charge for parts in lines.values() for part in parts)
+    posting.post(now)
+    for line, parts in lines.items():
+        used_there = dashboard.read(
+            dashboard.parse(f"{MONTH.since:%F}", f"{MONTH.until - dt.timedelta(days=1):%F}", "day", now.date()), "line", now,
+            appcodes=None, where={"line": line},
+        ).total  # fmt: skip
+        assert used_there.charge == sum(part.charge for part in parts)
+    client.force_login(used.root)
+    days = {"from": f"{MONTH.since:%F}", "to": f"{MONTH.until - dt.timedelta(days=1):%F}"}
+    answer = client.get("/dashboard", {**days, "line": "elsewhere"})
+    assert b"What makes it up" in answer.content
+    api = APIClient()
+    api.force_authenticate(used.root)
+    document = api.get("/api/v1/dashboard/spending", {**days, "line": "elsewhere"}).json()
+    assert [(row["sku"], row["unitSeconds"]) for row in document["parts"]] == [
+        (part.sku, part.quantity) for part in lines["elsewhere"]
+    ]
+    assert api.get("/api/v1/dashboard/spending", days).json()["parts"] is None
