@@ -32,6 +32,10 @@ EXPLAINED = {
     Waste.Kind.RESERVED: "GPUs kept while an image was fetched",
 }
 
+# Where a portion ends: numbers have gaps, so lines are counted and not their numbers. No row: the last one.
+PLACE = (
+    "SELECT id FROM billing_ledgerentry WHERE id > %(low)s AND id <= %(high)s ORDER BY id OFFSET %(skipped)s LIMIT 1"
+)
 FRESH = """
 SELECT consumer FROM billing_ledgerentry WHERE id > %(low)s AND id <= %(high)s AND kind <> 'credit'
 UNION SELECT consumer FROM billing_outcome WHERE NOT looked_at AND %(outcomes)s
@@ -184,9 +188,10 @@ def look(portion: int = PORTION) -> int:
 def _look_on(high: int, portion: int) -> tuple[int, bool]:
     Watermark.objects.get_or_create(name=NAME, defaults={"entry": 0})
     mark = Watermark.objects.select_for_update().get(name=NAME)
-    until = min(high, mark.entry + portion)
-    done = until >= high
     with connection.cursor() as cursor:
+        cursor.execute(PLACE, {"low": mark.entry, "high": high, "skipped": portion - 1})
+        (until,) = cursor.fetchone() or (high,)
+        done = until >= high
         cursor.execute(FRESH, {"low": mark.entry, "high": until, "outcomes": done})
         consumers = [consumer for (consumer,) in cursor.fetchall()]
         if consumers:

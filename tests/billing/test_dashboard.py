@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from billing import capacity, dashboard, history, metering, posting, waste
@@ -29,6 +29,7 @@ from billing.models import (
     Price,
     UsageSegment,
     Waste,
+    Watermark,
 )
 from billing.rating import UNIT, charge
 from billing.usage import PodState
@@ -324,6 +325,25 @@ def test_portions_of_the_ledger_lead_to_the_same(people, prices):
     waste.look(portion=3)
     assert sum(Decimal(row.charge) / UNIT for row in Waste.objects.all()) == 5 * (Decimal("1.7") + Decimal("0.03"))
     assert not Outcome.objects.filter(looked_at=False).exists()
+
+
+def test_portions_are_of_lines_whatever_their_numbers(people, prices, django_assert_max_num_queries):
+    at = LAST + dt.timedelta(days=15)
+    for n in range(3):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nextval(pg_get_serial_sequence('billing_ledgerentry', 'id'))")
+            (last,) = cursor.fetchone()
+            cursor.execute("SELECT setval(pg_get_serial_sequence('billing_ledgerentry', 'id'), %s)", [last + 1_000_000])
+        tell(pod(people.ops, at, at + HOUR, cluster=f"far-{n}", cpu_milli=1000))
+        waste.note_outcome(f"run far-{n}-1", people.ops.pk, "Failed", "Error", at + HOUR)
+        posting.post(NOW)
+    # Six lines, two in a portion.
+    with django_assert_max_num_queries(60):
+        waste.look(portion=2)
+    assert Waste.objects.count() == 3
+    assert Watermark.objects.get().entry == LedgerEntry.objects.latest("pk").pk
+    with django_assert_max_num_queries(20):
+        assert waste.look(portion=2) == 0
 
 
 def test_parameter_servers_that_outlive_their_workers_are_told_while_they_do(people, prices):
