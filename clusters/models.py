@@ -172,8 +172,8 @@ class Run(models.Model):
 
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveIntegerField()
-    cloud = models.CharField(max_length=40, default=LOCAL)
-    namespace = models.CharField(max_length=63, default="default")
+    cloud = models.CharField(max_length=40, default=LOCAL, db_default=LOCAL)
+    namespace = models.CharField(max_length=63, default="default", db_default="default")
     spec = models.JSONField()
     resources = models.JSONField(
         help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}'
@@ -198,7 +198,9 @@ class Run(models.Model):
     refusal = models.TextField(blank=True)
     claim_token = models.UUIDField(null=True)
     claimed_until = models.DateTimeField(null=True)
-    fights = models.PositiveIntegerField(default=0, help_text="How often it was changed soon after it was put right.")
+    fights = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="How often it was changed soon after it was put right."
+    )
 
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.QUEUED)
     reason = models.CharField(max_length=40, blank=True)
@@ -212,9 +214,12 @@ class Run(models.Model):
     finished_at = models.DateTimeField(null=True)
     storage_state = models.CharField(max_length=10, blank=True)
     storage_message = models.TextField(blank=True)
-    blocked_reason = models.CharField(max_length=40, blank=True, default="")
+    blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(
-        blank=True, default="", help_text="What keeps the cloud from making its tasks: a quota, admission, a queue."
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What keeps the cloud from making its tasks: a quota, admission, a queue.",
     )
     gone = models.BooleanField(default=False)
     stored = models.BooleanField(default=True)
@@ -290,9 +295,11 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True)
     disrupted = models.BooleanField(default=False)
     log_tail = models.TextField(blank=True)
-    log_state = models.CharField(max_length=10, choices=LogState.choices, blank=True, default="")
+    log_state = models.CharField(max_length=10, choices=LogState.choices, blank=True, default="", db_default="")
     log_size = models.BigIntegerField(null=True, help_text="Bytes of the copy.")
-    log_message = models.TextField(blank=True, default="", help_text="Why there is no copy, or none yet, or not all.")
+    log_message = models.TextField(
+        blank=True, default="", db_default="", help_text="Why there is no copy, or none yet, or not all."
+    )
     log_claimed_until = models.DateTimeField(null=True)
     observed_at = models.DateTimeField(auto_now=True)
 
@@ -322,10 +329,10 @@ class CloudState(models.Model):
     name = models.CharField(max_length=40, primary_key=True)
     position = models.CharField(max_length=1000, blank=True)
     heard_at = models.DateTimeField(null=True)
-    trouble = models.TextField(blank=True)
+    trouble = models.TextField(blank=True, db_default="")
     capacity = models.JSONField(default=dict)
-    simulated = models.PositiveIntegerField(default=0)
-    notes = models.JSONField(default=list)
+    simulated = models.PositiveIntegerField(default=0, db_default=0)
+    notes = models.JSONField(default=list, db_default=[])
 
     def __str__(self) -> str:
         return self.name

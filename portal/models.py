@@ -101,6 +101,7 @@ class Appcode(models.Model):
     )
     storage_quota_gib = models.PositiveIntegerField(
         default=1024,
+        db_default=1024,
         validators=[MaxValueValidator(MAX_STORAGE_QUOTA_GIB)],
         help_text="GiB that its volumes may have together.",
     )

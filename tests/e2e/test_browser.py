@@ -95,7 +95,8 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     expect(loss.locator("tbody tr").first).to_contain_text("3,000")
 
     tab(page, "Usage")
-    expect(page.locator("tbody tr")).to_have_count(4)
+    expect(page.locator("tbody").first.locator("tr")).to_have_count(4)
+    expect(page.get_by_role("main")).to_contain_text("What makes it up")
     assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
     tab(page, "Events")
     for verb in ("cluster.created", "run.running", "run.succeeded"):

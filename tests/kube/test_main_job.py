@@ -166,7 +166,8 @@ def succeed(page: Page, node: Node) -> None:
         line = page.locator(".chart", has_text=tag).first.locator("svg path").first
         expect(line).to_have_attribute("d", re.compile("^M.*L"))
     tab(page, "Usage")
-    expect(page.locator("tbody tr")).to_have_count(4)
+    expect(page.locator("tbody").first.locator("tr")).to_have_count(4)
+    expect(page.get_by_role("main")).to_contain_text("What makes it up")
     assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
 
 
