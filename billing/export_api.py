@@ -1,10 +1,15 @@
-"""REST: a month in FOCUS 1.2, as a file that comes while it is read from the database."""
+"""REST: a month in FOCUS 1.2, as a file that is made first and sent then: a slow reader holds nothing of the database."""
 
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import os
+import time
 from collections.abc import Iterable, Iterator
+from typing import IO
 
+from django.conf import settings
 from django.http import Http404, StreamingHttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
@@ -21,6 +26,13 @@ from portal.api import person
 from portal.errors import Invalid
 from portal.limits import Slot, take_stream_slots
 from portal.pagination import text
+from portal.problems import Unavailable
+
+log = logging.getLogger(__name__)
+
+CHUNK = 64 * 1024
+# A reader that does not take a chunk within this time is gone.
+STALLED_SECONDS = 60
 
 
 class AnyFormat(DefaultContentNegotiation):
@@ -64,32 +76,63 @@ class FocusExport(APIView):
                 raise Http404(f"There is no appcode “{code}” that you can see.")
         elif not user.is_administrator:
             appcodes = list(mine.order_by().values_list("pk", flat=True))
-        slots = take_stream_slots(user.pk, exports.MAX_SECONDS + 60)
-        stream = Stream(exports.chunks(month, appcodes, kind), slots)
+        # The time to make it and the time to read it.
+        slots = take_stream_slots(user.pk, 2 * exports.MAX_SECONDS + STALLED_SECONDS)
+        try:
+            stream = Stream(_made(month, appcodes, kind), slots)
+        except BaseException:
+            _release(slots)
+            raise
+        # gunicorn itself waits for ever for a reader to take what is sent; it sets this anew for each request.
+        if connection := request.META.get("gunicorn.socket"):
+            connection.settimeout(STALLED_SECONDS)
         response = StreamingHttpResponse(stream, content_type=CONTENT_TYPES[kind])
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         response["Cache-Control"] = "no-store"
-        # For proxies that would otherwise collect a stream before they pass it on.
-        response["X-Accel-Buffering"] = "no"
+        response["Content-Length"] = str(stream.size)
         return response
 
 
 class Stream:
     """An export on its way; its place among the streams is free again when it ends or is cut off."""
 
-    def __init__(self, chunks: Iterator[bytes], slots: list[Slot]) -> None:
-        self.chunks = chunks
+    def __init__(self, file: IO[bytes], slots: list[Slot]) -> None:
+        self.file = file
         self.slots = slots
+        self.size = os.fstat(file.fileno()).st_size
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.chunks
+        until = time.monotonic() + exports.MAX_SECONDS
+        while chunk := self.file.read(CHUNK):
+            yield chunk
+            if time.monotonic() > until:
+                raise TimeoutError(f"the export was not read within {exports.MAX_SECONDS // 60} minutes")
 
     def close(self) -> None:
-        close = getattr(self.chunks, "close", None)
-        if close:
-            close()
-        while self.slots:
-            self.slots.pop().release()
+        self.file.close()
+        _release(self.slots)
+
+
+def _release(slots: list[Slot]) -> None:
+    while slots:
+        slots.pop().release()
+
+
+def _made(month: dt.date, appcodes: list[int] | None, kind: Format) -> IO[bytes]:
+    """Raises Invalid at month, Unavailable."""
+    try:
+        return exports.whole(month, appcodes, kind)
+    except exports.TooLarge as error:
+        most = settings.EXPORT_MAX_BYTES // 2**20
+        message = (
+            f"This file would have more than {most} MiB. Choose one appcode, or Parquet, which is smaller; "
+            "an administrator can write all of it with manage.py export_focus."
+        )
+        raise Invalid.at("month", message=message) from error
+    except OSError as error:
+        # The disk is full, or it took too long.
+        log.error("An export could not be made: %s", error)
+        raise Unavailable("The file cannot be made at this moment; try again later, or choose one appcode.") from error
 
 
 def month_of(asked: str, now: dt.datetime) -> dt.date:

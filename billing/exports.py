@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import csv
 import io
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from django.conf import settings
+from django.db import connection
 from django.db.models import Q
 
 from billing import focus, invoicing
@@ -26,6 +28,7 @@ from billing.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoice_models import CreditNote, Invoice, InvoiceCredit
 from billing.ledger import Entry
 from billing.models import LedgerEntry
+from billing.rating import WIDE
 from portal.models import Appcode, OrgNode
 
 Format = Literal["csv", "parquet"]
@@ -35,8 +38,10 @@ CONTENT_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.a
 PORTION = 2000
 # Row groups of Parquet are larger: readers skip by them.
 ROW_GROUP = 20_000
-# An export holds a snapshot of the database; nobody reads one for longer than this.
+# An export holds a snapshot of the database; nobody makes one, or reads what was made, for longer than this.
 MAX_SECONDS = 15 * 60
+# Of those so long between two questions to the database: then whoever makes it has stopped, and the database ends it.
+IDLE_SECONDS = 60
 FACTS = (
     "uid", "sku", "since", "until", "quantity", "price_id", "per_hour", "discount", "charge", "appcode_id", "business_line",
     "consumer", "labels",
@@ -47,6 +52,8 @@ def rows(month: date, appcodes: Sequence[int] | None) -> Generator[Row, None, No
     """Every row of a month for these appcodes (None: all), those of the ledger in its order. In one snapshot, which lasts until
     the last row was taken or the iterator is closed."""
     with invoicing.snapshot():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_SECONDS * 1000])
         yield from _rows(month, appcodes)
 
 
@@ -67,7 +74,7 @@ def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
             entry, account(pk, entry.business_line), bills.get(pk, bill), number=place, kind=kind
         )  # fmt: skip
         if pk in left:
-            left[pk] -= row.BilledCost
+            left[pk] = WIDE.subtract(left[pk], row.BilledCost)
         yield row
     for pk, each in left.items():
         if each:
@@ -115,14 +122,36 @@ def _accounts(month: date, mine: dict[str, Any]) -> Callable[..., Account]:
     return account
 
 
-def chunks(month: date, appcodes: Sequence[int] | None, kind: Format) -> Iterator[bytes]:
-    """The file, piece by piece. Raises TimeoutError when whoever reads it takes longer than MAX_SECONDS."""
+def chunks(month: date, appcodes: Sequence[int] | None, kind: Format) -> Generator[bytes, None, None]:
+    """The file, piece by piece, while the snapshot lasts: for readers that do not wait for others. Raises TimeoutError when they
+    take longer than MAX_SECONDS."""
     until = time.monotonic() + MAX_SECONDS
     with closing(rows(month, appcodes)) as found:
         for chunk in (csv_chunks if kind == "csv" else parquet_chunks)(found):
             yield chunk
             if time.monotonic() > until:
-                raise TimeoutError(f"the export was not read within {MAX_SECONDS // 60} minutes")
+                raise TimeoutError(f"the export was not made within {MAX_SECONDS // 60} minutes")
+
+
+class TooLarge(Exception):
+    """There is no room for so large an export."""
+
+
+def whole(month: date, appcodes: Sequence[int] | None, kind: Format) -> IO[bytes]:
+    """The file, made to its end before anybody reads it, so that no reader, however slow, holds a snapshot. It has no name and
+    is gone when it is closed. Raises TooLarge beyond settings.EXPORT_MAX_BYTES, TimeoutError as `chunks` does."""
+    file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+    try:
+        with closing(chunks(month, appcodes, kind)) as made:
+            for chunk in made:
+                if file.tell() + len(chunk) > settings.EXPORT_MAX_BYTES:
+                    raise TooLarge
+                file.write(chunk)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def csv_chunks(found: Iterator[Row]) -> Iterator[bytes]:

@@ -303,6 +303,8 @@ MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=12)
 
 # One file sent through the portal; larger ones go by an S3 client.
 UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=5 * 1024) * 2**20
+# One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them are there at one time.
+EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
 # Where datastores may not lie: link-local addresses (there the metadata services of cloud providers answer), and what is
 # no machine's address. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
 DENIED_NETWORKS = env.list(

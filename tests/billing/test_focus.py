@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+import socket
 import tracemalloc
 from collections import defaultdict
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -16,7 +18,7 @@ from django.utils import timezone
 from pyarrow import parquet
 from rest_framework.test import APIClient
 
-from billing import exports, focus, invoicing, posting
+from billing import export_api, exports, focus, invoicing, posting
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
@@ -227,3 +229,72 @@ def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
     few, many = peak(2000), peak(6000)
     assert many[0] > few[0] * (2 if kind == "csv" else 1)
     assert many[1] < 1.5 * few[1]
+
+
+def test_a_large_invoice_adds_up_exactly(people):
+    Price.objects.create(sku="gpu", per_hour=Decimal("987654.321987"), valid_from=at(-9 * DAY))
+    record(*(pod(people.ops.pk, f"p-{n}", end=3001 + 7 * n, gpus=7) for n in range(40)))
+    posting.post(at(HOUR * 9))
+    invoicing.close_due(IN_APRIL)
+    (invoice,) = Invoice.objects.all()
+    assert invoice.total > 100_000_000
+    assert sum(Fraction(row["BilledCost"]) for row in read(MARCH)) == Fraction(invoice.total)
+
+
+def cursors() -> int:
+    """Of the server, open in this connection: as many as there are reads that have not ended."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_cursors")
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.parametrize("kind", exports.FORMATS)
+def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
+    monkeypatch.setattr(exports, "PORTION", 2)
+    monkeypatch.setattr(exports, "ROW_GROUP", 2)
+    monkeypatch.setattr(export_api, "CHUNK", 100)
+    before = cursors()
+    making = exports.rows(MARCH, None)
+    next(making)
+    # Whoever makes it and stops is ended by the database.
+    assert cursors() == before + 1
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("1min",)
+    making.close()
+    assert cursors() == before
+    api = APIClient()
+    api.force_authenticate(months.root)
+    here, there = socket.socketpair()
+    with here, there:
+        query = {"month": "2026-03", "format": kind}
+        response = api.get("/api/v1/exports/focus", query, **{"gunicorn.socket": here})
+        # A reader that takes nothing is let go; without this send() waits for ever.
+        assert here.gettimeout() == export_api.STALLED_SECONDS
+    pieces = iter(response.streaming_content)
+    read = len(next(pieces))
+    assert cursors() == before
+    assert 0 < read < int(response["Content-Length"]) == read + sum(map(len, pieces))
+    response.close()
+
+
+def test_a_reader_is_let_go_when_its_time_is_over(months, monkeypatch):
+    api = APIClient()
+    api.force_authenticate(months.root)
+    monkeypatch.setattr(export_api, "CHUNK", 100)
+    response = api.get("/api/v1/exports/focus", {"month": "2026-03"})
+    monkeypatch.setattr(exports, "MAX_SECONDS", -1)
+    with pytest.raises(TimeoutError, match="not read"):
+        list(response.streaming_content)
+    response.close()
+
+
+def test_an_export_for_which_there_is_no_room_is_refused_and_takes_no_place(months, settings):
+    settings.EXPORT_MAX_BYTES = 1000
+    api = APIClient()
+    api.force_authenticate(months.root)
+    # More often than one person may read at a time.
+    for _ in range(5):
+        response = api.get("/api/v1/exports/focus", {"month": "2026-03"})
+        assert response.status_code == 422
+        assert response.json()["errors"][0]["path"] == "month"
