@@ -170,12 +170,14 @@ def _step(run_id: int, token: uuid.UUID) -> None:
             _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
-            cloud_of(run).apply(plan_of(run))
+            plan = plan_of(run)
+            cloud_of(run).apply(plan)
         except Invalid as refusal:
             _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
         except (CloudRefused, SourceError) as refusal:
             _refuse(run_id, token, str(refusal))
         else:
+            volumes.told(plan)
             _told(run_id, token, "applied_at")
 
 

@@ -1,5 +1,5 @@
-"""Metering of volumes: a volume holds its size from the moment it is made until its cloud was told to delete it, whether anything
-runs or not.
+"""Metering of volumes: a volume holds its size from the moment its cloud has taken a run that mounts it until the cloud was told
+to delete it, whether anything runs or not.
 
 It is metered as a pod is: one segment for each size, since a change of size begins a new one in the second in which the old one
 ends. `Volume.metered_mb` is what is metered now, and changes in the same transaction as the observations.

@@ -16,7 +16,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from clusters import storage
-from clusters.clouds.base import AccessMode, CloudError, CloudRefused, VolumeRef, VolumeSource
+from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Plan, VolumeRef, VolumeSource
 from clusters.clouds.kubernetes.networks import why_closed
 from clusters.clouds.kubernetes.settings import Settings, quantity
 from clusters.clouds.registry import cloud, cloud_names
@@ -33,20 +33,21 @@ log = logging.getLogger(__name__)
 
 # A cloud that could not do it: ask again.
 TRY_AGAIN = dt.timedelta(seconds=30)
-LARGER = ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
+TOLD = Q(told_at__isnull=False)
+LARGER = TOLD & ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
 # One that was made before volumes were metered is paid for from the next sweep on.
-UNSETTLED = Q(datastore=None) | LARGER | Q(metered_mb=0)
+UNSETTLED = Q(datastore=None) | LARGER | TOLD & Q(metered_mb=0)
 
 
 @transaction.atomic
 def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
-    """What `run` mounts; from now on the volume counts as made. Raises SourceError when it lies elsewhere, and CloudError
-    while another run has it and only one may."""
+    """What `run` mounts; from now on the volume lies where the run does, and `told` begins its metering. Raises SourceError
+    when it lies elsewhere, and CloudError while another run has it and only one may."""
     # Nobody deletes the datastore, and no other run makes its volume, meanwhile.
     locked = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
     if locked is None:
         raise SourceError(f"Datastore {store.name} is deleted.")
-    volume, made = Volume.objects.get_or_create(
+    volume, _ = Volume.objects.get_or_create(
         datastore=locked,
         defaults={
             "cloud": run.cloud,
@@ -61,8 +62,10 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
     )
     if sentence := why_not_there(volume, run.cloud, run.namespace):
         raise SourceError(sentence)
-    if made:
-        storage.meter(volume.pk, volume.told_size, timezone.now())
+    if volume.told_at is None and volume.told_size != volume.size:
+        # It was to grow before there was anything.
+        volume.told_size = volume.size
+        volume.save(update_fields=["told_size"])
     if volume.access_mode == "ReadWriteOnce" and volume.holder != run.pk:
         living = Run.objects.filter(gone=False).select_related("cluster")
         if volume.holder and (other := living.filter(pk=volume.holder).first()):
@@ -72,6 +75,16 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
         volume.holder = run.pk
         volume.save(update_fields=["holder"])
     return _source(volume, volume.told_size, folder)
+
+
+def told(plan: Plan) -> None:
+    """The cloud has taken a plan, and so made what it mounts: from now on that is paid for. Repeated, it changes nothing."""
+    for mount in plan.mounts:
+        if isinstance(mount.source, VolumeSource):
+            with transaction.atomic():
+                at = timezone.now()
+                storage.meter(mount.source.volume.id, mount.source.size, at)
+                Volume.objects.filter(pk=mount.source.volume.id, told_at=None).update(told_at=at)
 
 
 def _source(volume: Volume, size: str, folder: str = "") -> VolumeSource:

@@ -102,7 +102,8 @@ class Volume(models.Model):
     `cloud` and `namespace` are where it lies, by names that whoever runs tasks gave; it never moves. `appcode`, `name` and the
     primary key are what it is called there, whatever becomes of the datastore: with `datastore` None the volume is to go.
     `size` is wanted, `told_size` what the cloud has taken; `refused_size` it would not take, for the reason in `trouble`.
-    `holder` is the run that a ReadWriteOnce volume was last given to; `metered_mb` is what is paid for now, in MiB.
+    `holder` is the run that a ReadWriteOnce volume was last given to; `metered_mb` is what is paid for now, in MiB. Until
+    `told_at` no cloud has taken a run that mounts it, and it costs nothing.
     """
 
     datastore = models.OneToOneField(Datastore, on_delete=models.SET_NULL, null=True, related_name="volume")
@@ -119,13 +120,15 @@ class Volume(models.Model):
     holder = models.BigIntegerField(null=True)
     metered_mb = models.PositiveIntegerField(default=0, db_default=0)
     made_at = models.DateTimeField(auto_now_add=True)
+    told_at = models.DateTimeField(null=True)
     tried_at = models.DateTimeField(null=True)
 
     class Meta:
         indexes: ClassVar = [
             models.Index(
                 fields=["tried_at"],
-                condition=Q(datastore=None) | ~Q(size=models.F("told_size")) | Q(metered_mb=0),
+                condition=Q(datastore=None)
+                | Q(told_at__isnull=False) & (~Q(size=models.F("told_size")) | Q(metered_mb=0)),
                 name="volume_unsettled",
             )
         ]

@@ -14,6 +14,8 @@ from django.utils import timezone
 from billing import makeup, posting
 from billing.models import LedgerEntry, Observation, Price, UsageSegment
 from clusters import storage, volumes
+from clusters.clouds.base import ImageRef, Mount, Plan
+from clusters.clouds.registry import run_ref
 from clusters.models import Cluster, Run
 from datastores import placing
 from datastores.actions import create_datastore, delete_datastore
@@ -52,9 +54,15 @@ def metered() -> list[tuple[int, float, float | None]]:
 def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
     people: Any, store: Datastore, run: Run
 ) -> None:
+    source = volumes.source_for_run(run, store, "mnist")
+    volumes.source_for_run(run, store, "mnist")
+    assert not UsageSegment.objects.exists(), "no cloud has taken it"
+    assert not volumes.unsettled(timezone.now()).exists()
     before = timezone.now().replace(microsecond=0)
-    volumes.source_for_run(run, store, "mnist")
-    volumes.source_for_run(run, store, "mnist")
+    mounts = (Mount("/elearn/input", True, source), Mount("/elearn/output", False, source))
+    plan = Plan(run_ref(run), ImageRef("python", "", "", ""), (), mounts)
+    for _ in range(2):
+        volumes.told(plan)
     (row,) = UsageSegment.objects.all()
     assert before <= row.started <= timezone.now()
     assert (row.storage_mb, row.ended, row.gpus, row.cpu_milli) == (20 * GIB, None, 0, 0)
@@ -68,6 +76,20 @@ def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
     assert not Volume.objects.exists()
     row.refresh_from_db()
     assert before <= row.ended <= timezone.now()
+
+
+def test_a_volume_that_no_cloud_took_costs_nothing_and_what_it_was_to_grow_to_is_made_at_once(
+    people: Any, store: Datastore, run: Run
+) -> None:
+    assert volumes.source_for_run(run, store, "").size == "20Gi"
+    Volume.objects.update(size="30Gi")
+    assert not volumes.unsettled(timezone.now()).exists()
+    assert volumes.source_for_run(run, store, "").size == "30Gi"
+    Run.objects.update(gone=True, phase="Failed")
+    delete_datastore(store, acting_user=people.bob, named="scratch")
+    volumes.settle(Volume.objects.get().pk)
+    assert not Volume.objects.exists()
+    assert not UsageSegment.objects.exists()
 
 
 def test_growing_ends_one_size_and_begins_the_next_in_the_same_second(store: Datastore, run: Run) -> None:
@@ -96,7 +118,7 @@ def test_growing_ends_one_size_and_begins_the_next_in_the_same_second(store: Dat
 def test_what_was_made_before_volumes_were_metered_is_paid_for_from_now_on(store: Datastore) -> None:
     volume = Volume.objects.create(
         datastore=store, cloud="gpu-a", namespace="ops", appcode="ops-demo", name="scratch", access_mode="ReadWriteOnce",
-        size="20Gi", told_size="20Gi",
+        size="20Gi", told_size="20Gi", told_at=at(0),
     )  # fmt: skip
     assert list(volumes.unsettled(timezone.now())) == [volume]
     before = timezone.now().replace(microsecond=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from datastores import placing
 from datastores.actions import change_datastore, create_datastore, delete_datastore, try_datastore
@@ -46,6 +47,7 @@ def made(store: Datastore, size: str = "20Gi") -> Volume:
         access_mode="ReadWriteOnce",
         size=size,
         told_size=size,
+        told_at=timezone.now(),
     )
 
 

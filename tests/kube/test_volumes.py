@@ -16,7 +16,7 @@ import pytest
 from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from tests.kube.following import Following, cloud_of, registered
+from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref
 from tests.kube.test_loop import Loop
@@ -304,6 +304,45 @@ def test_a_datastore_s_volume_from_its_making_to_its_end(plane: Plane, loop: Loo
     settle()
     plane.until(claims("ops"), lambda found: not found, labelSelector=label)
     assert not Volume.objects.exists()
+
+
+def test_a_volume_costs_nothing_until_its_cloud_has_taken_a_run_that_mounts_it(
+    plane: Plane, loop: Loop, people: Any
+) -> None:
+    from django.utils.timezone import now
+
+    from billing.models import UsageSegment
+    from clusters import actions
+    from clusters.clouds import registry
+    from clusters.models import Run
+    from datastores.actions import create_datastore
+    from datastores.models import Volume
+
+    storage = Storage(plane, grows=True)
+    storage.make()
+    # So the namespace is there, and somebody takes it away.
+    other = actions.create_cluster(cluster("other"), acting_user=people.bob)
+    loop.until_phase(other, "Running")
+    hand_over(plane, f"other-{secrets.token_hex(4)}", "ops")
+    registry._kept.clear()  # Another worker: this one has looked at the namespace.
+    spec = {"volume": {"storage_class": storage.name, "size": "20Gi"}}
+    create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
+    refused = actions.create_cluster(cluster("refused", output="scratch"), acting_user=people.bob)
+    loop.work()
+    run = Run.objects.get(current_of=refused)
+    assert "belongs to another portal" in run.refusal
+    assert Volume.objects.get().told_at is None
+    settle()
+    assert not UsageSegment.objects.filter(storage_mb__gt=0).exists()
+    loop.until(lambda: Run.objects.get(pk=run.pk).gone)
+
+    hand_over(plane, loop.cloud._settings.portal, "ops")
+    before = now().replace(microsecond=0)
+    actions.deploy(refused, acting_user=people.bob)
+    loop.until_phase(refused, "Running")
+    metered = UsageSegment.objects.get(storage_mb__gt=0)
+    assert (metered.storage_mb, metered.ended) == (20 * 1024, None)
+    assert metered.started >= before
 
 
 def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loop: Loop, people: Any) -> None:
