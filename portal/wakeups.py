@@ -1,4 +1,8 @@
-"""Wake-ups of the portal's own loops: hints that there may be work. Losing one costs time until the next sweep, nothing else."""
+"""Wake-ups: hints by Celery that a loop may have work. Losing one costs time until the loop's next round, nothing else.
+
+Sent by name, so that whoever changes a row need not know the loops that look at it. All wake-ups of a process go through
+`send`, whoever they are of: when the broker does not answer, only the first waits for it.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,29 @@ ONE_FOR_ALL = 1
 # Seconds for which a process does not even ask whether somebody was woken: a transaction may record a thousand events.
 NEAR = 0.2
 _quiet_until = 0.0
+_near_until = 0.0
 
 
 def wake_webhooks() -> None:
     """Asks for deliveries to be sent soon. Called after a commit; the sender lingers for as long as this keeps quiet."""
+    global _near_until
+    if time.monotonic() < _near_until:
+        return
+    _near_until = time.monotonic() + NEAR
+    send("portal.tasks.send_webhooks", once="webhooks:woken")
+
+
+def send(task: str, *keys: int, once: str = "") -> None:
+    """Asks for `task` to be run soon; where `once` is given, at most once in a while for all processes.
+
+    Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.
+    """
     global _quiet_until
     if time.monotonic() < _quiet_until:
         return
-    _quiet_until = time.monotonic() + NEAR
     try:
-        if cache.add("webhooks:woken", 1, timeout=ONE_FOR_ALL):
-            current_app.send_task("portal.tasks.send_webhooks", expires=60, retry=False)
+        if not once or cache.add(once, 1, timeout=ONE_FOR_ALL):
+            current_app.send_task(task, keys, expires=60, retry=False)
     except (OperationalError, RedisError) as error:
         _quiet_until = time.monotonic() + QUIET
-        log.warning("the broker is out of reach, the sweep will send webhooks: %s", error)
+        log.warning("the broker is out of reach, %s %s waits for its next round: %s", task, keys, error)

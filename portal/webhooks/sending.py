@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
 from portal import events, notices, wakeups
@@ -43,10 +43,19 @@ SENDING = 448344483699
 # What a busy receiver may ask for.
 LONGEST_ASKED = dt.timedelta(hours=1)
 PORTION = 5000
+UNREADABLE = "The portal can no longer read or use the webhook's URL. Enter it again, then send this again."
 
+# From one webhook with something that waits to the next: all the others, most of them at most times, cost nothing. Each has
+# a look of its own, for what a disabled or slow one has waiting may be more than any limit.
 DUE = """
+WITH RECURSIVE busy (id) AS (
+    SELECT min(webhook_id) FROM portal_delivery WHERE state = 'waiting'
+    UNION ALL
+    SELECT (SELECT min(webhook_id) FROM portal_delivery WHERE state = 'waiting' AND webhook_id > busy.id)
+    FROM busy WHERE busy.id IS NOT NULL
+)
 SELECT due.id, webhook.host, coalesce(webhook.appcode_id, 0)
-FROM portal_webhook AS webhook CROSS JOIN LATERAL (
+FROM busy JOIN portal_webhook AS webhook ON webhook.id = busy.id CROSS JOIN LATERAL (
     SELECT id, next_at FROM portal_delivery
     WHERE webhook_id = webhook.id AND state = 'waiting' AND next_at <= %s ORDER BY next_at LIMIT %s
 ) AS due
@@ -100,19 +109,26 @@ def send_due() -> int:
     made, end = 0, time.monotonic() + LONGEST
     flying: dict[Future[Attempt], Job] = {}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
-        # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is given up.
-        while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
-            with _alone() as alone:
-                if not alone:
+        try:
+            # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is
+            # given up.
+            while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
+                with _alone() as alone:
+                    if not alone:
+                        break
+                    made += _send(pool, flying, end)
+                if not flying and not _due(1, []):
                     break
-                made += _send(pool, flying, end)
-            if not flying and not _due(1, []):
-                break
-        if flying:
-            # The next one need not wait for the slowest of this one.
-            wakeups.wake_webhooks()
-        while flying:
-            made += _land(flying)
+            if flying:
+                # The next one need not wait for the slowest of this one.
+                wakeups.wake_webhooks()
+        except (DatabaseError, InterfaceError):
+            # What was posted is written down all the same, with a new connection where this one is lost.
+            connection.close_if_unusable_or_obsolete()
+            raise
+        finally:
+            while flying:
+                made += _land(flying)
     return made
 
 
@@ -140,8 +156,13 @@ def _land(flying: dict[Future[Attempt], Job]) -> int:
         if error := each.exception():
             # A mistake of ours. It stays held for a while and stops nothing else.
             log.error("delivery %s could not be sent", job.delivery, exc_info=error)
-        else:
+            continue
+        try:
             record(each.result())
+        except (DatabaseError, InterfaceError):
+            # It goes out again when its claim has run out; what became of the others is written down.
+            log.exception("how delivery %s went could not be written down", job.delivery)
+            connection.close_if_unusable_or_obsolete()
     return len(done)
 
 
@@ -177,20 +198,28 @@ def _due(per_webhook: int, without: Sequence[str]) -> list[tuple[int, str, int]]
 
 @transaction.atomic
 def _claim(wanted: Sequence[int]) -> list[Job]:
-    """Those of `wanted` that nobody else has taken meanwhile."""
+    """Those of `wanted` that nobody else has taken meanwhile. One whose URL leads nowhere has failed and stops no other."""
     now = timezone.now()
     found = Delivery.objects.filter(
         pk__in=wanted, state=Delivery.State.WAITING, next_at__lte=now, webhook__enabled=True, webhook__deleted_at=None
     )
     jobs = []
     for row in found.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",)):
+        hook = row.webhook
+        try:
+            target = specs.target(hook.url)
+        except ValueError:
+            # Never the URL itself: it may be what is left of one that was encrypted by another key.
+            row.state, row.claim, row.error = Delivery.State.FAILED, None, UNREADABLE
+            row.save(update_fields=["state", "claim", "error"])
+            log.error("delivery %s has failed: the URL of webhook %s cannot be read or used", row.pk, hook.pk)
+            continue
         row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
         row.first_at = row.first_at or now
         row.save(update_fields=["attempts", "claim", "next_at", "first_at"])
-        hook = row.webhook
         jobs.append(
             Job(
-                row.pk, hook.pk, row.claim, row.message_id, specs.target(hook.url), tuple(hook.secrets_at(now)), hook.host,
+                row.pk, hook.pk, row.claim, row.message_id, target, tuple(hook.secrets_at(now)), hook.host,
                 hook.appcode_id or 0, facts(row.event), row.attempts, row.first_at,
             )
         )  # fmt: skip
@@ -222,18 +251,18 @@ def record(done: Attempt) -> None:
         if gone or next_at > job.first_at + specs.TRY_FOR:
             changes["state"] = Delivery.State.FAILED
         changes["next_at"] = next_at
-    if not Delivery.objects.filter(pk=job.delivery, claim=job.claim).update(**changes):
-        return
+    hook = Webhook.objects.filter(pk=job.webhook)
     if not answer.error:
-        _accepted(job.webhook, now)
-    elif changes.get("state") == Delivery.State.FAILED:
+        # To the minute, so that a busy webhook's row is not written at every delivery.
+        hook = hook.exclude(last_ok_at__gt=now - dt.timedelta(minutes=1))
+    # Whoever changes a webhook holds its row before those of its deliveries; who comes the other way would meet them.
+    held = "state" in changes and hook.select_for_update(no_key=True).exists()
+    if not Delivery.objects.filter(pk=job.delivery, claim=job.claim).update(**changes) or not held:
+        return
+    if answer.error:
         _given_up(done)
-
-
-def _accepted(webhook: int, now: dt.datetime) -> None:
-    """To the minute, so that a busy webhook's row is not written at every delivery."""
-    stale = Webhook.objects.filter(pk=webhook).exclude(last_ok_at__gt=now - dt.timedelta(minutes=1))
-    stale.update(last_ok_at=now)
+    else:
+        Webhook.objects.filter(pk=job.webhook).update(last_ok_at=now)
 
 
 def _given_up(done: Attempt) -> None:

@@ -20,9 +20,10 @@ from queue import Empty
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from django.conf import settings as global_settings
 from django.core import mail
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
@@ -178,6 +179,7 @@ def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeyp
         # One wake-up stands for all of a second.
         cache.delete("webhooks:woken")
         monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
+        monkeypatch.setattr(wakeups, "_near_until", 0.0)
         monkeypatch.setattr(wakeups, "ONE_FOR_ALL", 60)
         happen()
         message = queue.get(timeout=10)
@@ -470,6 +472,144 @@ def hook_beside(people: Any) -> tuple[Webhook, str]:
     spec = {"url": "http://127.0.0.1:9/ops", "events": ["run.*"]}
     manifest = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
     return actions.create_webhook(manifest, appcode=people.ops, acting_user=people.alice)
+
+
+def test_a_webhook_that_cannot_be_read_any_more_stops_no_other(people: Any, receiver: Receiver) -> None:
+    broken, _ = hook(people.flight, people.mallory, receiver.url)
+    hook(people.ops, people.alice, receiver.url)
+    foreign = Fernet(Fernet.generate_key()).encrypt(receiver.url.encode()).decode()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE portal_webhook SET url = %s WHERE id = %s", [foreign, broken.pk])
+    happen(appcode="flight-demo")
+    happen()
+    assert sending.send_due() == 1
+    assert Delivery.objects.get(kind="run.succeeded", webhook__appcode=people.ops).state == "delivered"
+    row = Delivery.objects.get(webhook=broken)
+    assert (row.state, row.claim, row.attempts, row.error) == ("failed", None, 0, sending.UNREADABLE)
+    spec = {"url": receiver.url, "events": ["run.*"]}
+    again = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
+    actions.change_webhook(broken, again, acting_user=people.mallory)
+    actions.deliver_again(row, acting_user=people.mallory)
+    sending.send_due()
+    row.refresh_from_db()
+    assert (row.state, row.error) == ("delivered", "")
+
+
+def test_one_that_cannot_be_written_down_takes_no_other_along(people: Any, receiver: Receiver, caplog: Any) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    for _ in range(4):
+        happen()
+    over = threading.Event()
+
+    def hold_the_first(handler: Any, n: int) -> None:
+        if n > 1:
+            say(handler, 204)
+            return
+        with transaction.atomic():
+            row = Delivery.objects.select_for_update().get(uid=handler.headers["webhook-id"].removeprefix("msg_"))
+            say(handler, 204)
+            handler.wfile.flush()
+            over.wait(20)
+            assert row.claim
+        connection.close()
+
+    receiver.answer = hold_the_first
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '300ms'")
+    try:
+        assert sending.send_due() == 4
+    finally:
+        over.set()
+        connection.close()
+    assert len(receiver.got) == 4
+    assert "could not be written down" in caplog.text
+    row = Delivery.objects.exclude(state="delivered").get()
+    assert (row.state, row.message_id) == ("waiting", receiver.ids[0])
+    assert row.claim is not None, "it goes out again when this has run out"
+
+
+def test_what_was_posted_is_written_down_though_the_connection_was_lost(people: Any, receiver: Receiver) -> None:
+    hook(people.ops, people.alice, receiver.url)
+    for _ in range(4):
+        happen()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [pid] = cursor.fetchone()
+    all_there = threading.Barrier(4, timeout=20)
+
+    def cut_it(handler: Any, n: int) -> None:
+        if all_there.wait() == 0:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+            connection.close()
+        all_there.wait()
+        say(handler, 204)
+
+    receiver.answer = cut_it
+    with contextlib.suppress(OperationalError):
+        sending.send_due()
+    assert len(receiver.got) == 4
+    assert Delivery.objects.filter(state="delivered").count() >= 3, "the first may have noticed it"
+
+
+@pytest.mark.parametrize("status", [204, 410])
+def test_who_changes_a_webhook_and_who_writes_down_do_not_block_each_other(
+    people: Any, receiver: Receiver, status: int
+) -> None:
+    webhook, _ = hook(people.ops, people.alice, receiver.url)
+    receiver.answer = lambda handler, n: say(handler, status)
+    happen()
+    [job] = sending.claim(8, [])
+    done, errors = sending.attempt(job, LOOPBACK), list[Exception]()
+
+    def write_down() -> None:
+        try:
+            sending.record(done)
+        except OperationalError as error:
+            errors.append(error)
+        connection.close()
+
+    with transaction.atomic():
+        Webhook.objects.select_for_update(no_key=True).get(pk=webhook.pk)
+        thread = threading.Thread(target=write_down)
+        thread.start()
+        waiting, end = 0, time.monotonic() + 20
+        while not waiting and time.monotonic() < end:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                [waiting] = cursor.fetchone()
+        assert waiting
+        actions.deliver_again(only(), acting_user=people.alice)
+    thread.join()
+    assert errors == []
+    assert Delivery.objects.get(kind="run.succeeded").state == "waiting", "its claim was lost"
+    webhook.refresh_from_db()
+    assert webhook.enabled
+
+
+def test_webhooks_with_nothing_to_send_cost_nothing(people: Any) -> None:
+    def pages() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE portal_webhook, portal_delivery")
+            query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sending.DUE}"
+            cursor.execute(query, [timezone.now(), sending.PER_HOST, []])
+            [[plan]] = cursor.fetchone()
+        return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+
+    hook_beside(people)
+    Delivery.objects.all().delete()
+    Webhook.objects.bulk_create(
+        Webhook(
+            appcode=people.ops, name=f"idle-{n}", url="http://a.example/", host="a.example", kinds=["*"], secret="-"
+        )
+        for n in range(1000)
+    )
+    nothing = pages()
+    last = Webhook.objects.latest("pk")
+    event = Event.objects.latest("pk")
+    Delivery.objects.create(webhook=last, event=event, kind=event.verb)
+    assert [host for _, host, _ in sending._due(4, [])] == ["a.example"]
+    assert max(nothing, pages()) < 50
 
 
 def test_a_mistake_of_ours_with_one_stops_nothing_else(people: Any, receiver: Receiver, caplog: Any) -> None:
