@@ -16,7 +16,7 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from clusters.clouds.base import CloudError
-from tests.kube.following import portal_kubeconfig
+from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -208,6 +208,8 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     from clusters.specs import ClusterManifest
     from portal.models import OrgNode
 
+    # Those of the other lines are this portal's.
+    hand_over(plane, registration.own_label())
     line = people.ops.org_node
     OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
     line.refresh_from_db()
@@ -257,6 +259,7 @@ class TestCommand:
         from clusters.places import place_of
         from portal.models import Event
 
+        hand_over(plane, registration.own_label())
         config = yaml.safe_load(portal_kubeconfig(plane).read_text())
         for inner, names in (
             (config["clusters"][0]["cluster"], ["certificate-authority"]),
