@@ -36,8 +36,9 @@ def stop() -> int:
 def _stop_some(order: Order) -> int:
     if not budget_access.hold(order):
         return 0
-    rows = _runs(order).select_for_update(of=("self",), no_key=True).order_by("pk")
-    # As it is once its row is ours: somebody may have ended it while we waited.
+    # Nobody is waited for while rows of others are held, as the watch may hold some and want ours. Whom somebody else has
+    # hold of is found by the next look.
+    rows = _runs(order).select_for_update(of=("self",), no_key=True, skip_locked=True).order_by("pk")
     runs = list(rows.select_related("cluster__appcode")[:PORTION])
     for run in runs:
         end_by_portal(run, REASON, order.message)

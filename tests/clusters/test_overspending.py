@@ -1,9 +1,11 @@
 """Budgets that act on what really runs: real processes are stopped, new ones refused, and output is where it belongs."""
 
 import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
+from django.db import connections, transaction
 from django.utils import timezone
 
 from billing import budget_access, budgeting
@@ -155,6 +157,33 @@ def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_
     assert Run.objects.get(current_of=cluster).desired == "running"
     assert overspending.stop() == 1
     assert loop.until_phase(cluster, "Stopped").reason == "BudgetUsedUp"
+
+
+def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, manifest, spent):
+    """The watch may hold it and wait for one of ours, in another order."""
+    clusters = [
+        actions.create_cluster(manifest(name, "exec sleep 600", mode="service"), acting_user=people.bob)
+        for name in ("first", "second")
+    ]
+    for cluster in clusters:
+        loop.until_phase(cluster, "Running")
+    limit(people.ops, "stop_services", people.alice)
+    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    for kind in ("block", "stop_services"):
+        backdate(kind)
+        budgeting.turn()
+
+    def stop():
+        try:
+            return overspending.stop()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads, transaction.atomic():
+        held = Run.objects.select_for_update().get(current_of=clusters[0])
+        assert threads.submit(stop).result(timeout=20) == 1
+    assert list(Run.objects.filter(desired="running")) == [held]
+    assert overspending.stop() == 1
 
 
 def test_the_clock_knows_every_task_by_its_name(settings):
