@@ -64,7 +64,7 @@ def apply_batch(cloud: str, batch: Batch) -> None:
 
     def apply(write: Write) -> None:
         with transaction.atomic():
-            write(cloud, batch.items)
+            write(cloud, [*_over(cloud, batch.unreadable, timezone.now()), *batch.items])
             _quarantine(cloud, batch.unreadable)
             _save_position(cloud, batch.position)
 
@@ -86,7 +86,8 @@ def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write
         # Before their places are taken by others; what blocks a run is told anew by the watch.
         missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
         blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
-        write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        over = _over(cloud, batch.unreadable, last_seen)
+        write(cloud, [*missing, *over, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
         _quarantine(cloud, batch.unreadable)
         vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
@@ -107,6 +108,15 @@ def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_se
     alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
     gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
     return [task_rows.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
+
+
+def _over(cloud: str, told: Sequence[Unreadable], at: dt.datetime) -> list[TaskSeen]:
+    """Pods that have ended or gone in a way that nobody understands, until `at` where not even that is told."""
+    ends = {each.uid: each.finished_at for each in told if each.over and each.uid}
+    if not ends:
+        return []
+    alive = Task.objects.filter(uid__in=ends, run__cloud=cloud, phase__in=["Pending", "Running"]).order_by("pk")
+    return [task_rows.lost(task, min(ends[task.uid] or at, timezone.now())) for task in alive]
 
 
 def _not_over(items: Sequence[Seen]) -> list[Seen]:
@@ -213,10 +223,20 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     failed = task_rows.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
     _tell_failures([(runs[item.run_id], item) for item in failed])
     noted = [item for item in known if not isinstance(item, TaskSeen)]
+    if gone := [item.run_id for item in noted if isinstance(item, RunGone)]:
+        _close(cloud, runs, gone, at)
     for item in noted:
         _note(runs[item.run_id], item)
     update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
     refresh(list(runs.values()), at)
+
+
+def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetime) -> None:
+    """Nothing of a run that is gone holds anything, whatever was told of its pods: nobody will tell of them any more."""
+    alive = list(Task.objects.filter(run__in=gone, phase__in=["Pending", "Running"]).order_by("pk"))
+    if alive:
+        last_seen = _last_seen(cloud, at)
+        task_rows.write(cloud, runs, [task_rows.lost(task, last_seen) for task in alive], at)
 
 
 def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from django.db import connection
@@ -110,6 +111,42 @@ def test_what_the_cloud_could_not_read_is_kept_and_is_not_missing(run):
     assert run.applied_at
     kept = Quarantined.objects.get()
     assert (kept.cloud, kept.raw, kept.reason) == ("local", unread.raw, unread.reason)
+
+
+@pytest.mark.parametrize("finished_at", [None, dt.timedelta(seconds=5)])
+def test_a_pod_whose_end_nobody_understands_is_not_billed_any_more(run, finished_at):
+    begun = now().replace(microsecond=0) - dt.timedelta(seconds=60)
+    tell(
+        told(run, uid="one", scheduled_at=begun, started_at=begun),
+        told(run, "worker", uid="two", scheduled_at=begun, started_at=begun),
+    )
+    at = begun + finished_at if finished_at else None
+    unread = Unreadable('{"kind": "Pod"}', "Pod ops/x is not understood.", "two", run.pk, over=True, finished_at=at)
+    heard_at = CloudState.objects.get().heard_at
+    # Found by a listing after the portal was away, and told by a watch.
+    watch.apply_listing("local", Batch("t.1", (told(run, uid="one"),), (unread,)), now())
+    watch.apply_batch("local", Batch("t.2", (), (unread,)))
+    task = Task.objects.get(uid="two")
+    assert (task.phase, task.reason, task.finished_at) == ("Failed", "Lost", at or heard_at)
+    segment = UsageSegment.objects.get(uid="two")
+    assert segment.ended == (at or heard_at.replace(microsecond=0))
+    assert "end-estimated" in segment.flags
+    assert UsageSegment.objects.get(uid="one").ended is None
+    before = now().replace(microsecond=0)
+    watch.apply_batch("local", Batch("t.3", (), (replace(unread, uid="one", finished_at=None),)))
+    assert before <= UsageSegment.objects.get(uid="one").ended <= now()
+
+
+def test_nothing_of_a_run_that_is_gone_is_billed_any_more(run):
+    """Whatever was told of its pods, or was not."""
+    tell(told(run), told(run, "worker"))
+    tell(told(run, phase="Succeeded", exit_code=0))
+    tell(RunGone(run.pk))
+    assert dict(Task.objects.values_list("role", "phase")) == {"master": "Succeeded", "worker": "Failed"}
+    assert not UsageSegment.objects.filter(ended=None).exists()
+    run.refresh_from_db()
+    assert run.gone
+    assert run.gpu_rate == 0
 
 
 def test_a_failure_is_told_once_however_often_the_news_come(run):

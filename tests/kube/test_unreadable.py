@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import secrets
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ from django.test import Client
 from clusters.clouds.base import TaskSeen
 from clusters.clouds.kubernetes import names, watch
 from clusters.clouds.kubernetes.mirror import Mirror
-from clusters.clouds.kubernetes.unreadable import MOST, unreadable
+from clusters.clouds.kubernetes.unreadable import MOST, finished_at, unreadable
 from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
-from tests.kube.test_verdicts import ALIVE, ENDED, LEAVING, job, owner, pod
+from tests.kube.test_verdicts import ALIVE, ENDED, LEAVING, NOW, job, owner, pod
 
 # Kubernetes takes this year; Python has no number for it.
 BEYOND = "0000-01-01T00:00:00Z"
@@ -158,6 +159,74 @@ def test_what_is_not_understood_is_as_if_it_had_not_come() -> None:
     assert len(unread) == 1
     assert not mirror.pods
     assert not mirror.unread
+
+
+ODD: Object = {"conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": BEYOND}]}
+
+
+def ends(told: list[Any]) -> list[TaskSeen]:
+    return [item for item in told if isinstance(item, TaskSeen) and item.phase != "Running"]
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_an_end_that_is_not_understood_is_an_end(phase: str) -> None:
+    mirror = Mirror()
+    understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
+    odd = with_status(pod(30, "Failed", deleted=False), **ODD, phase=phase)
+    told, unread = understood(mirror, ("Pod", odd), ("Pod", odd))
+    assert len(unread) == 1
+    (end,) = ends(told)
+    assert (end.phase, end.estimated, end.uid) == (phase, True, "uid-pod")
+    # What can be read of it is: its container's time.
+    assert end.finished_at == NOW - dt.timedelta(seconds=9)
+    assert mirror.pods["uid-pod"].over
+    told, _ = understood(mirror, ("Pod", ("DELETED", with_status(ENDED, **ODD)[1])))
+    assert ends(told) == []
+    assert not mirror.pods
+
+
+def test_a_pod_that_goes_without_a_word_that_is_understood_has_an_end() -> None:
+    mirror = Mirror()
+    told, _ = understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
+    (known,) = (item for item in told if isinstance(item, TaskSeen))
+    nothing: Object = {"phase": "Running", "containerStatuses": 7, **ODD}
+    before = dt.datetime.now(dt.UTC)
+    told, unread = understood(mirror, ("Pod", ("DELETED", with_status(LEAVING, **nothing)[1])))
+    assert len(unread) == 1
+    (end,) = ends(told)
+    assert (end.phase, end.reason, end.estimated, end.scheduled_at) == ("Failed", "Lost", True, known.scheduled_at)
+    assert end.finished_at is not None
+    assert before <= end.finished_at <= dt.datetime.now(dt.UTC)
+    # One that only lost its labels lives on.
+    mirror = Mirror()
+    understood(mirror, ("ConfigMap", owner()), ("Pod", ALIVE))
+    told, _ = understood(mirror, ("Pod", ("DELETED", with_status(ALIVE, **nothing)[1])))
+    assert ends(told) == []
+    assert "uid-pod" in mirror.pods
+
+
+def test_the_end_of_a_pod_that_was_never_understood_is_for_who_knows_its_uid() -> None:
+    """As after a restart: the listing is the first to tell of it."""
+    mirror, unread = Mirror(), list[Any]()
+    alive, gone = with_status(ALIVE, **ODD), ("DELETED", with_status(LEAVING, **ODD)[1])
+    assert watch.understood(mirror, "Pod", *alive, unread) == []
+    assert [(each.uid, each.over) for each in unread] == [("uid-pod", False)]
+    assert watch.understood(mirror, "Pod", *with_status(ENDED, **ODD), unread) == []
+    assert [(each.over, each.finished_at) for each in unread[1:]] == [(True, NOW - dt.timedelta(seconds=9))]
+    assert watch.understood(mirror, "Pod", *gone, unread) == []
+    assert [(each.uid, each.over, each.finished_at) for each in unread[2:]] == [("uid-pod", True, None)]
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [None, 7, "", "yesterday", BEYOND, "10000-01-01T00:00:00Z", "2026-01-01T00:00:00", {"a": 1}],
+)
+def test_of_absurd_times_nothing_is_read(finished: Any) -> None:
+    good = {"state": {"terminated": {"finishedAt": "2026-01-01T00:00:00Z"}}}
+    odd = {"state": {"terminated": {"finishedAt": finished}}}
+    assert finished_at({"status": {"containerStatuses": [odd, 7, None, {"state": []}]}}) is None
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    assert finished_at({"status": {"initContainerStatuses": [good], "containerStatuses": [odd]}}) == at
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from clusters.clouds.base import (
 from clusters.clouds.kubernetes import capacity, names, reasons, states, verdicts
 from clusters.clouds.kubernetes.parts import Parts, ref_of
 from clusters.clouds.kubernetes.settings import GPU_MODEL
-from clusters.clouds.kubernetes.unreadable import has_ended
+from clusters.clouds.kubernetes.unreadable import finished_at, has_ended, has_gone
 from clusters.clouds.kubernetes.verdicts import Deletion
 from clusters.clouds.kubernetes.workloads import Why
 
@@ -204,14 +204,14 @@ class Mirror:
         return [*news, *self._note_storage(seen.run_id), *(self._gone(seen.run_id) if gone else [])]
 
     def note_unreadable(
-        self, kind: str, event: str, thing: Object, before: Pod | None, why: str
+        self, kind: str, event: str, thing: Object, before: Pod | None, why: str, now: dt.datetime
     ) -> tuple[bool, list[Seen]]:
-        """As if the news had not come; but a pod that has ended is to be let go, and one that went is gone. Returns whether `why`
-        is news by itself, and what else is."""
+        """As if the news had not come; but a pod that has ended holds nothing any more and is to be let go, and one that went is
+        gone. Returns whether `why` is news by itself, and what else is."""
         uid, gone = thing["metadata"]["uid"], event == "DELETED"
         news: list[Seen] = []
         if kind == "Pod":
-            news = self._put_back(uid, before, gone=gone)
+            news += self._put_back(thing, before, now, gone=has_gone(event, thing))
             if has_ended(thing) and not gone and names.METERING in (thing["metadata"].get("finalizers") or []):
                 self.unread_ends[uid] = thing["metadata"]["namespace"], thing["metadata"]["name"]
             else:
@@ -221,14 +221,25 @@ class Mirror:
             del self.unread[uid]
         return why != told, news
 
-    def _put_back(self, uid: str, before: Pod | None, *, gone: bool) -> list[Seen]:
-        now = self.pods.get(uid)
-        if before and not gone:
-            self.pods[uid] = before
-        elif known := now or before:
+    def _put_back(self, pod: Object, before: Pod | None, now: dt.datetime, *, gone: bool) -> Sequence[Seen]:
+        uid = pod["metadata"]["uid"]
+        known = before or self.pods.get(uid)
+        if known is None:
+            return []
+        news: list[TaskSeen] = []
+        # One whose end waits for its Job was understood: that end is told soon.
+        if before and not before.over and (gone or (has_ended(pod) and uid not in self._undecided)):
+            news = [_unread_end(pod, before.seen, now)]
+        if before is None or gone:
             self._forget_pod(uid, known.run_id)
-            return self._gone(known.run_id)
-        return []
+            self._note_stopped(known.run_id)
+            return [*news, *self._gone(known.run_id)]
+        self.pods[uid] = before
+        if news:
+            self.pods[uid] = replace(before, seen=news[0], over=True)
+            self.shares.note(uid, None)
+            self._note_stopped(known.run_id)
+        return news
 
     def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
         metadata, uid = pod["metadata"], seen.uid
@@ -520,6 +531,21 @@ class Mirror:
         if run_id is not None:
             wanted = {"uid": uid, "labels": known, "finalizers": [finalizer]}
             self.damaged[uid] = Damage(kind, metadata["namespace"], metadata["name"], wanted)
+
+
+def _unread_end(pod: Object, seen: TaskSeen, now: dt.datetime) -> TaskSeen:
+    """The end of a pod of which nobody understands more than that it has come."""
+    has_succeeded = has_ended(pod) and pod["status"]["phase"] == "Succeeded"
+    known = [at for at in (seen.scheduled_at, seen.began_at, seen.started_at) if at]
+    return replace(
+        seen,
+        phase="Succeeded" if has_succeeded else "Failed",
+        reason="" if has_succeeded else "Lost",
+        message="" if has_succeeded else "It has ended; what was told of its end is not understood.",
+        finished_at=max([*known, min(finished_at(pod) or now, now)]) if seen.scheduled_at else None,
+        disrupted=not has_succeeded,
+        estimated=True,
+    )
 
 
 def _ours(labels: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clusters.clouds.base import Unreadable
@@ -49,6 +50,39 @@ def has_ended(thing: Mapping[str, Any]) -> bool:
     """Of a pod of which nothing is certain."""
     status = thing.get("status")
     return isinstance(status, Mapping) and status.get("phase") in ("Succeeded", "Failed")
+
+
+def finished_at(pod: Mapping[str, Any]) -> dt.datetime | None:
+    """When the last of its containers ended, as far as anything of that can be read."""
+    return max((at for at in map(_time, _ends(pod)) if at), default=None)
+
+
+def _ends(pod: Mapping[str, Any]) -> Iterator[Any]:
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        found = _within(pod, "status", kind)
+        for each in found if isinstance(found, list) else ():
+            yield _within(each, "state", "terminated", "finishedAt")
+
+
+def _within(value: Any, *path: str) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _time(text: Any) -> dt.datetime | None:
+    try:
+        at = dt.datetime.fromisoformat(text)
+    except ERRORS:
+        return None
+    return at if at.tzinfo else None
+
+
+def has_gone(event: str, pod: Mapping[str, Any]) -> bool:
+    """One that lost its labels is not watched any more either, but lives on: nothing goes while it has a finalizer."""
+    metadata = pod["metadata"]
+    held = isinstance(found := metadata.get("finalizers"), list) and names.METERING in found
+    return event == "DELETED" and ("deletionTimestamp" in metadata or not held)
 
 
 def _without_secrets(value: Any, within: str = "") -> Any:

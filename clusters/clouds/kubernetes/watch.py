@@ -12,14 +12,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.clouds.base import Batch, CloudError, Seen, Unreadable, WatchExpired
 from clusters.clouds.kubernetes import client, names, states, verdicts
 from clusters.clouds.kubernetes.client import Client, Unavailable, path_of
 from clusters.clouds.kubernetes.mirror import Mirror
-from clusters.clouds.kubernetes.unreadable import ERRORS, unreadable
+from clusters.clouds.kubernetes.unreadable import ERRORS, finished_at, has_ended, has_gone, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -306,9 +306,15 @@ def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list
             # For display only: nobody needs to look into it.
             log.warning("%s", told.reason)
             return []
-        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
+        now = dt.datetime.now(dt.UTC)
+        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason, now)
         if is_news:
             log.exception("%s", told.reason)
+        # Of a pod that the mirror never understood, a row may be known all the same.
+        over = kind == "Pod" and before is None and (has_gone(event, item) or has_ended(item))
+        if over:
+            told = replace(told, over=True, finished_at=finished_at(item))
+        if is_news or over:
             unread.append(told)
         return news
 
