@@ -23,6 +23,10 @@ MAX_APPCODES = 1000
 OTHERS = "_other"
 
 # As the dashboard adds up: what was posted, what waits for posting holds now, less what the ledger already has of that.
+# Only series that grew are written, for ON CONFLICT locks even rows that it leaves alone. Whatever was told to anybody before
+# this statement began is in `before`.
+# Every month is read, because late usage corrects old ones: 0.6 to 1.3 s on two busy cores for 1,000 appcodes with ten users and
+# models each over five years (600,000 rows, 107 MB).
 COUNTED = """
 WITH due AS MATERIALIZED (
     SELECT s.id, s.appcode_id, s.gpu_model, s.gpus, s.started, least(s.ended, %(now)s) AS ended, d.posted
@@ -54,11 +58,17 @@ named AS (
 summed AS (
     SELECT named.code, business_line, gpu_model, sum(gpu_seconds)::bigint AS seconds
     FROM used JOIN named ON named.id = used.appcode_id GROUP BY 1, 2, 3 HAVING sum(gpu_seconds) > 0
+),
+counted AS MATERIALIZED (
+    SELECT code, business_line, gpu_model, summed.seconds, told.seconds AS before
+    FROM summed LEFT JOIN billing_gpucounter told USING (code, business_line, gpu_model)
+),
+kept AS (
+    INSERT INTO billing_gpucounter AS told (code, business_line, gpu_model, seconds)
+    SELECT code, business_line, gpu_model, seconds FROM counted WHERE before IS NULL OR before < seconds ORDER BY 1, 2, 3
+    ON CONFLICT (code, business_line, gpu_model) DO UPDATE SET seconds = excluded.seconds WHERE told.seconds < excluded.seconds
 )
-INSERT INTO billing_gpucounter AS told (code, business_line, gpu_model, seconds)
-SELECT code, business_line, gpu_model, seconds FROM summed ORDER BY 1, 2, 3
-ON CONFLICT (code, business_line, gpu_model) DO UPDATE SET seconds = greatest(told.seconds, excluded.seconds)
-RETURNING code, business_line, gpu_model, seconds
+SELECT code, business_line, gpu_model, greatest(seconds, before) FROM counted
 """
 STATE = """
 SELECT

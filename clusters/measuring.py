@@ -9,10 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import logging
 
+from django.db import transaction
+
 from billing import measured
 from billing.measured import Use
 from clusters.clouds.base import CloudError
 from clusters.clouds.registry import cloud, cloud_names
+from clusters.models import LOCAL, KubernetesCluster
 from clusters.observe import readable
 
 log = logging.getLogger(__name__)
@@ -35,9 +38,21 @@ def measure(name: str) -> None:
                 Use(each.uid, each.minute, each.minute + MINUTE, each.seconds, each.busy, each.memory_mb)
                 for each in told.items
             )
-            measured.save(name, told.position, uses, readable(told.note, 1000))
+            with transaction.atomic():
+                if not _stays(name):
+                    return
+                measured.save(name, told.position, uses, readable(told.note, 1000))
             if not told.items or told.position == since:
                 return
     except CloudError as error:
         log.warning("%s: how busy GPUs are cannot be read: %s", name, error)
-        measured.save_trouble(name, readable(str(error), 1000))
+        with transaction.atomic():
+            if _stays(name):
+                measured.save_trouble(name, readable(str(error), 1000))
+
+
+def _stays(name: str) -> bool:
+    """Whether the cloud is still there, and then until the transaction is over: what is noted of one that was just removed would
+    stay for ever."""
+    rows = KubernetesCluster.objects.select_for_update(no_key=True).filter(name=name)
+    return name == LOCAL or rows.values_list("pk").first() is not None

@@ -109,8 +109,23 @@ def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, p
     assert (told.trouble, told.note[:7]) == ("", "Nothing")
     client.delete(ONE)
     assert not Measuring.objects.exists()
+    # The turn that had already begun.
     measuring.measure("training")
-    assert "no cloud" in Measuring.objects.get().trouble
+    assert not Measuring.objects.exists()
+
+
+def test_nothing_is_noted_of_a_cloud_that_is_removed_while_it_is_asked(
+    client, training: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+):
+    class Told:
+        def gpu_use(self, since: str) -> Measurements:
+            assert client.delete(ONE).status_code in (200, 204)
+            return Measurements("a/1", (), "Nothing is measured here.")
+
+    monkeypatch.setattr(measuring, "cloud", lambda name: Told())
+    measuring.measure("training")
+    assert not KubernetesCluster.objects.exists()
+    assert not Measuring.objects.exists()
 
 
 def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypatch: pytest.MonkeyPatch):

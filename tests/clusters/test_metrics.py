@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
@@ -83,6 +83,24 @@ def test_gpu_seconds_are_those_of_segments_and_never_go_down(people):
         for pk in (people.ops.pk, people.flight.pk)
     }
     assert gpu_seconds(at(40)) == {ops: whole[people.ops.pk], flight: whole[people.flight.pk]}
+
+
+def test_a_series_that_did_not_grow_is_not_written(people):
+    now = timezone.now()
+    seen(people.ops.pk, "p-1", now - dt.timedelta(seconds=60), now - dt.timedelta(seconds=50))
+    seen(people.flight.pk, "p-2", now - dt.timedelta(seconds=60))
+
+    def versions() -> dict[str, str]:
+        with connection.cursor() as cursor:
+            # Where the row lies, and who locked it: neither changes when nothing is written.
+            cursor.execute("SELECT code, ctid::text || ' ' || xmax FROM billing_gpucounter")
+            return dict(cursor.fetchall())
+
+    first, before = gpu_seconds(now), versions()
+    assert gpu_seconds(now + dt.timedelta(seconds=5)) != first
+    after = versions()
+    assert after["ops-demo"] == before["ops-demo"]
+    assert after["flight-demo"] != before["flight-demo"]
 
 
 def test_many_appcodes_share_a_series(people, monkeypatch):
