@@ -38,6 +38,8 @@ NOTES = {
     END_ESTIMATED: "Nobody saw the end; it is estimated.",
     AMOUNTS_CHANGED: "The amounts changed meanwhile; the last ones count.",
 }
+# What belongs to no cluster; no cluster can have this name.
+VOLUMES = "Volumes"
 # Segments of one page; a run with more tasks than this is summed up all the same.
 MAX_SEGMENTS = 5000
 
@@ -159,9 +161,9 @@ def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.dateti
 
 def usage_by_cluster(appcode: Appcode, period: Period, now: dt.datetime) -> list[Usage]:
     """What each cluster of `appcode` used, the dearest first; 2 queries. Clusters that had the same name are added
-    up."""
+    up, and so are volumes, which belong to none."""
     found = sums.usage(price_book(), by=["cluster"], windows=[period.window], now=now, appcodes=[appcode.pk])
-    return sorted((Usage(row.key[0] or "", Amount.total([row])) for row in found), key=_dearest_first)
+    return sorted((Usage(row.key[0] or VOLUMES, Amount.total([row])) for row in found), key=_dearest_first)
 
 
 def usage_by_run(appcode: Appcode, cluster: str, period: Period, now: dt.datetime) -> list[Usage]:
@@ -188,7 +190,7 @@ def usage_over_time(
     windows = [window for window in period.columns if window[0] <= now]
     columns: dict[dt.datetime, list[Usage]] = {since: [] for since, _ in windows}
     for row in sums.usage(price_book(), by=[by], windows=windows, now=now, appcodes=list(names)):
-        name = names[int(row.key[0] or 0)] if by == "appcode" else row.key[0] or ""
+        name = names[int(row.key[0] or 0)] if by == "appcode" else row.key[0] or VOLUMES
         columns[row.since].append(Usage(name, Amount.total([row])))
     return list(columns.items())
 

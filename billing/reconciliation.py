@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import connection
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from billing.dashboard import Range, midnight
 from billing.models import Outcome, Quarantined, UsageSegment
@@ -21,6 +21,8 @@ from billing.usage import FLAGS
 MOST_ROWS = 100
 # A run is called over before the last of its pods is, and news take a moment.
 PATIENCE = dt.timedelta(minutes=10)
+# Segments of volumes.
+VOLUME = Q(gpus=0, cpu_milli=0, memory_mb=0, storage_mb__gt=0)
 OF_APPCODES = "(%(appcodes)s::bigint[] IS NULL OR appcode_id = ANY(%(appcodes)s))"
 
 FLAGGED = f"""
@@ -81,7 +83,8 @@ class Endless:
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers are of everything, lists of the latest MOST_ROWS. `quarantine` is None for those who may not see it."""
+    """Numbers are of everything, lists of the latest MOST_ROWS. `quarantine` is None for those who may not see it, and `open`
+    are those of pods: a volume has no end until it is deleted."""
 
     open: int
     endless: list[Endless]
@@ -120,7 +123,7 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None, q
     in_range = segments.exclude(flags=[]).filter(ended__gte=wanted["since"], ended__lt=wanted["until"])
     unresolved = Quarantined.objects.filter(resolved_at=None)
     return Report(
-        open=segments.filter(ended=None).count(),
+        open=segments.filter(ended=None).exclude(VOLUME).count(),
         endless=_endless(segments, now),
         flags=flags,
         columns=columns,

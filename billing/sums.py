@@ -27,7 +27,8 @@ COLUMNS: dict[Group, sql.SQL] = {
     "run": sql.SQL("s.labels->>'run'"),
     "role": sql.SQL("s.labels->>'role'"),
 }
-# A segment's part in a window, then each of its SKUs at the rates that held during that part; one row more stands for the pod.
+# A segment's part in a window, then each of its SKUs at the rates that held during that part; one row more stands for the pod,
+# which a volume is not.
 # Times are whole seconds, so epochs are exact; terms cover all time, so quantities add up from priced rows, too.
 STATEMENT = sql.SQL("""
 WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
@@ -49,7 +50,7 @@ priced AS (
         live AND terms.since <= %(now)s AND terms.until > %(now)s AS holds
     FROM part
     CROSS JOIN LATERAL (VALUES
-        ('pod', -1, 1),
+        ('pod', -1, (storage_mb = 0 OR greatest(gpus, cpu_milli, memory_mb) > 0)::int),
         ('gpu', payer_key + model_key, gpus),
         ('cpu', payer_key + %(keys)s - 3, cpu_milli),
         ('memory', payer_key + %(keys)s - 2, memory_mb),
@@ -74,8 +75,8 @@ class Sum:
     """Usage of one group in one window: `key` holds the group's values in the order asked for, `since` is the window's.
 
     Quantities are seconds × amount until the window's end or now, and `charge` is exact money in UNITs. `gpus` are held at
-    this moment by `pods` running pods, and `cost_per_hour` is what everything now running costs; all three are 0 for a window
-    that is over.
+    this moment by `pods` running pods, and `cost_per_hour` is what everything now running costs, volumes too; all three are 0
+    for a window that is over.
     """
 
     key: tuple[str | None, ...]

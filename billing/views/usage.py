@@ -104,7 +104,7 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
     asked, one = ask(request), appcode_for(person(request), code)
     over_time = access.usage_over_time(Appcode.objects.filter(pk=one.pk), asked.period, asked.now, by="cluster")
     links = [
-        (row, reverse("billing_cluster", args=[code, row.name]) if row.name else "")
+        (row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
         for row in access.usage_by_cluster(one, asked.period, asked.now)
     ]
     context: dict[str, Any] = {"appcode": one, "generated": _generated(one)}

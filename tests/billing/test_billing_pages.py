@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from billing import access, metering, periods
+from billing import access, dashboard, metering, periods, reconciliation
 from billing.models import Price
 from billing.usage import PodState
 from portal.models import Appcode, Event
@@ -92,6 +92,37 @@ def test_running_tasks_count_until_this_second(client, usage):
     page = client.get("/billing/ops-demo").content.decode()
     assert "data-live" in page
     assert "/billing/ops-demo/live" in page
+
+
+def test_volumes_are_no_tasks(client, people, prices):
+    """An appcode that has only a volume: it costs, and nothing runs."""
+    now = timezone.now().replace(microsecond=0)
+    Price.objects.create(sku="storage", per_hour=Decimal("0.001"), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    begin = now - dt.timedelta(hours=2)
+    held = PodState(
+        "volume-1-20480", "gpu-a", people.ops.pk, "volume 1", {"volume": "scratch"}, "Running", storage_mb=20480,
+        started_at=begin,
+    )  # fmt: skip
+    with transaction.atomic():
+        metering.record([held])
+    client.force_login(people.alice)
+    for address in ("/billing", "/billing/ops-demo"):
+        answer = client.get(address)
+        assert (answer.context["total"].pods, answer.context["total"].cost_per_hour) == (0, Decimal("0.02"))
+        page = answer.content.decode()
+        assert " task" not in page.partition("Running now")[2].partition("</div>")[0]
+        assert 'hx-trigger="every 15s"' not in page, "nothing changes that somebody would wait for"
+    (row,) = access.usage_by_cluster(people.ops, periods.month(now), now)
+    assert row.name == "Volumes"
+    assert "<b>Volumes</b>" in page
+    assert "/billing/ops-demo/Volumes" not in page
+    assert "\nVolumes,0," in client.get("/billing/ops-demo?format=csv").content.decode().replace("\r", "")
+    use(people.ops, begin, None)
+    assert access.usage_by_cluster(people.ops, periods.month(now), now)[0].amount.pods == 1
+    (whole,) = access.usage_by_appcode(Appcode.objects.filter(pk=people.ops.pk), periods.month(now), now)
+    assert (whole.amount.pods, whole.amount.gpus) == (1, 1)
+    range_ = dashboard.Range(now.date(), now.date() + dt.timedelta(days=1), "day")
+    assert reconciliation.report(range_, now, appcodes=None, quarantine=True).open == 1
 
 
 def test_down_to_the_segment(client, usage):
