@@ -119,7 +119,8 @@ class WasteOverTime(APIView):
         operation_id="dashboard_waste",
         summary="What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited",
         description="By the time at which a run ended; reckoned within a minute or two after that. GPUs that were held idle "
-        "stand apart, as far as it was measured how busy they were.",
+        "stand apart, as far as it was measured how busy they were; hours older than PORTAL_MEASURED_DAYS (396) are not known "
+        "any more and missing.",
         parameters=DAYS,
         responses=WasteDocument,
     )

@@ -388,7 +388,11 @@ def remove(*, acting_user: User | None) -> int:
     GeneratedAppcode.objects.filter(appcode__in=generated).update(removing=True)
     of_example = {"appcode_id__in": generated}
     invoicing.forget(generated)
-    for model in (MeasuredDay, MeasuredHour, Waste, Outcome, LedgerEntry, UsageSegment, Observation):
+    # There are many hours, and they are found by their pods.
+    pods = UsageSegment.objects.filter(**of_example).values("uid")
+    hours = MeasuredHour.objects.filter(uid__in=pods)
+    hours._raw_delete(hours.db)
+    for model in (MeasuredDay, Waste, Outcome, LedgerEntry, UsageSegment, Observation):
         rows = model._default_manager.filter(**of_example)
         rows._raw_delete(rows.db)
     CapacityRecord.objects.filter(cloud=CLOUD).delete()

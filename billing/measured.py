@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import Max, Sum
 from django.utils import timezone
@@ -31,6 +32,8 @@ WRITING = 0x62757379
 IDLE_PERCENT = 5
 IDLE_MINUTES = 15
 MOST_ROWS = 100
+# Hours that are looked at and forgotten at a time.
+PORTION = 5000
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,25 @@ def save_trouble(cloud: str, trouble: str) -> None:
 def forget(cloud: str) -> None:
     """How far it was read; what was measured stays."""
     Measuring.objects.filter(cloud=cloud).delete()
+
+
+def known_since(now: dt.datetime) -> dt.date:
+    """The first day of which all hours are kept; of earlier ones only the sums by day are."""
+    return (now - settings.MEASURED_MEMORY).date() + dt.timedelta(days=1)
+
+
+def forget_hours(now: dt.datetime | None = None) -> int:
+    """Removes hours that are older than settings.MEASURED_MEMORY, in portions, each on its own. It walks in the order in which
+    they were told, which needs no other index, and ends where nothing is old; so an hour that was told late is forgotten at the
+    latest when it was told that long ago."""
+    until, removed, last = (now or timezone.now()) - settings.MEASURED_MEMORY, 0, 0
+    while True:
+        some = list(MeasuredHour.objects.filter(pk__gt=last).order_by("pk").values_list("pk", "hour")[:PORTION])
+        old = [pk for pk, hour in some if hour + HOUR <= until]
+        if not old:
+            return removed
+        removed += MeasuredHour.objects.filter(pk__in=old).delete()[0]
+        last = some[-1][0]
 
 
 def why_not(cloud: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from billing import budgeting, invoicing, mails, posting, waste
+from billing import budgeting, invoicing, mails, measured, posting, waste
 
 
 @shared_task(name="billing.tasks.post")
@@ -25,6 +25,11 @@ def send_mail() -> None:
 @shared_task(name="billing.tasks.find_waste")
 def find_waste() -> None:
     waste.look()
+
+
+@shared_task(name="billing.tasks.forget_measured")
+def forget_measured() -> None:
+    measured.forget_hours()
 
 
 @shared_task(name="billing.tasks.watch_budgets")

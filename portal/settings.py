@@ -182,6 +182,7 @@ CELERY_BEAT_SCHEDULE = {
     # Events that wait for their webhooks; a commit asks for it, too.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
+    "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
     # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
     "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
@@ -329,6 +330,8 @@ WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
 # How long one can look up what was delivered.
 WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
+# How long it is known hour by hour how busy the GPUs of each task were; sums by day stay.
+MEASURED_MEMORY = timedelta(days=env.int("PORTAL_MEASURED_DAYS", default=396))
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are

@@ -482,6 +482,7 @@ def wasted(request: HttpRequest) -> HttpResponse:
             return _idle_csv(asked, idle.tasks)
         return _waste_csv(request, asked, found, cases, idle)
     titles = {kind: waste.EXPLAINED[Waste.Kind(kind)] for kind in found.kinds}
+    known = measured.known_since(asked.now)
     drawn = [
         (
             label,
@@ -498,7 +499,8 @@ def wasted(request: HttpRequest) -> HttpResponse:
         "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
         "idle": idle, "idle_cases": idle_cases[:SHOWN],
         "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": _busy_notes(request),
-        "looked": _looked(asked),
+        "looked": _looked(asked) and known < asked.range.until,
+        "known": known if known > asked.range.since else None,
         "chart": draw_columns("What was held for nothing", drawn, urls=_column_urls(request, asked), unit=settings.CURRENCY),
         "columns": [
             (label, found.columns[since], idle.columns[since][1])

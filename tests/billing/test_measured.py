@@ -184,8 +184,10 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
 
 
 @pytest.fixture
-def idle_task(people) -> str:
+def idle_task(people, settings) -> str:
     """Two GPUs of ops-demo for three hours: nothing in the first, half busy in the second, not measured in the third."""
+    # However long ago that day is by now.
+    settings.MEASURED_MEMORY = dt.timedelta(days=36500)
     Price.objects.create(sku="gpu:H200", per_hour=Decimal(10), valid_from=BEGIN - HOUR)
     hold(people.ops, "pod-a", end=BEGIN + 3 * HOUR)
     for n in range(120):
@@ -242,3 +244,26 @@ def test_rest_says_the_same(client, people, idle_task: str):
     assert (segment["measuredGpuSeconds"], segment["busyGpuSeconds"]) == (14400, 3600)
     client.force_login(people.mallory)
     assert client.get(f"/api/v1/dashboard/waste?{idle_task}").json()["idle"]["tasks"] == []
+
+
+def test_old_hours_are_forgotten_and_what_is_left_is_right(client, people, idle_task: str, settings, monkeypatch):
+    monkeypatch.setattr(measured, "PORTION", 2)
+    hold(people.ops, "pod-b", begin=BEGIN - 9 * HOUR)
+    # Told late: old, and after what is younger.
+    measured.record([minute("pod-b", BEGIN - n * HOUR, 0.5) for n in range(1, 6)])
+    days = list(MeasuredDay.objects.order_by("pk").values())
+    now = BEGIN + settings.MEASURED_MEMORY
+    assert measured.forget_hours(now + HOUR - MINUTE) == 0
+    assert measured.forget_hours(now + HOUR) == 6
+    assert measured.forget_hours(now + HOUR) == 0
+    (left,) = MeasuredHour.objects.values_list("uid", "hour")
+    assert left == ("pod-a", BEGIN + HOUR)
+    assert list(MeasuredDay.objects.order_by("pk").values()) == days
+    assert measured.of_pods(["pod-a", "pod-b"]).keys() == {"pod-a"}
+    client.force_login(people.root)
+    page = client.get(f"/dashboard/waste?{idle_task}").content.decode()
+    assert "not known any more" not in page
+    settings.MEASURED_MEMORY = dt.timedelta(days=1)
+    page = client.get(f"/dashboard/waste?{idle_task}").content.decode()
+    assert "are not known any more" in page
+    assert "<dd>not known</dd>" in page
