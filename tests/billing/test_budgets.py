@@ -11,7 +11,6 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, connection, connections, transaction
 from django.http import Http404
-from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +18,10 @@ from billing import budget_access, budgeting, budgets, metering, periods, postin
 from billing.budgeting import Asked
 from billing.budgets import MARKS, MEASURES, POLICIES, Terms, after, next_steps
 from billing.models import Budget, BudgetStep, Mail, Price
-from billing.usage import PodState, floor
+from billing.usage import PodState
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
+from tests.clock import stop_the_clock
 
 START = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
@@ -145,8 +145,9 @@ def test_a_state_is_the_strongest_thing_that_holds():
 
 
 @pytest.fixture
-def now():
-    return floor(timezone.now())
+def now(monkeypatch):
+    """In the middle of a month, whatever the day: these tests look some hours ahead and back."""
+    return stop_the_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -230,14 +231,6 @@ def test_a_budget_from_half_to_everything_stopped(people, use, now):
     assert mails[2].startswith("New runs of ops-demo will be blocked at ")
     assert mails[-1].startswith("Everything of ops-demo is stopped: ")
     assert str(budget) == "ops-demo"
-
-
-@pytest.fixture(autouse=True)
-def not_at_the_edge(now):
-    """These tests look some hours ahead and back; in the first and last hours of a month they would look into another."""
-    month = periods.month(now)
-    if now - month.since < 4 * HOUR or month.until - now < 6 * HOUR:
-        pytest.skip("a month begins or ends")
 
 
 def test_what_waits_for_posting_counts_and_posting_changes_nothing(people, use, now):

@@ -9,13 +9,14 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing import budget_access, budgeting, history, periods
+from billing import budget_access, budgeting, history
 from billing.budgeting import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
 from tests.api.client import api_of
 from tests.billing.test_billing_pages import use
 from tests.browser import chromium
+from tests.clock import stop_the_clock
 
 EVERYBODY = ("anonymous", "alice", "bob", "victor", "mallory", "root")
 HOUR = 3600
@@ -35,11 +36,9 @@ def ask(amount="100", policy="stop_all", countdown=60):
 
 
 @pytest.fixture
-def spent(db, people):
-    """OPS has used 90 since the beginning of the month, or before it began, when that was a moment ago."""
-    now = timezone.now()
-    if now - periods.month(now).since < dt.timedelta(hours=2):
-        pytest.skip("the month has just begun")
+def spent(db, people, monkeypatch):
+    """OPS has used 90 in this month, of which half is over."""
+    now = stop_the_clock(monkeypatch)
     Price.objects.create(sku="gpu", per_hour=Decimal(90), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     use(people.ops, now - dt.timedelta(hours=2), HOUR)
     return now

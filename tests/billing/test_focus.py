@@ -14,7 +14,6 @@ from fractions import Fraction
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
-from django.utils import timezone
 from pyarrow import parquet
 from rest_framework.test import APIClient
 
@@ -67,9 +66,8 @@ def months(people):
     posting.post(IN_APRIL + dt.timedelta(days=1))
     invoicing.close_due(IN_MAY)
     march = Invoice.objects.get(appcode=people.ops, month=MARCH)
-    note = invoicing.credit_note(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
+    invoicing.credit_note(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
     assert LedgerEntry.objects.filter(kind="reversal").exists()
-    assert note.issued_at.month == timezone.now().month
     return people
 
 
@@ -120,7 +118,11 @@ def test_every_kind_of_charge_is_what_the_specification_calls_it(months):
 
 def test_credit_notes_stand_in_the_month_in_which_they_were_issued(months):
     note = CreditNote.objects.get()
-    (row,) = [row for row in read(timezone.now().date().replace(day=1)) if row["x_LedgerKind"] == "credit-note"]
+    (row,) = [
+        row
+        for row in read(note.issued_at.astimezone(dt.UTC).date().replace(day=1))
+        if row["x_LedgerKind"] == "credit-note"
+    ]
     assert (row["InvoiceId"], row["BilledCost"], row["ChargeCategory"]) == (note.number, "-0.1", "Adjustment")
     assert (row["ChargeClass"], row["ChargePeriodStart"]) == ("Correction", "2026-03-01T00:00:00Z")
 
