@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import urllib3
+from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
 from portal import services
 from portal.services import Service, ServiceError
@@ -158,7 +159,7 @@ class Node:
         label = f"{ARCHIVE_LABEL}={hashlib.sha256(index).hexdigest()[:16]}"
         if label in self._ctr("images", "ls"):
             return
-        names = [line.split()[1] for line in self._ctr("images", "import", str(archive)).splitlines() if line]
+        names = [line.split()[1] for line in self._import(archive).splitlines() if line]
         for name in names:
             self._ctr("images", "label", name, label)
         # The kubelet would wait long before it looks again for an image that containerd's CRI plugin has not noticed yet.
@@ -169,6 +170,16 @@ class Node:
             if time.monotonic() > end:
                 raise ServiceError(f"containerd does not offer {', '.join(names)}.")
             time.sleep(0.02)
+
+    @retry(
+        retry=retry_if_exception_message(match="(?s).*parent snapshot .* does not exist"),
+        stop=stop_after_attempt(3),
+        reraise=True,
+    )
+    def _import(self, archive: Path) -> str:
+        """The store outlives its nodes. Where an image takes the name of an older one, containerd collects what only the older
+        one had, and at times a layer that both have, right before the next is put on it; the layer is then unpacked again."""
+        return self._ctr("images", "import", str(archive))
 
     def containers(self, pod_uid: str = "") -> list[Container]:
         """Of a pod or of all, in order of creation: those that there are, and those that there were."""
