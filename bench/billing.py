@@ -100,8 +100,13 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
 
     from billing import metering
     from billing.models import Observation
+    from clusters.management.commands.controller import SWITCH_SECONDS
 
-    shares = [_told(random.Random(n), OBSERVATIONS // CLOUDS, codes) for n in range(CLOUDS)]  # noqa: S311  the same every time
+    sys.setswitchinterval(SWITCH_SECONDS)
+    shares = [
+        _told(random.Random(n), f"kubernetes-{n}", OBSERVATIONS // CLOUDS, codes)  # noqa: S311  the same every time
+        for n in range(CLOUDS)
+    ]
 
     def cloud(states: Sequence[PodState]) -> None:
         for n in range(0, len(states), BATCH):
@@ -149,7 +154,7 @@ def _copied(shares: Sequence[Sequence[PodState]]) -> None:
             cursor.copy_expert(statement, ingest.rows(once[n : n + BATCH]))
 
 
-def _told(chance: random.Random, count: int, codes: Sequence[int]) -> list[PodState]:
+def _told(chance: random.Random, cloud: str, count: int, codes: Sequence[int]) -> list[PodState]:
     """What a cloud tells of pods of six a run: reserved, running, ended; some of it twice, some of it late."""
     from billing.usage import PodState
 
@@ -162,7 +167,7 @@ def _told(chance: random.Random, count: int, codes: Sequence[int]) -> list[PodSt
             "flavor": "middle-1-gpu", "framework": "tensorflow", "user": f"user-{run % 300}",
         }  # fmt: skip
         pending = PodState(
-            str(uuid.UUID(int=chance.getrandbits(128))), "kubernetes", codes[run % len(codes)], f"run {run}", labels, "Pending",
+            str(uuid.UUID(int=chance.getrandbits(128))), cloud, codes[run % len(codes)], f"run {run}", labels, "Pending",
             1, "A100", 4000, 16384,
         )  # fmt: skip
         reserved = dataclasses.replace(pending, scheduled_at=begin)

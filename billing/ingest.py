@@ -6,21 +6,19 @@ fifty times slower. A test compares the two, and `manage.py replay --verify` com
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
+import orjson
 from django.db import connection
 from psycopg2 import sql
 
 from billing.usage import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
 
 # Rows arrive in a table of this session, which is empty at the end of every transaction; one transaction may record twice.
-TEXTS = ("uid", "digest", "cloud", "consumer", "labels", "phase", "gpu_model")
 INCOMING = """
 CREATE TEMPORARY TABLE IF NOT EXISTS billing_incoming (
     uid text, digest text, cloud text, appcode_id bigint, consumer text, labels jsonb, phase text, gpus integer, gpu_model text,
@@ -33,8 +31,7 @@ FIELDS = (
     "uid", "digest", "cloud", "appcode_id", "consumer", "labels", "phase", "gpus", "gpu_model", "cpu_milli", "memory_mb",
     "storage_mb", "scheduled_at", "started_at", "finished_at", "estimated",
 )  # fmt: skip
-NULL = r"\N"
-COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN (FORMAT csv, NULL '{NULL}', FORCE_NOT_NULL ({', '.join(TEXTS)}))"
+COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN"
 # What a segment takes from the last sighting of its pod.
 TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
@@ -102,6 +99,16 @@ ORDER BY made.uid
 ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excluded})
 """)
 
+# The keys of the advisory locks of recording: "meter" in ASCII, which who records holds shared and who changes what was recorded
+# holds alone (`metering.keep_others_out`); and "mete" with the name of a cloud, of whose pods one transaction at a time adds up:
+# of two sightings of one pod the later one must find the earlier one. Pods of two clouds have nothing to do with each other.
+# Each statement sees all that was committed when it began; all go in one message.
+RECORDING, TURN = 0x6D65746572, 0x6D657465
+TURNS = sql.SQL("""
+SELECT pg_advisory_xact_lock_shared(%(recording)s);
+SELECT pg_advisory_xact_lock(%(turn)s, hashtext(cloud)) FROM unnest(%(clouds)s::text[]) cloud;
+""")
+
 
 def _names(names: Sequence[str], form: str = "{}") -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(name)) for name in names)
@@ -138,26 +145,39 @@ def bring(states: Sequence[PodState]) -> None:
         cursor.copy_expert(COPY, rows(states))
 
 
-def add_up(seen_at: dt.datetime) -> None:
-    """Appends those that are not known yet, seen at `seen_at`, and brings the segments of their pods up to date."""
+def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> None:
+    """Appends those that are not known yet, of these clouds and seen at `seen_at`, and brings the segments of their pods up to
+    date, once no other transaction does so for one of these clouds. Until this one ends, none will."""
+    values = {"recording": RECORDING, "turn": TURN, "clouds": sorted(clouds), "seen_at": seen_at}
     with connection.cursor() as cursor:
-        cursor.execute(cast("Any", INGEST), {"seen_at": seen_at})
-
-
-_told = attrgetter("cloud", "appcode_id", "consumer")
-_amounts = attrgetter("phase", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
-_as_json = json.JSONEncoder(separators=(",", ":")).encode
+        cursor.execute(cast("Any", TURNS + INGEST), values)
 
 
 def rows(states: Sequence[PodState]) -> io.StringIO:
-    """What COPY takes."""
-    buffer = io.StringIO()
-    csv.writer(buffer).writerows(
-        (
-            state.uid, state.digest, *_told(state), _as_json(dict(state.labels)), *_amounts(state),
-            state.scheduled_at or NULL, state.started_at or NULL, state.finished_at or NULL, state.estimated,
-        )
-        for state in states
-    )  # fmt: skip
-    buffer.seek(0)
-    return buffer
+    """What COPY takes. Made by hand, because `csv` needs three times as long, and this is a quarter of all the work."""
+    return io.StringIO("".join([_row(state) for state in states]))
+
+
+def _row(state: PodState) -> str:
+    return (
+        f"{_text(state.uid)}\t{state.digest}\t{_text(state.cloud)}\t{state.appcode_id}\t{_text(state.consumer)}\t"
+        f"{_text(_json(dict(state.labels)))}\t{state.phase}\t{state.gpus}\t{_text(state.gpu_model)}\t{state.cpu_milli}\t"
+        f"{state.memory_mb}\t{state.storage_mb}\t{state.scheduled_at or NULL}\t{state.started_at or NULL}\t"
+        f"{state.finished_at or NULL}\t{state.estimated}\n"
+    )
+
+
+NULL = r"\N"
+_ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+
+def _text(text: str) -> str:
+    return text if text.isprintable() and "\\" not in text else text.translate(_ESCAPED)
+
+
+def _json(labels: dict[str, str | int]) -> str:
+    try:
+        return orjson.dumps(labels).decode()
+    except TypeError:
+        # A number of more than 64 bits.
+        return json.dumps(labels)

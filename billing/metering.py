@@ -27,8 +27,6 @@ from portal.costs import GpuPrices
 from portal.models import Appcode
 
 log = logging.getLogger(__name__)
-# The key of the advisory lock that lets one transaction record at a time: "meter" in ASCII.
-RECORDING = 0x6D65746572
 SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if field.name not in ("id", "uid")]
 BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
@@ -60,8 +58,7 @@ def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) ->
     seen_at = seen_at or timezone.now()
     if known := _understood(states, seen_at):
         ingest.bring(known)
-        keep_others_out()
-        ingest.add_up(seen_at)
+        ingest.add_up(seen_at, {state.cloud for state in known})
 
 
 def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
@@ -110,7 +107,7 @@ def keep_others_out() -> None:
     What is read afterwards (READ COMMITTED) includes all that they have written.
     """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [RECORDING])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ingest.RECORDING])
 
 
 def store(segments: Iterable[Segment]) -> None:

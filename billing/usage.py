@@ -87,7 +87,8 @@ class PodState:
     def digest(self) -> str:
         """The same for the same state, whenever it was seen: 64 hexadecimal digits."""
         times = [
-            moment and moment.astimezone(dt.UTC) for moment in (self.scheduled_at, self.started_at, self.finished_at)
+            moment if moment is None or moment.tzinfo is dt.UTC else moment.astimezone(dt.UTC)
+            for moment in (self.scheduled_at, self.started_at, self.finished_at)
         ]
         amounts = [self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb]
         # Storage came later; what was told without it keeps its digest.

@@ -5,11 +5,12 @@ import hashlib
 import json
 from dataclasses import replace
 
-from django.db import transaction
+import pytest
+from django.db import OperationalError, connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import metering
+from billing import ingest, metering
 from billing.models import Observation, UsageSegment
 from billing.usage import PodState, segment_of
 
@@ -23,11 +24,13 @@ moments = st.one_of(
     st.datetimes(dt.datetime(2020, 1, 1), dt.datetime(2090, 1, 1), timezones=st.sampled_from(ZONES)),  # noqa: DTZ001
 )
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
-labels = st.dictionaries(st.sampled_from(["role", "run", 'a"b\\']), st.one_of(texts, st.integers(-9, 9)), max_size=2)
+labels = st.dictionaries(
+    st.sampled_from(["role", "run", 'a"b\\']), st.one_of(texts, st.integers(-9, 9) | st.just(2**70)), max_size=2
+)
 states = st.builds(
     PodState,
     uid=st.sampled_from(["p-1", "p-2", 'p,"3"\\N']),
-    cloud=st.just("local"),
+    cloud=st.sampled_from(["local", "a\tb\\%s\n"]),
     appcode_id=st.just(0),
     consumer=texts,
     labels=labels,
@@ -86,3 +89,36 @@ def test_one_transaction_may_record_twice(ops):
         metering.record([first], seen_at=T0)
         metering.record([second], seen_at=T0 + dt.timedelta(seconds=1))
     assert [row.state.seen_at for row in Observation.objects.order_by("uid")] == [T0, T0 + dt.timedelta(seconds=1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
+    """Of two transactions that each saw one half of a pod, the later one must find what the earlier one has written."""
+    begun = PodState("p-1", "local", ops.pk, "run 1", {}, "Running", 1, started_at=T0)
+    ended = replace(begun, phase="Succeeded", finished_at=T0 + dt.timedelta(seconds=9))
+    elsewhere = replace(begun, uid="p-2", cloud="kubernetes")
+    other = connection.copy()
+
+    def record(state: PodState, patience: str) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{patience}'")
+            metering.record([state], seen_at=T0)
+
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [ingest.RECORDING])
+            cursor.execute("SELECT pg_advisory_xact_lock(%s, hashtext('local'))", [ingest.TURN])
+        with pytest.raises(OperationalError, match="lock timeout"):
+            record(ended, "50ms")
+        record(elsewhere, "30s")
+        with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '50ms'")
+            metering.keep_others_out()
+        other.rollback()
+        for state in (ended, begun):
+            record(state, "30s")
+    finally:
+        other.close()
+    segment = UsageSegment.objects.get(uid="p-1")
+    assert (segment.started, segment.ended) == (T0, T0 + dt.timedelta(seconds=9))
