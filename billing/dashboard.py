@@ -23,7 +23,7 @@ from billing import periods
 from billing.metering import price_book
 from billing.periods import DAY
 from billing.rating import SECONDS_PER_HOUR, money
-from billing.sums import TERMS, terms_of
+from billing.sums import OWNERS_OF_DUE, TERMS, terms_of
 from billing.usage import floor
 from portal.errors import FieldError, Invalid
 
@@ -177,13 +177,7 @@ due AS MATERIALIZED (
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
     WHERE {of_segments}
 ),
-owner_ AS MATERIALIZED (
-    SELECT appcode_id, business_line,
-        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
-        lead(valid_from, 1, 'infinity') OVER changes AS until
-    FROM billing_ownership WHERE appcode_id IN (SELECT appcode_id FROM due)
-    WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
-),
+owner_ AS MATERIALIZED ({owners}),
 part AS (
     SELECT due.*, coalesce(o.business_line, '') AS business_line, piece.since AS piece_since,
         greatest(due.started, piece.since, o.since) AS part_since, least(due.ended, piece.until, o.until) AS part_until
@@ -287,6 +281,7 @@ def read(
     first = sql.SQL("(place, {})").format(names[0])
     statement = STATEMENT.format(
         terms=TERMS,
+        owners=OWNERS_OF_DUE,
         of_segments=of_segments,
         rollups=sql.SQL(" UNION ALL ").join(rollups),
         place=sql.SQL("day" if range_.step == "day" else "greatest(date_trunc('month', day::timestamp)::date, %(first)s)"),

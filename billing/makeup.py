@@ -18,7 +18,7 @@ from psycopg2 import sql
 from billing.invoices import ORDER, UNITS, hours
 from billing.metering import price_book
 from billing.rating import SIZE, family, money
-from billing.sums import TERMS, terms_of
+from billing.sums import OWNERS, TERMS, terms_of
 from billing.usage import floor
 
 STATEMENT = sql.SQL("""
@@ -52,12 +52,9 @@ HAVING sum(greatest(0, date_part('epoch', least(t.until, part.until) - greatest(
 """)
 # When something belonged to whom it is asked of: always, or while its appcode belonged to a business line.
 ALWAYS = sql.SQL("(VALUES ('-infinity'::timestamptz, 'infinity'::timestamptz)) o(since, until) ON")
-OF_LINE = sql.SQL("""(
-    SELECT appcode_id, business_line,
-        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
-        lead(valid_from, 1, 'infinity') OVER changes AS until
-    FROM billing_ownership WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
-) o ON o.business_line = %(line)s AND o.appcode_id = s.appcode_id AND""")
+OF_LINE = sql.SQL("({owners}) o ON o.business_line = %(line)s AND o.appcode_id = s.appcode_id AND").format(
+    owners=OWNERS.format(noted=sql.SQL("billing_ownership"))
+)
 BEGINNING, END = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
 
 

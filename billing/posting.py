@@ -20,7 +20,7 @@ from psycopg2 import sql
 
 from billing.metering import price_book
 from billing.models import Due, LedgerEntry, UsageSegment
-from billing.sums import TERMS, terms_of
+from billing.sums import OWNERS, TERMS, terms_of
 from billing.usage import floor
 
 # The key of the advisory lock of posting: "post" in ASCII. Portions hold it shared; triggers on prices, discounts and owners, and
@@ -52,18 +52,7 @@ due AS MATERIALIZED (
         SELECT CASE WHEN s.ended <= %(now)s THEN s.ended ELSE billing_month(%(now)s) END AS final
     ) f
 ),
-owner_ AS MATERIALIZED (
-    SELECT appcode_id, business_line,
-        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
-        lead(valid_from, 1, 'infinity') OVER changes AS until
-    FROM (
-        SELECT appcode_id, business_line, valid_from,
-            lag(business_line) OVER (PARTITION BY appcode_id ORDER BY valid_from) AS before
-        FROM billing_ownership
-    ) noted
-    WHERE business_line IS DISTINCT FROM before
-    WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)
-),
+owner_ AS MATERIALIZED ({owners}),
 part AS MATERIALIZED (
     SELECT d.id, d.gpus, d.gpu_model, d.cpu_milli, d.memory_mb, d.storage_mb, d.posted, d.payer_key, d.model_key,
         coalesce(o.business_line, '') AS business_line,
@@ -145,6 +134,13 @@ waiting AS (
 )
 SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM added), (SELECT count(*) FROM reversed)
 """)
+# Notes of the same owner again change nothing, and no line is cut there.
+CHANGED_OWNERS = sql.SQL("""(
+        SELECT appcode_id, business_line, valid_from,
+            lag(business_line) OVER (PARTITION BY appcode_id ORDER BY valid_from) AS before
+        FROM billing_ownership
+    ) noted
+    WHERE business_line IS DISTINCT FROM before""")
 LINE = sql.SQL(
     "segment_id, sku, since, until, quantity, price_id, per_hour, discount, charge, business_line, uid, appcode_id, consumer,"
     " labels"
@@ -253,7 +249,9 @@ ROLLUPS = sql.SQL(
     by_day=_add("billing_dailyusage", "day", "daily"),
     by_month=_add("billing_monthlyusage", "month", "monthly"),
 )
-POST = STATEMENT.format(terms=TERMS, line=LINE, new=NEW, seconds=SECONDS, labels=LABELS, rollups=ROLLUPS)
+POST = STATEMENT.format(
+    terms=TERMS, owners=OWNERS.format(noted=CHANGED_OWNERS), line=LINE, new=NEW, seconds=SECONDS, labels=LABELS, rollups=ROLLUPS
+)  # fmt: skip
 PLANNING = """
 SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_nestloop = off; SET LOCAL enable_sort = off;
 SET LOCAL work_mem = '64MB'

@@ -147,6 +147,15 @@ payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[
 COLUMNS_OF_TERMS = (
     "key", "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
 )  # fmt: skip
+# Which business line owned an appcode when, of the changes of owner in `noted`: a table or subquery with a WHERE if need be.
+# Whoever is noted first is taken to have owned it from the beginning, and the last one owns it still.
+OWNERS = sql.SQL("""SELECT appcode_id, business_line,
+        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
+        lead(valid_from, 1, 'infinity') OVER changes AS until
+    FROM {noted}
+    WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)""")
+# Of the appcodes that a statement has in `due`.
+OWNERS_OF_DUE = OWNERS.format(noted=sql.SQL("billing_ownership WHERE appcode_id IN (SELECT appcode_id FROM due)"))
 
 
 def terms_of(prices: Prices) -> dict[str, Any]:
