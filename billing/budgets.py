@@ -154,28 +154,28 @@ def percent(part: Decimal, amount: Decimal) -> int:
 
 def will(kind: Measure, who: str) -> str:
     """What is announced."""
-    return {
-        "block": f"New runs of {who} will be blocked",
-        "stop_services": f"Services of {who} will be stopped",
-        "stop_all": f"Everything of {who} will be stopped",
-    }[kind]
+    what, _, done = _words(kind, who)
+    return f"{what} will be {done}"
 
 
 def does(kind: Measure, who: str) -> str:
     """What holds."""
-    return {
-        "block": f"New runs of {who} are blocked",
-        "stop_services": f"Services of {who} are stopped",
-        "stop_all": f"Everything of {who} is stopped",
-    }[kind]
+    return " ".join(_words(kind, who))
 
 
 def does_not(kind: Measure, who: str) -> str:
     """What was taken back."""
+    what, are, done = _words(kind, who)
+    # "Everything is not stopped" would leave open whether something is.
+    return f"{who if kind == 'stop_all' else what} {are} not {done}"
+
+
+def _words(kind: Measure, who: str) -> tuple[str, str, str]:
+    """What a measure is about, whether it is one or many, and what is done to it."""
     return {
-        "block": f"New runs of {who} are not blocked",
-        "stop_services": f"Services of {who} are not stopped",
-        "stop_all": f"{who} is not stopped",
+        "block": (f"New runs of {who}", "are", "blocked"),
+        "stop_services": (f"Services of {who}", "are", "stopped"),
+        "stop_all": (f"Everything of {who}", "is", "stopped"),
     }[kind]
 
 
