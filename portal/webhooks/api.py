@@ -195,38 +195,15 @@ class DeliverAgain(APIView):
         return Response(delivery_document(again), status=status.HTTP_202_ACCEPTED)
 
 
-# The same for webhooks of everything, under names of their own in the description.
+def _of_all(view: type[APIView], **names: str) -> type[APIView]:
+    """The same view for webhooks of everything, with a name of its own in the description for each method."""
+    schema = {method: extend_schema(operation_id=name) for method, name in names.items()}
+    return extend_schema_view(**schema)(type(f"{view.__name__}OfAll", (view,), {"__module__": __name__}))
 
 
-@extend_schema_view(
-    get=extend_schema(operation_id="webhooks_all_read"),
-    put=extend_schema(operation_id="webhooks_all_change"),
-    delete=extend_schema(operation_id="webhooks_all_delete"),
-)
-class OneOfAll(OneWebhook):
-    pass
-
-
-@extend_schema_view(post=extend_schema(operation_id="webhooks_all_rotate"))
-class RotateOfAll(RotateSecret):
-    pass
-
-
-@extend_schema_view(post=extend_schema(operation_id="webhooks_all_test"))
-class TestOfAll(SendTest):
-    pass
-
-
-@extend_schema_view(get=extend_schema(operation_id="deliveries_all_list"))
-class DeliveriesOfAll(Deliveries):
-    pass
-
-
-@extend_schema_view(get=extend_schema(operation_id="deliveries_all_read"))
-class DeliveryOfAll(OneDelivery):
-    pass
-
-
-@extend_schema_view(post=extend_schema(operation_id="deliveries_all_again"))
-class AgainOfAll(DeliverAgain):
-    pass
+OneOfAll = _of_all(OneWebhook, get="webhooks_all_read", put="webhooks_all_change", delete="webhooks_all_delete")
+RotateOfAll = _of_all(RotateSecret, post="webhooks_all_rotate")
+TestOfAll = _of_all(SendTest, post="webhooks_all_test")
+DeliveriesOfAll = _of_all(Deliveries, get="deliveries_all_list")
+DeliveryOfAll = _of_all(OneDelivery, get="deliveries_all_read")
+AgainOfAll = _of_all(DeliverAgain, post="deliveries_all_again")
