@@ -18,7 +18,7 @@ from psycopg2 import sql
 from billing.invoices import ORDER, UNITS, hours
 from billing.metering import price_book
 from billing.rating import SIZE, family, money
-from billing.sums import OWNERS, TERMS, terms_of
+from billing.sums import OWNERS, TERMS, narrowing, terms_of
 from billing.usage import floor
 
 STATEMENT = sql.SQL("""
@@ -101,23 +101,12 @@ def parts(
 ) -> list[Part]:
     """The parts, GPUs first; the filters add up. `line` is the path of a business line: of what its appcodes used while they were
     its own. The price book's query and one more."""
-    filters = {"appcodes": appcodes, "consumers": consumers, "cluster": cluster, "run": run}
-    conditions = {
-        "appcodes": sql.SQL("s.appcode_id = ANY(%(appcodes)s)"),
-        "consumers": sql.SQL("s.consumer = ANY(%(consumers)s)"),
-        "cluster": sql.SQL("s.labels->>'cluster' = %(cluster)s"),
-        "run": sql.SQL("s.labels->>'run' = %(run)s"),
-    }
-    where = [conditions[name] for name, value in filters.items() if value is not None]
-    statement = STATEMENT.format(
-        terms=TERMS, owned=ALWAYS if line is None else OF_LINE,
-        where=sql.SQL(" AND ").join(where) if where else sql.SQL("true"),
-    )  # fmt: skip
-    parameters: dict[str, Any] = {"line": line} | {
-        name: value if value is None or isinstance(value, str) else list(value) for name, value in filters.items()
-    }
+    where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
+    statement = STATEMENT.format(terms=TERMS, owned=ALWAYS if line is None else OF_LINE, where=where)
     since, until = window
-    parameters |= {"now": floor(now), "since": floor(since), "until": floor(until), **terms_of(price_book())}
+    parameters = {
+        "now": floor(now), "since": floor(since), "until": floor(until), "line": line, **narrowed, **terms_of(price_book()),
+    }  # fmt: skip
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", statement), parameters)
         found = [

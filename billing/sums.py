@@ -107,25 +107,15 @@ def usage(
     run: str | None = None,
 ) -> list[Sum]:
     """Sums for each group with any usage in each of the `windows` [since, until), in one query; the filters add up."""
-    filters = {"appcodes": appcodes, "consumers": consumers, "cluster": cluster, "run": run}
-    conditions = {
-        "appcodes": sql.SQL("s.appcode_id = ANY(%(appcodes)s)"),
-        "consumers": sql.SQL("s.consumer = ANY(%(consumers)s)"),
-        "cluster": sql.SQL("s.labels->>'cluster' = %(cluster)s"),
-        "run": sql.SQL("s.labels->>'run' = %(run)s"),
-    }
-    where = [conditions[name] for name, value in filters.items() if value is not None]
+    where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
     statement = STATEMENT.format(
         terms=TERMS,
         groups=sql.SQL(", ").join(sql.SQL("{} AS {}").format(COLUMNS[group], sql.Identifier(group)) for group in by),
         names=sql.SQL(", ").join(map(sql.Identifier, by)),
-        where=sql.SQL(" AND ").join(where) if where else sql.SQL("true"),
+        where=where,
     )
     parameters = {
-        **{
-            name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-            for name, value in filters.items()
-        },
+        **narrowed,
         "now": floor(now),
         "since": [floor(since) for since, _ in windows],
         "until": [floor(until) for _, until in windows],
@@ -134,6 +124,21 @@ def usage(
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", statement), parameters)
         return [_sum(row, len(by)) for row in cursor.fetchall()]
+
+
+def narrowing(
+    *, appcodes: Sequence[int] | None, consumers: Sequence[str] | None, cluster: str | None, run: str | None
+) -> tuple[sql.Composable, dict[str, Any]]:
+    """The condition on segments `s` that filters add up to (None is none), and its parameters."""
+    filters: dict[str, tuple[str, Any]] = {
+        "appcodes": ("s.appcode_id = ANY(%(appcodes)s)", appcodes),
+        "consumers": ("s.consumer = ANY(%(consumers)s)", consumers),
+        "cluster": ("s.labels->>'cluster' = %(cluster)s", cluster),
+        "run": ("s.labels->>'run' = %(run)s", run),
+    }
+    asked = {name: (text, value) for name, (text, value) in filters.items() if value is not None}
+    where = sql.SQL(" AND ").join([sql.SQL(text) for text, _ in asked.values()]) if asked else sql.SQL("true")
+    return where, {name: value if isinstance(value, str) else list(value) for name, (_, value) in asked.items()}
 
 
 # The rates of a price book as rows, for `terms_of`: `rate` is UNITs of money for one unit-second, model "" stands for each model
