@@ -11,6 +11,8 @@ from tests.kube.binary import binary
 from tests.kube.node import Node, running_node
 from tests.kube.plane import Plane
 
+NODES = 13
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,15 +31,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane with 13 nodes of 8 GPUs each. Who stops or changes a part of it puts it back at the end."""
+    """A control plane with NODES nodes of 8 GPUs each, shared by all tests of the process: see `as_it_was`."""
     plane = Plane(tmp_path_factory.mktemp("plane"))
     plane.start()
     try:
-        plane.add_nodes(13)
+        plane.add_nodes(NODES)
         yield plane
         plane.check()
     finally:
         plane.stop()
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test has done to the nodes of a plane, and however it ended, the next one finds the nodes that were there.
+
+    It is set up before all else that a test has of its own, so it is torn down after that: runs have ended by then. All other
+    things have names that no other test knows.
+    """
+    if "plane" not in request.fixturenames:
+        yield
+        return
+    plane: Plane = request.getfixturevalue("plane")
+    nodes = plane.nodes()
+    yield
+    plane.put_back(nodes)
 
 
 @pytest.fixture

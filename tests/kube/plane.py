@@ -18,7 +18,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -40,6 +40,7 @@ GPU_MODEL = "nvidia.com/gpu.product"  # the label that NVIDIA's own discovery pu
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 # Kubernetes' own defaults for its clients (20 writes a second) would be what tests measure.
 FAST_CLIENT = ("--kube-api-qps=1000", "--kube-api-burst=1000", "--leader-elect=false")
 START_SECONDS = 60.0
@@ -83,7 +84,8 @@ class Plane:
         )
         self.kubeconfig = self.kubeconfig_for("admin", ["system:masters"])
         self._running: dict[str, tuple[Service, subprocess.Popen[bytes]]] = {}
-        self._nodes = 0
+        # What was asked for, by name.
+        self._nodes: dict[str, Object] = {}
 
     # Starting and stopping
 
@@ -170,17 +172,23 @@ class Plane:
         marks = {stages.SIMULATED: "true", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
         if gpus:
             size[GPU], marks[GPU_MODEL] = str(gpus), model
-        names = [f"node-{number}" for number in range(self._nodes + 1, self._nodes + count + 1)]
-        self._nodes += count
+        made = len(self._nodes)
+        names = [f"node-{number}" for number in range(made + 1, made + count + 1)]
         for name in names:
-            node: Object = {
+            self._nodes[name] = {
                 "apiVersion": "v1",
                 "kind": "Node",
                 "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **marks, **(labels or {})}},
                 "spec": {"taints": list(taints)},
                 "status": {"capacity": size, "allocatable": size},
             }
-            self.request("POST", "/api/v1/nodes", node)
+        self._make_nodes(names)
+        return names
+
+    def _make_nodes(self, names: Sequence[str]) -> None:
+        """Returns when pods can be scheduled on them."""
+        for name in names:
+            self.request("POST", "/api/v1/nodes", self._nodes[name])
 
         def usable(nodes: dict[str, Object]) -> bool:
             return all(
@@ -189,7 +197,36 @@ class Plane:
             )
 
         self.until("/api/v1/nodes", usable)
-        return names
+
+    def nodes(self) -> dict[str, Object]:
+        return {node["metadata"]["name"]: node for node in self.request("GET", "/api/v1/nodes")["items"]}
+
+    def put_back(self, nodes: Collection[str]) -> None:
+        """These nodes, as `add_nodes` has made them, are all that there are; and the API server answers, if it was stopped.
+
+        One that was lost, cordoned, tainted, labelled or removed since is made anew.
+        """
+        if "kube-apiserver" not in self._running:
+            self.start_apiserver()
+        found = self.nodes()
+        as_made = {name for name in nodes if name in found and self._is_as_made(found[name])}
+        for name in found.keys() - as_made:
+            self.remove_node(name)
+        if missing := [name for name in nodes if name not in as_made]:
+            self._make_nodes(missing)
+
+    def _is_as_made(self, node: Object) -> bool:
+        """Apart from what Kubernetes itself writes on nodes."""
+        made = self._nodes[node["metadata"]["name"]]
+        labels = {key: value for key, value in node["metadata"]["labels"].items() if not key.startswith("beta.")}
+        taints = [each for each in node["spec"].get("taints", []) if each["key"] not in _system_taints(node)]
+        size = node["status"]["allocatable"]
+        return (labels, taints, size, node["spec"].get("unschedulable", False)) == (
+            made["metadata"]["labels"],
+            made["spec"]["taints"],
+            made["status"]["allocatable"],
+            False,
+        )
 
     def lose_node(self, name: str) -> None:
         """Nobody hears of it any more: its pods stay as they are, deleted ones as well, until the node is removed.
@@ -295,6 +332,15 @@ class Plane:
         path = f"/api/v1/namespaces/{namespace}/pods"
         for pod in self.request("GET", path, labelSelector=selector)["items"]:
             self.request("PATCH", f"{path}/{pod['metadata']['name']}", {"metadata": {"annotations": notes}})
+
+    def until_allowed(self, user: str, verb: str, resource: str, seconds: float = 30.0) -> None:
+        """The authorizer hears of roles and bindings by watches of its own, and tells nobody when it has."""
+        asked = {"user": user, "resourceAttributes": {"verb": verb, "resource": resource}}
+        end = time.monotonic() + seconds
+        while not self.request("POST", ACCESS_REVIEWS, {"spec": asked})["status"]["allowed"]:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{user} may not {verb} {resource}.")
+            time.sleep(0.05)
 
     def compact(self) -> None:
         """etcd forgets what was, as it does every 5 minutes: after an API server's restart old watches end with 410."""

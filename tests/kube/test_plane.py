@@ -199,6 +199,41 @@ def test_pods_of_a_lost_node_stay(plane: Plane, namespace: str) -> None:
     plane.remove_node(name)
 
 
+def test_nodes_are_put_back_as_they_were(plane: Plane, namespace: str) -> None:
+    before = plane.nodes()
+    lost, removed, cordoned, tainted, labelled, *_ = before
+    plane.add_nodes(1, gpus=4, model="NVIDIA-H200")
+    plane.lose_node(lost)
+    plane.remove_node(removed)
+    taint = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+    for name, change in (
+        (cordoned, {"spec": {"unschedulable": True}}),
+        (tainted, {"spec": {"taints": [taint]}}),
+        (labelled, {"metadata": {"labels": {GPU_MODEL: "NVIDIA-LOST"}}}),
+    ):
+        plane.request("PATCH", f"/api/v1/nodes/{name}", change)
+    plane.put_back(before)
+    after = plane.nodes()
+    assert after.keys() == before.keys()
+    touched = {lost, removed, cordoned, tainted, labelled}
+    for name, node in after.items():
+        # What nobody has touched is the same object still.
+        assert (node["metadata"]["uid"] == before[name]["metadata"]["uid"]) == (name not in touched)
+        assert node["metadata"]["labels"][GPU_MODEL] == "NVIDIA-A100"
+        assert condition(node, "Ready") == "True"
+        assert not node["spec"].keys() & {"taints", "unschedulable"}
+    # Those that were made anew run pods again.
+    for name in touched:
+        there = pod(name)
+        there["spec"] |= {"nodeSelector": {"kubernetes.io/hostname": name}}
+        plane.request("POST", of(namespace), there)
+    plane.until(of(namespace), all_in("Running", len(touched)))
+
+    plane.stop_apiserver()
+    plane.put_back(before)
+    assert plane.nodes().keys() == before.keys()
+
+
 def test_pod_security_restricted_refuses_root(plane: Plane) -> None:
     name = plane.make_namespace("restricted", {"pod-security.kubernetes.io/enforce": "restricted"})
     try:
