@@ -153,14 +153,16 @@ def test_its_pods_are_admitted_and_a_second_apply_changes_nothing(plane: Plane, 
         "web", "worker", "beat", "controller", "migrate",
     }  # fmt: skip
     # The labels of the NetworkPolicy, the budget and the Service are those of the pods.
-    budget = plane.request("GET", f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/web")
-    assert budget["status"]["expectedPods"] == 2
+    budgets = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+    plane.until(budgets, lambda found: found["web"]["status"].get("expectedPods") == 2)
 
 
 @pytest.mark.kube
 def test_the_account_has_the_rights_that_it_asks_for(plane: Plane, folder: Path) -> None:
     """What a pod of it can do: list pods everywhere, and nothing like reading a Secret."""
     assert kubectl(plane, "apply", "--server-side", "-k", str(folder)).returncode == 0
-    mine = f"--as=system:serviceaccount:{NAMESPACE}:portal"
+    account = f"system:serviceaccount:{NAMESPACE}:portal"
+    plane.until_allowed(account, "list", "pods")
+    mine = f"--as={account}"
     assert kubectl(plane, "auth", "can-i", "list", "pods", "--all-namespaces", mine).stdout == "yes\n"
     assert kubectl(plane, "auth", "can-i", "get", "secrets", f"--namespace={NAMESPACE}", mine).stdout == "no\n"

@@ -112,7 +112,7 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
     plane.request("POST", f"{rbac}/clusterrolebindings", binding)
     body = {"metadata": {"name": "half"}, "spec": {"kubeconfig": plane.kubeconfig_for(user).read_text()}}
     row = registration.register(read_manifest(body), acting_user=people.root)
-    plane.until(f"{rbac}/clusterrolebindings", lambda found: user in found)
+    plane.until_allowed(user, "watch", "nodes")
     report = registration.try_connection(row)
     assert report.found is not None
     assert {str(right) for right in report.found.missing} == set(taken)
