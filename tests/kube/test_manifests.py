@@ -606,11 +606,14 @@ def line(plane: Plane) -> Iterator[tuple[Client, str]]:
     for manifest in manifests.namespace_manifests(name, settings):
         client.apply(manifest, fieldValidation="Strict")
     plane.until(f"/api/v1/namespaces/{name}/serviceaccounts", lambda found: "default" in found)
+    priorities, runtimes = "/apis/scheduling.k8s.io/v1/priorityclasses", "/apis/node.k8s.io/v1/runtimeclasses"
     for priority in ("batch", "serving"):
-        body = {"metadata": {"name": priority}, "value": 10}
-        plane.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
-    plane.request("POST", "/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+        plane.request("POST", priorities, {"metadata": {"name": priority}, "value": 10})
+    plane.request("POST", runtimes, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
     yield client, name
+    # They are the whole cluster's, and the line may be made a second time on it.
+    for path in (f"{priorities}/batch", f"{priorities}/serving", f"{runtimes}/nvidia"):
+        plane.request("DELETE", path)
     client.delete(path_of("Namespace", name=name))
 
 
