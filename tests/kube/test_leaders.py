@@ -26,7 +26,8 @@ def leaders() -> set[str]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND application_name LIKE 'controller-%'"
+            "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND application_name LIKE 'controller-%' "
+            "AND datname = current_database()"
         )
         return {name for (name,) in cursor.fetchall()}
 
