@@ -14,7 +14,8 @@ from clusters.clouds.kubernetes import pods
 from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.plans import plan, role
 
-GRACE = 2
+# Much longer than a program takes that ends at once, also on a machine that has a lot to do.
+GRACE = 5
 
 
 class Container:
@@ -57,7 +58,7 @@ def test_one_that_has_something_to_save_has_the_time_for_it(tmp_path: Path) -> N
 def test_one_that_does_not_want_to_end_takes_no_more_than_its_own_time() -> None:
     code, seconds = Container("trap '' TERM; echo ready; while :; do sleep 0.1; done").stop()
     assert code == 128 + signal.SIGKILL
-    assert GRACE <= seconds < GRACE + 3
+    assert GRACE <= seconds < 2 * GRACE
 
 
 def test_its_exit_code_is_its_own() -> None:
