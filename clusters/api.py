@@ -16,7 +16,7 @@ from billing import makeup
 from billing.access import usage_of
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.models import Cluster, Flavor, Image, Run
+from clusters.models import Flavor, Image, Run
 from clusters.news import silences
 from clusters.observe import consumer
 from clusters.preview import preview
@@ -156,9 +156,7 @@ class OneCluster(APIView):
         responses={202: ClusterDocument},
     )
     def delete(self, request: Request, code: str, name: str) -> Response:
-        cluster = cluster_for(person(request), code, name, OPERATE)
-        actions.delete_cluster(cluster, acting_user=person(request))
-        return _accepted(cluster)
+        return _carry_out(request, code, name, actions.delete_cluster)
 
 
 class Deploy(APIView):
@@ -170,9 +168,7 @@ class Deploy(APIView):
         responses={202: ClusterDocument},
     )
     def post(self, request: Request, code: str, name: str) -> Response:
-        cluster = cluster_for(person(request), code, name, OPERATE)
-        actions.deploy(cluster, acting_user=person(request))
-        return _accepted(cluster)
+        return _carry_out(request, code, name, actions.deploy)
 
 
 class Disable(APIView):
@@ -184,9 +180,7 @@ class Disable(APIView):
         responses={202: ClusterDocument},
     )
     def post(self, request: Request, code: str, name: str) -> Response:
-        cluster = cluster_for(person(request), code, name, OPERATE)
-        actions.disable(cluster, acting_user=person(request))
-        return _accepted(cluster)
+        return _carry_out(request, code, name, actions.disable)
 
 
 class Cancel(APIView):
@@ -198,9 +192,7 @@ class Cancel(APIView):
         responses={202: ClusterDocument},
     )
     def post(self, request: Request, code: str, name: str) -> Response:
-        cluster = cluster_for(person(request), code, name, OPERATE)
-        actions.cancel(cluster, acting_user=person(request))
-        return _accepted(cluster)
+        return _carry_out(request, code, name, actions.cancel)
 
 
 class Runs(APIView):
@@ -280,7 +272,9 @@ def _with_notices(render: Callable[..., dict[str, Any]]) -> Callable[[Any], dict
     return lambda row: render(row, now, notices)
 
 
-def _accepted(cluster: Cluster) -> Response:
+def _carry_out(request: Request, code: str, name: str, action: Callable[..., object]) -> Response:
     """202: the wish is written down and will be carried out. The manifest shows the state right after it."""
+    cluster = cluster_for(person(request), code, name, OPERATE)
+    action(cluster, acting_user=person(request))
     cluster.refresh_from_db()
     return Response(to_manifest(cluster), status=status.HTTP_202_ACCEPTED)
