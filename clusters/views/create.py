@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from django.contrib import messages
@@ -28,6 +28,7 @@ from portal.frame import selected_appcode
 from portal.models import User
 from portal.views import person
 
+Made = TypeVar("Made")
 # What stands in for a field that is not filled in yet, so that cost and fit can be told before the name is chosen.
 STAND_INS = {"name": "unnamed", "command": "true", "env": "", "schedule_after": ""}
 
@@ -105,15 +106,8 @@ def import_clusters(request: HttpRequest) -> HttpResponse:
     user = person(request)
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
     if request.method == "POST" and form.is_valid():
-        try:
-            made = _import(read_manifests(form.text), user)
-        except Invalid as invalid:
-            form.complain(invalid.errors)
-        except PermissionDenied as denied:
-            form.complain([FieldError(("metadata", "appcode"), str(denied))])
-        except Conflict as conflict:
-            form.add_error(None, str(conflict))
-        else:
+        made = _tried(form, lambda: _import(read_manifests(form.text), user))
+        if made is not None:
             messages.success(request, f"Imported {', '.join(cluster.name for cluster in made)}.")
             return redirect("cluster", made[0].appcode.code, made[0].name) if len(made) == 1 else redirect("clusters")
     return render(request, "clusters/import.html", {"form": form})
@@ -134,18 +128,22 @@ def _import(manifests: list[ClusterManifest], user: User) -> list[Cluster]:
 
 
 def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Cluster | None:
-    """Runs the action on what the form says; what it refuses stands beside the fields."""
-    assert form.manifest is not None
+    """Runs the action on what the form says."""
+    manifest = form.manifest
+    assert manifest is not None
+    return _tried(form, lambda: action(manifest))
+
+
+def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made | None:
+    """What the action made; what it refuses stands beside the fields."""
     try:
-        cluster = action(form.manifest)
+        return action()
     except Invalid as invalid:
         form.complain(invalid.errors)
     except PermissionDenied as denied:
         form.complain([FieldError(("metadata", "appcode"), str(denied))])
     except Conflict as conflict:
         form.add_error(None, str(conflict))
-    else:
-        return cluster
     return None
 
 

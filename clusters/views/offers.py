@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from clusters.models import CloudState, Flavor, Image
 from clusters.news import silence
-from clusters.offers import save_offer
+from clusters.offers import Offer, save_offer
 from clusters.places import titles
 from clusters.views.listing import forget_flavors
 from portal.access import require_administrator
@@ -133,19 +133,21 @@ def images(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def flavor(request: HttpRequest, name: str | None = None) -> HttpResponse:
     require_administrator(person(request))
-    found = Flavor() if name is None else Flavor.objects.filter(name=name).first()
-    if found is None:
-        raise Http404(f"There is no flavor “{name}”.")
-    return _edit(request, FlavorForm, found, "admin_flavors", "Flavor")
+    return _edit(request, FlavorForm, _found(Flavor, name), "admin_flavors", "Flavor")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def image(request: HttpRequest, name: str | None = None) -> HttpResponse:
     require_administrator(person(request))
-    found = Image() if name is None else Image.objects.filter(name=name).first()
+    return _edit(request, ImageForm, _found(Image, name), "admin_images", "Image")
+
+
+def _found(model: type[Offer], name: str | None) -> Offer:
+    """The one of this name, or a new one."""
+    found = model() if name is None else model.objects.filter(name=name).first()
     if found is None:
-        raise Http404(f"There is no image “{name}”.")
-    return _edit(request, ImageForm, found, "admin_images", "Image")
+        raise Http404(f"There is no {model.__name__.lower()} “{name}”.")
+    return found
 
 
 def _edit(request: HttpRequest, form_class: type[Any], offer: Any, back: str, kind: str) -> HttpResponse:
