@@ -66,14 +66,18 @@ class Log:
                 return
 
 
-def main(folder: str, lock: int) -> None:
-    """Leaves the parent; the child goes on as the shim."""
+def leave_parent(lock: int) -> None:
+    """The child goes on in a session of its own; its number stands in the lock."""
     child = os.fork()
     if child:
         os.pwrite(lock, b"%d\n" % child, 0)
         os._exit(0)
     os.setsid()
     os.umask(0o022)
+
+
+def main(folder: str, lock: int) -> None:
+    leave_parent(lock)
     with open(os.path.join(folder, "spec.json")) as file:
         spec = json.load(file)
     status = Status(folder, spec["poke"], spec["name"])

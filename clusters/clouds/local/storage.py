@@ -23,7 +23,7 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))]
 
 from clusters.clouds.local import nfs, rclone
-from clusters.clouds.local.shim import Status
+from clusters.clouds.local.shim import Status, leave_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -217,13 +217,7 @@ def _read(path: str) -> Any:
 
 
 def main(folder: str, lock: int) -> None:
-    """Leaves the parent; the child goes on."""
-    child = os.fork()
-    if child:
-        os.pwrite(lock, b"%d\n" % child, 0)
-        os._exit(0)
-    os.setsid()
-    os.umask(0o022)
+    leave_parent(lock)
     os.set_inheritable(lock, False)
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
