@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from billing import makeup
 from billing.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
-from clusters.forms import write_env
+from clusters.forms.conversion import write_env
 from clusters.models import Cluster, Run, Task
 from clusters.news import notes, silence_of
 from clusters.observe import consumer

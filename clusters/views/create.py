@@ -16,7 +16,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.forms import ClusterForm, ImportForm, Offer, fields_of, manifest_of, read_manifests, short_document
+from clusters.forms.cluster import ClusterForm
+from clusters.forms.conversion import fields_of, manifest_of, short_document
+from clusters.forms.importing import ImportForm, read_manifests
+from clusters.forms.offer import Offer
 from clusters.models import Cluster
 from clusters.news import notes
 from clusters.preview import Preview, preview

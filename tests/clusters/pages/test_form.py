@@ -56,7 +56,9 @@ def manifests(draw):
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(document=manifests())
 def test_every_manifest_survives_the_form(document):
-    from clusters.forms import ClusterForm, Offer, fields_of
+    from clusters.forms.cluster import ClusterForm
+    from clusters.forms.conversion import fields_of
+    from clusters.forms.offer import Offer
     from clusters.specs import ClusterManifest
 
     manifest = ClusterManifest.model_validate(document)
@@ -172,7 +174,7 @@ def test_bad_input_is_refused_at_its_field(typed, field, make_cluster, stores, p
     ],
 )
 def test_errors_are_said_shortly(said, shown):
-    from clusters.forms import polite
+    from clusters.forms.conversion import polite
 
     assert polite(said) == shown
 

@@ -1,0 +1,1 @@
+"""Forms by which clusters are made: New Cluster and Import."""
