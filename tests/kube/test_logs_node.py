@@ -102,13 +102,22 @@ def heard(session: Session, seconds: float = 20) -> tuple[int | None, bytes, byt
     return session.exit_code, found["stdout"], found["stderr"]
 
 
+# It says when it is what Ctrl-C ends, and not the shell that is still about to start it.
+ASLEEP = b"sh -c 'echo asleep; exec sleep 1000'"
+
+
+def until_size(rows: int, columns: int) -> bytes:
+    """For a shell: a window tells nobody when its new size has arrived."""
+    return b"until stty size | grep -qx '%d %d'; do sleep 0.1; done; " % (rows, columns)
+
+
 class TestLogs:
     def test_it_is_read_from_anywhere(self, followed: Following, start: Any) -> None:
         cloud = followed.cloud
         run = start("i=0; while [ $i -lt 3000 ]; do echo line $i of a log; i=$((i+1)); done; printf end")
         until_ended(followed, run)
         text = b"".join(b"line %d of a log\n" % n for n in range(3000)) + b"end"
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not (everything := whole(cloud, run)).complete:
             assert time.monotonic() < deadline
         assert everything.data == text
@@ -135,13 +144,18 @@ class TestLogs:
         opened = []
         real = logs._open
         monkeypatch.setattr(logs, "_open", lambda *args, **more: (opened.append(more), real(*args, **more))[1])
-        run = start("for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.5; done")
+        # It goes on when it is followed.
+        run = start(
+            "echo up; until [ -e /tmp/go ]; do sleep 0.1; done; for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.5; done"
+        )
         times, text = [], b""
         for chunk in followed.cloud.follow(run, "worker", 0, attempt=0):
             text += chunk.data
-            if chunk.data:
+            if b"up" in chunk.data:
+                assert heard(followed.cloud.exec(run, "worker", 0, ["touch", "/tmp/go"])) == (0, b"", b"")
+            if b"tick" in chunk.data:
                 times.append(time.monotonic())
-        assert text == b"".join(b"tick %d\n" % n for n in range(1, 7))
+        assert text == b"up\n" + b"".join(b"tick %d\n" % n for n in range(1, 7))
         assert times[-1] - times[0] > 1.0
         # The connection, and what tells that this was all.
         assert len(opened) <= 5
@@ -263,13 +277,11 @@ class TestExec:
                 output = session.receive(0.5)
                 shown += output.data if output else b""
 
-        time.sleep(0.3)
-        session.send(b"stty size; tty; echo ready\r")
+        session.send(until_size(39, 117) + b"tty; echo ready\r")
         until(b"\nready\r\n")
-        assert b"39 117" in shown
         assert b"/dev/pts/" in shown
-        session.send(b"sleep 1000\r")
-        time.sleep(0.5)
+        session.send(ASLEEP + b"\r")
+        until(b"\nasleep\r\n")
         session.send(b"\x03")
         session.send(b"echo again\r")
         until(b"\nagain\r\n")
@@ -571,12 +583,11 @@ class TestCommands:
 
         terminal = Terminal("ops-demo/demo", "master", "0", columns=91, rows=33)
         terminal.until(b"$ ")
-        terminal.type(b"stty size; echo name=$NAME\r")
-        assert b"33 91" in terminal.until(b"name=value\r\n")
+        terminal.type(until_size(33, 91) + b"echo name=$NAME\r")
+        terminal.until(b"name=value\r\n")
         terminal.resize(120, 40)
-        time.sleep(0.5)  # a window tells nobody when its new size has arrived
-        terminal.type(b"stty size; sleep 1000\r")
-        terminal.until(b"40 120")
+        terminal.type(until_size(40, 120) + ASLEEP + b"\r")
+        terminal.until(b"\nasleep\r\n")
         terminal.type(b"\x03")
         terminal.type(b"echo again\r")
         terminal.until(b"\nagain\r\n")

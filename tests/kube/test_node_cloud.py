@@ -20,6 +20,8 @@ from tests.kube.plans import plan, role, run_ref
 pytestmark = [pytest.mark.kube, pytest.mark.node]
 
 SERVE = "echo welcome >/tmp/index.html; httpd -p 8080 -h /tmp"
+# Input and sizes of the window come by two ways, of which either may be the faster.
+SIZE = "read word; until stty size | grep '40 100'; do sleep 0.1; done; exit 6"
 BUSYBOX = ImageRef("busybox", "gpu-cloud/busybox:1", "", "")
 
 
@@ -112,12 +114,18 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
 
 
 def test_a_log_is_followed_while_the_program_writes(cloud: KubernetesCloud, run: RunRef) -> None:
-    with launched(cloud, run, shell("master", "for n in 1 2 3; do echo $n; sleep 1; done")) as following:
-        following.until(lambda: following.of(run, "Running") or following.of(run, "Succeeded"))
-        chunks = list(cloud.follow(run, "master", 0, attempt=0))
-        assert b"".join(chunk.data for chunk in chunks) == b"1\n2\n3\n"
-        assert chunks[-1].complete
-        assert len([chunk for chunk in chunks if chunk.data]) == 3
+    # It writes a line when the one before has been read.
+    program = "for n in 1 2 3; do until [ -e /tmp/$n ]; do sleep 0.1; done; echo $n; done"
+    with launched(cloud, run, shell("master", program)) as following:
+        following.until(lambda: following.of(run, "Running"))
+        read, asked = b"", 0
+        for chunk in cloud.follow(run, "master", 0, attempt=0):
+            read += chunk.data
+            if read.count(b"\n") == asked < 3:
+                asked += 1
+                assert output(cloud.exec(run, "master", 0, ["touch", f"/tmp/{asked}"])) == (0, b"", b"")
+        assert read == b"1\n2\n3\n"
+        assert chunk.complete
 
 
 def test_commands_read_what_they_are_sent(cloud: KubernetesCloud, run: RunRef) -> None:
@@ -127,7 +135,7 @@ def test_commands_read_what_they_are_sent(cloud: KubernetesCloud, run: RunRef) -
         session.send(b"b\na\n")
         session.end_input()
         assert output(session) == (4, b"a\nb\n", b"")
-        terminal = cloud.exec(run, "master", 0, ["sh", "-c", "read word; stty size; exit 6"], tty=True)
+        terminal = cloud.exec(run, "master", 0, ["sh", "-c", SIZE], tty=True)
         terminal.resize(100, 40)
         terminal.send(b"go\r")
         code, said, _ = output(terminal)
