@@ -110,14 +110,21 @@ def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
     assert isinstance(client, CountingClient)
     run = run_ref(space)
     roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 60, gpus=0))
+    # Who acknowledges writes, too: how much of it until the launch is over is chance.
+    following.acknowledges = False
     cloud.apply(plan(*roles, run=run, mounts=data()))
     assert client.writes <= 10
+    following.acknowledges = True
+    cloud.acknowledge(())
     following.until(lambda: len(following.of(run, "Running")) == 62)
     assert following.storage(run)[-1] == "ready"
+    following.acknowledges = False
     client.writes = 0
     cloud.delete(run)
     # The owner, the Service and what makes the pods of each role.
     assert client.writes == 5
+    following.acknowledges = True
+    cloud.acknowledge(tuple(following.of(run)))
     following.until(lambda: following.is_gone(run))
 
 
@@ -128,9 +135,12 @@ def test_a_run_ends_although_somebody_resumes_its_job_meanwhile(
     run = run_ref(space)
     cloud.apply(plan(role("worker", 3), run=run))
     following.until(lambda: len(following.of(run, "Running")) == 3)
+    following.acknowledges = False  # so that its Job is there for as long as that takes
     cloud.delete(run)
     job = f"/apis/batch/v1/namespaces/{space}/jobs/{names.role_name(run, 'worker')}"
     plane.request("PATCH", job, {"spec": {"suspend": False}})
+    following.acknowledges = True
+    cloud.acknowledge(tuple(following.of(run)))
     following.until(lambda: following.is_gone(run))
     plane.until(f"/api/v1/namespaces/{space}/configmaps", lambda found: names.owner_name(run) not in found)
     assert left_of(plane, run) == []
