@@ -113,7 +113,7 @@ def _read(appcodes: Sequence[int] | None, now: dt.datetime) -> tuple[Dashboard, 
     """The sums of the month, and of the days of which a forecast takes the mean; and what runs now an hour, by the number of
     the appcode."""
     first = month_of(now)
-    month = Range(first, dashboard.following(first), "month")
+    month = Range(first, periods.following(first), "month")
     mean = Range(budgets.first_mean_day(now), now.date() + DAY, "month")
     spent = dashboard.read(month, "appcode", now, appcodes=appcodes, also=["line"])
     lately = dashboard.read(mean, "appcode", now, appcodes=appcodes, also=["line"])

@@ -68,7 +68,7 @@ class Range:
         """They adjoin; the first and the last month may be cut."""
         edges, edge = [self.since], self.since
         while edge < self.until:
-            edge = edge + DAY if self.step == "day" else following(edge)
+            edge = edge + DAY if self.step == "day" else periods.following(edge)
             edges.append(min(edge, self.until))
         return list(pairwise(edges))
 
@@ -76,7 +76,7 @@ class Range:
     def before(self) -> Range:
         """As many days, or whole months, right before."""
         first = self.since.replace(day=1)
-        if self.since == first and self.until == following(self.last_day):
+        if self.since == first and self.until == periods.following(self.last_day):
             months = (self.until.year - self.since.year) * 12 + self.until.month - self.since.month
             for _ in range(months):
                 first = (first - DAY).replace(day=1)
@@ -129,11 +129,6 @@ class Dashboard:
     def totals(self) -> list[tuple[dt.date, Used]]:
         """Of every column."""
         return [(since, sum(self.by_group[since].values(), Used())) for since, _ in self.range.columns]
-
-
-def following(day: dt.date) -> dt.date:
-    """The first day of the month after that of `day`."""
-    return (day.replace(day=1) + 31 * DAY).replace(day=1)
 
 
 def parse(since: str, until: str, step: str, today: dt.date) -> Range:
@@ -320,7 +315,7 @@ def _rollups(range_: Range, months: str) -> list[tuple[str, dt.date, dt.date]]:
     """Which rows of which table make up the range: whole months, and days at its edges."""
     if range_.step == "day":
         return [(DAILY, range_.since, range_.until)]
-    first = range_.since if range_.since.day == 1 else following(range_.since)
+    first = range_.since if range_.since.day == 1 else periods.following(range_.since)
     last = range_.until.replace(day=1)
     if first >= last:
         return [(DAILY, range_.since, range_.until)]

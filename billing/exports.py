@@ -22,7 +22,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q
 
-from billing import focus, invoicing
+from billing import focus, invoicing, periods
 from billing.dashboard_models import GeneratedAppcode
 from billing.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoice_models import CreditNote, Invoice, InvoiceCredit
@@ -58,7 +58,7 @@ def rows(month: date, appcodes: Sequence[int] | None) -> Generator[Row, None, No
 
 
 def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
-    bill = Bill(invoicing.period_of(month), settings.CURRENCY)
+    bill = Bill(periods.month_of(month), settings.CURRENCY)
     mine: dict[str, Any] = {} if appcodes is None else {"appcode__in": list(appcodes)}
     account = _accounts(month, mine)
     bills: dict[int, Bill] = {}
@@ -89,7 +89,7 @@ def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
     )
     for note in notes.order_by("pk"):
         on = replace(bill, invoice=note.number, currency=note.invoice.currency)
-        of = invoicing.period_of(note.invoice.month)
+        of = periods.month_of(note.invoice.month)
         yield focus.credit_note(note.amount, note.reason, account(note.invoice.appcode_id), on, of)
 
 

@@ -11,7 +11,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.http import Http404
 from django.utils import timezone
 
-from billing import access, invoicing, mails
+from billing import access, invoicing, mails, periods
 from billing.access import Usage
 from billing.invoice_models import Closing, Invoice, InvoiceLine, Mail
 from billing.invoices import Document, hours
@@ -88,11 +88,11 @@ class OpenMonth:
 
 def open_months(appcodes: QuerySet[Appcode], now: dt.datetime) -> list[OpenMonth]:
     """The month that lasts, and those whose grace time runs, the latest first."""
-    this = invoicing.period_of(now.date().replace(day=1))
+    this = periods.month_of(now.date().replace(day=1))
     waiting = [(row.month, "closing", row.due_at) for row in Closing.objects.filter(closed_at=None)]
     asked = [(this.since.date(), "open", this.until + invoicing.grace()), *reversed(waiting)]
     return [
-        OpenMonth(month, state, due, access.usage_by_appcode(appcodes, invoicing.period_of(month), now))
+        OpenMonth(month, state, due, access.usage_by_appcode(appcodes, periods.month_of(month), now))
         for month, state, due in asked
     ]
 
@@ -108,7 +108,7 @@ def closed_months(appcodes: QuerySet[Appcode], most: int = 24) -> list[tuple[dt.
 
 def entries(line: InvoiceLine) -> QuerySet[LedgerEntry]:
     """The entries of the ledger that add up to a line of a closed invoice."""
-    invoice, month = line.invoice, invoicing.period_of(line.month)
+    invoice, month = line.invoice, periods.month_of(line.month)
     rows = LedgerEntry.objects.filter(
         appcode=invoice.appcode_id, pk__lte=invoice.mark, since__gte=month.since, since__lt=month.until, sku=line.sku,
         price_id=line.price_id, per_hour=line.per_hour, discount=line.discount, business_line=line.business_line,

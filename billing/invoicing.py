@@ -62,7 +62,7 @@ class Span:
 
     @property
     def period(self) -> periods.Period:
-        return period_of(self.month)
+        return periods.month_of(self.month)
 
     def covers(self, row: LedgerEntry) -> bool:
         if row.kind == LedgerEntry.Kind.CREDIT or not self.low < row.pk <= self.mark or row.month > self.month:
@@ -73,14 +73,6 @@ class Span:
 def grace() -> dt.timedelta:
     found: dt.timedelta = settings.INVOICE_GRACE
     return found
-
-
-def period_of(month: dt.date) -> periods.Period:
-    return periods.month(dt.datetime(month.year, month.month, 1, tzinfo=dt.UTC))
-
-
-def following(month: dt.date) -> dt.date:
-    return period_of(month).until.date()
 
 
 # Closing
@@ -103,12 +95,12 @@ def close_due(now: dt.datetime | None = None) -> int:
 def plan(now: dt.datetime) -> None:
     """Notes the closing of every month that is over, from the first with any usage on."""
     last = Closing.objects.order_by("-month").first()
-    first = following(last.month) if last else MonthlyUsage.objects.aggregate(first=Min("month"))["first"]
+    first = periods.following(last.month) if last else MonthlyUsage.objects.aggregate(first=Min("month"))["first"]
     this = periods.month(now).since.date()
     rows, month = [], first
     while month is not None and month < this:
-        rows.append(Closing(month=month, due_at=period_of(month).until + grace()))
-        month = following(month)
+        rows.append(Closing(month=month, due_at=periods.month_of(month).until + grace()))
+        month = periods.following(month)
     if rows:
         Closing.objects.bulk_create(rows, ignore_conflicts=True)
 
@@ -174,7 +166,7 @@ def _after(month: dt.date) -> int:
 def _low(month: dt.date) -> int:
     """The last mark up to which nothing belongs to this month, nor to one after it."""
     marked = Closing.objects.filter(month__lt=month).exclude(mark=None)
-    early = marked.filter(Q(latest=None) | Q(latest__lt=period_of(month).since)).order_by("-month").first()
+    early = marked.filter(Q(latest=None) | Q(latest__lt=periods.month_of(month).since)).order_by("-month").first()
     return early.mark or 0 if early else 0
 
 
@@ -324,7 +316,7 @@ def state_of(month: dt.date, now: dt.datetime) -> str:
     """ "open", "closing" or "closed"; "" for a month to come, and for one before the first with any usage."""
     if month > now.date():
         return ""
-    if period_of(month).until > now:
+    if periods.month_of(month).until > now:
         return "open"
     closing = Closing.objects.filter(month=month).first()
     if closing is None:

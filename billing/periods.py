@@ -54,6 +54,16 @@ def month(moment: dt.datetime) -> Period:
     return Period(first, (first + 31 * DAY).replace(day=1))
 
 
+def month_of(day: dt.date) -> Period:
+    """The calendar month of a day."""
+    return month(dt.datetime(day.year, day.month, 1, tzinfo=dt.UTC))
+
+
+def following(day: dt.date) -> dt.date:
+    """The first day of the month after that of `day`."""
+    return (day.replace(day=1) + 31 * DAY).replace(day=1)
+
+
 def month_before(period: Period) -> Period:
     return month(month(period.since).since - DAY)
 

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import invoice_access, invoicing, mails, pdf
+from billing import invoice_access, invoicing, mails, pdf, periods
 from billing.exports import FORMATS
 from billing.files import csv_file, download
 from billing.forms import CreditNoteForm
@@ -97,7 +97,7 @@ def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
 
 
 def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNoteForm) -> HttpResponse:
-    document, period = sheet.document, invoicing.period_of(sheet.document.month)
+    document, period = sheet.document, periods.month_of(sheet.document.month)
     own = [(place, line) for place, line in enumerate(document.lines, 1) if line.key.month == document.month]
     late = [(place, line) for place, line in enumerate(document.lines, 1) if line.key.month != document.month]
     context = {
@@ -126,7 +126,7 @@ def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) ->
     context = {
         "row": row, "line": line.line, "place": place, "entries": [EntryRow(entry) for entry in shown],
         "next_cursor": following, "complete": (totals["quantity"], totals["charge"]) == (line.quantity, line.charge),
-        "usage_query": period_query(invoicing.period_of(line.month)), "late": line.month != row.month,
+        "usage_query": period_query(periods.month_of(line.month)), "late": line.month != row.month,
     }  # fmt: skip
     return render(request, "billing/invoice_line.html", context)
 
@@ -168,7 +168,7 @@ def months(request: HttpRequest) -> HttpResponse:
     rows = [(row, *sums.get(row.month, (0, Decimal(0)))) for row in Closing.objects.order_by("-month")]
     context = {
         "rows": rows, "now": now, "unsent": invoice_access.unsent(), "sends": mails.configured(),
-        "grace": invoicing.grace(), "this": invoicing.period_of(now.date().replace(day=1)),
+        "grace": invoicing.grace(), "this": periods.month_of(now.date().replace(day=1)),
     }  # fmt: skip
     return render(request, "billing/months.html", context)
 

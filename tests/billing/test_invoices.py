@@ -19,7 +19,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import history, invoices, invoicing, metering, posting
+from billing import history, invoices, invoicing, metering, periods, posting
 from billing.models import (
     Closing,
     Credit,
@@ -81,7 +81,7 @@ def check(now: dt.datetime) -> None:
     last = Closing.objects.exclude(closed_at=None).order_by("-month").first()
     if last is None:
         return
-    until, mark = invoicing.period_of(last.month).until, last.mark
+    until, mark = periods.month_of(last.month).until, last.mark
     ledger, charges, lines, line_charges = Counter(), Counter(), Counter(), Counter()
     for row in LedgerEntry.objects.filter(pk__lte=mark, since__lt=until).exclude(kind="credit"):
         ledger[row.appcode_id, row.sku, row.month] += row.quantity
@@ -524,7 +524,7 @@ class Story:
 
     def month(self, _) -> None:
         """A month goes by and is closed; its invoices say what their drafts said just before."""
-        self.now = invoicing.period_of(self.now.date().replace(day=1)).until + dt.timedelta(days=4)
+        self.now = periods.month_of(self.now.date().replace(day=1)).until + dt.timedelta(days=4)
         posting.post(self.now)
         invoicing.plan(self.now)
         for closing in Closing.objects.filter(closed_at=None):
@@ -551,7 +551,7 @@ def test_segments_ledger_and_invoices_agree(ops, flight, drawn, steps_, portion)
             for row in InvoiceLine.objects.select_related("invoice"):
                 billed[row.invoice.appcode_id, row.sku] += row.quantity
             assert {key: value for key, value in billed.items() if value} == +of_segments(
-                invoicing.period_of(last.month).until
+                periods.month_of(last.month).until
             )
         with connection.cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
-from billing import dashboard, history, measured
+from billing import dashboard, history, measured, periods
 from billing.dashboard import Group, Range, Used
 from billing.rating import display
 from billing.usage import floor
@@ -73,7 +73,7 @@ class Asked:
     def title(self) -> str:
         """ "November 2026" or "5 October to 24 December 2026"."""
         first, last = self.range.since, self.range.last_day
-        if first.day == 1 and self.range.until == dashboard.following(first):
+        if first.day == 1 and self.range.until == periods.following(first):
             return f"{first:%B %Y}"
         return f"{first.day} {first:%B %Y} to {last.day} {last:%B %Y}"
 
@@ -88,7 +88,7 @@ class Asked:
         first = today.replace(day=1)
         before = (first - dt.timedelta(days=1)).replace(day=1)
         # The first day of the month eleven months ago.
-        year = dashboard.following(first.replace(year=first.year - 1))
+        year = periods.following(first.replace(year=first.year - 1))
         named = {
             "Last 30 days": (today - dt.timedelta(days=29), today),
             "This month": (first, today),
