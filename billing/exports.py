@@ -22,7 +22,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q
 
-from billing import focus, invoicing, periods
+from billing import focus, periods, spans
 from billing.dashboard_models import GeneratedAppcode
 from billing.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoice_models import CreditNote, Invoice, InvoiceCredit
@@ -51,7 +51,7 @@ FACTS = (
 def rows(month: date, appcodes: Sequence[int] | None) -> Generator[Row, None, None]:
     """Every row of a month for these appcodes (None: all), those of the ledger in its order. In one snapshot, which lasts until
     the last row was taken or the iterator is closed."""
-    with invoicing.snapshot():
+    with spans.snapshot():
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_SECONDS * 1000])
         yield from _rows(month, appcodes)
@@ -94,8 +94,8 @@ def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
 
 
 def _entries(month: date, mine: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """What `invoicing.COVERED` adds up, by a cursor of the server."""
-    span = invoicing.span_so_far(month)
+    """What `spans.COVERED` adds up, by a cursor of the server."""
+    span = spans.span_so_far(month)
     since, until = span.period.window
     covered = Q(since__gte=since) | Q(pk__gt=span.after)
     found = LedgerEntry.objects.filter(covered, **mine, pk__gt=span.low, pk__lte=span.mark, since__lt=until)

@@ -11,7 +11,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.http import Http404
 from django.utils import timezone
 
-from billing import access, invoicing, mails, periods
+from billing import access, drafts, invoicing, mails, periods
 from billing.access import Usage
 from billing.invoice_models import Closing, Invoice, InvoiceLine, Mail
 from billing.invoices import Document, hours
@@ -28,7 +28,7 @@ class Sheet:
 
     document: Document
     row: Invoice | None = None
-    draft: invoicing.Draft | None = None
+    draft: drafts.Draft | None = None
 
     @property
     def state(self) -> str:
@@ -60,10 +60,10 @@ def sheet(appcode: Appcode, month: dt.date, now: dt.datetime) -> Sheet:
     """The invoice of a month, closed or not. Raises Http404 where there is none and will be none."""
     if row := closed(appcode, month):
         return Sheet(row.document, row=row)
-    state = invoicing.state_of(month, now)
+    state = drafts.state_of(month, now)
     if state in ("", "closed"):
         raise Http404(f"{appcode.code} has no invoice for {month:%B %Y}.")
-    draft = invoicing.draft(appcode, month, now)
+    draft = drafts.draft(appcode, month, now)
     return Sheet(draft.document, draft=draft)
 
 

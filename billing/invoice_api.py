@@ -15,7 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import invoice_access, invoicing, pdf
+from billing import credit_notes, invoice_access, invoicing, pdf
 from billing.files import csv_file, download
 from billing.invoice_models import Closing
 from billing.invoice_serializers import (
@@ -143,7 +143,7 @@ class CreditNotes(APIView):
         if row is None:
             raise Http404(f"{code} has no closed invoice for {month:%B %Y}.")
         asked = CreditNoteRequest.model_validate(request.data)
-        note = invoicing.credit_note(row, asked.amount, asked.reason, acting_user=user)
+        note = credit_notes.issue(row, asked.amount, asked.reason, acting_user=user)
         return Response(credit_note_document(note), status=status.HTTP_201_CREATED)
 
 

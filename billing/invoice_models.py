@@ -1,6 +1,6 @@
 """Invoices: closings of months, closed invoices with their lines and the credits that they used up, credit notes; and mail.
 
-An invoice that is open is no row: it is what the ledger says so far (`invoicing.draft`). A row is a closed one, complete with all
+An invoice that is open is no row: it is what the ledger says so far (`drafts.draft`). A row is a closed one, complete with all
 its lines and never changed: triggers of migration 0006 refuse anything else. Names are copied, so that an invoice says the same
 when what it names is called otherwise.
 """

@@ -1,4 +1,4 @@
-"""Closing months: from the ledger to invoices, once, in portions that are each complete; and what the open ones say so far.
+"""Closing months: from the ledger to invoices, once, in portions that are each complete.
 
 The first thing that a closing writes is its mark, the last number of the ledger that it covers, while nobody posts. From then on
 what its invoices say is settled, because entries up to the mark never change: every portion of appcodes is one transaction
@@ -9,65 +9,31 @@ with a higher number for a month whose mark is set came too late; the next invoi
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import transaction
 from django.db.models import Max, Min, Q, Sum
 from django.utils import timezone
 
-from billing import invoices, ledger, mails, periods, posting, wakeups
+from billing import invoices, mails, periods, posting, wakeups
 from billing.dashboard_models import GeneratedAppcode
 from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail
-from billing.invoices import Available, Document, Key, Line, Note
-from billing.metering import price_book
-from billing.models import Credit, LedgerEntry, MonthlyUsage, Ownership, UsageSegment
+from billing.invoices import Available, Document, Line
+from billing.models import Credit, LedgerEntry, MonthlyUsage, Ownership
 from billing.rating import UNIT
+from billing.spans import Span, lines_of, mark_before, span_of
 from billing.usage import floor
 from portal.access import require_administrator
-from portal.errors import Conflict, FieldError, Invalid
+from portal.errors import Conflict
 from portal.events import entry, record, record_all
 from portal.models import Appcode, Event, User
 
 PORTION = 200
 # Whoever closes years of history does not send mail about each of their months.
 MAIL_UNTIL = dt.timedelta(days=62)
-
-# What the invoices of a month cover: its own entries, and those of earlier months that came too late for the one before. The
-# lower bound spares reading what was posted before the month began.
-COVERED = """
-SELECT appcode_id, date_trunc('month', since AT TIME ZONE 'UTC')::date, business_line, sku, price_id, per_hour, discount,
-    sum(quantity)::bigint, sum(charge)
-FROM billing_ledgerentry
-WHERE id > %(low)s AND id <= %(mark)s AND kind <> 'credit' AND since < %(until)s AND (since >= %(since)s OR id > %(after)s)
-    AND (%(appcode)s::bigint IS NULL OR appcode_id = %(appcode)s)
-GROUP BY 1, 2, 3, 4, 5, 6, 7
-HAVING sum(quantity) <> 0 OR sum(charge) <> 0
-"""
-# Numbers beyond all entries, for what has no mark yet.
-ENDLESS = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Span:
-    """Which entries of the ledger the invoices of `month` cover; see COVERED."""
-
-    month: dt.date
-    low: int
-    after: int
-    mark: int
-
-    @property
-    def period(self) -> periods.Period:
-        return periods.month_of(self.month)
-
-    def covers(self, row: LedgerEntry) -> bool:
-        if row.kind == LedgerEntry.Kind.CREDIT or not self.low < row.pk <= self.mark or row.month > self.month:
-            return False
-        return row.month == self.month or row.pk > self.after
 
 
 def grace() -> dt.timedelta:
@@ -110,7 +76,7 @@ def close(closing: Closing, now: dt.datetime, portion: int = PORTION) -> int:
     span = _mark(closing, now)
     if span is None:
         return 0
-    sums = _sums(span)
+    sums = lines_of(span)
     codes = sorted(sums)
     made = 0
     for first in range(0, len(codes), portion):
@@ -133,7 +99,7 @@ def _mark(closing: Closing, now: dt.datetime) -> Span | None:
     if row.mark is None:
         last = LedgerEntry.objects.order_by("-pk").values_list("pk", flat=True).first()
         # Never lower than the one before, whatever becomes of the ledger.
-        after = _after(row.month)
+        after = mark_before(row.month)
         row.mark, row.marked_at = max(last or 0, after), now
         before = Closing.objects.filter(month__lt=row.month).aggregate(latest=Max("latest"))["latest"]
         new = LedgerEntry.objects.filter(pk__gt=after, pk__lte=row.mark).exclude(kind=LedgerEntry.Kind.CREDIT)
@@ -141,45 +107,6 @@ def _mark(closing: Closing, now: dt.datetime) -> Span | None:
         row.latest = max(filter(None, (before, begun)), default=None)
         row.save(update_fields=["mark", "marked_at", "latest"])
     return span_of(row)
-
-
-def span_of(closing: Closing) -> Span:
-    assert closing.mark is not None
-    return Span(closing.month, _low(closing.month), _after(closing.month), closing.mark)
-
-
-def span_so_far(month: dt.date) -> Span:
-    """What the invoices of a month cover, whether it is closed or not."""
-    closing = Closing.objects.filter(month=month).first()
-    unfinished = Closing.objects.filter(month__lt=month, closed_at=None).exists()
-    # Only the next invoice to be closed has what came late.
-    after = ENDLESS if unfinished else _after(month)
-    return Span(month, _low(month), after, (closing and closing.mark) or ENDLESS)
-
-
-def _after(month: dt.date) -> int:
-    """The mark of the month before."""
-    before = Closing.objects.filter(month__lt=month).exclude(mark=None).order_by("-month").first()
-    return before.mark or 0 if before else 0
-
-
-def _low(month: dt.date) -> int:
-    """The last mark up to which nothing belongs to this month, nor to one after it."""
-    marked = Closing.objects.filter(month__lt=month).exclude(mark=None)
-    early = marked.filter(Q(latest=None) | Q(latest__lt=periods.month_of(month).since)).order_by("-month").first()
-    return early.mark or 0 if early else 0
-
-
-def _sums(span: Span, appcode_id: int | None = None) -> dict[int, list[Line]]:
-    """The lines of each appcode in the span, in no order."""
-    since, until = span.period.window
-    found: dict[int, list[Line]] = {}
-    with connection.cursor() as cursor:
-        asked = {"low": span.low, "after": span.after, "mark": span.mark, "appcode": appcode_id}
-        cursor.execute(COVERED, {**asked, "since": since, "until": until})
-        for code, *key, quantity, charge in cursor.fetchall():
-            found.setdefault(code, []).append(Line(Key(*key), quantity, charge))
-    return found
 
 
 @transaction.atomic
@@ -193,9 +120,9 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
     if not missing:
         return 0
     codes = Appcode.objects.in_bulk(missing)
-    owners, credits_ = _owners(missing, span.period.until), _available(missing, span.period)
+    owners, credits_ = owners_of(missing, span.period.until), available_credits(missing, span.period)
     documents = {
-        pk: _document(codes[pk], owners.get(pk, ""), span, sums[pk], credits_.get(pk, ()), now) for pk in missing
+        pk: document_of(codes[pk], owners.get(pk, ""), span, sums[pk], credits_.get(pk, ()), now) for pk in missing
     }
     rows = Invoice.objects.bulk_create(Invoice.of(document, pk) for pk, document in documents.items())
     InvoiceLine.objects.bulk_create(
@@ -212,7 +139,7 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
     return len(rows)
 
 
-def _document(
+def document_of(
     appcode: Appcode, line: str, span: Span, sums: Sequence[Line], credits_: Sequence[Available], now: dt.datetime
 ) -> Document:
     document = Document(
@@ -256,7 +183,7 @@ def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -
     )
 
 
-def _owners(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
+def owners_of(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
     """The business line that each belonged to in the last second before `until`; the first one known holds before, too."""
     found: dict[int, str] = {}
     for row in Ownership.objects.filter(appcode__in=appcodes).order_by("appcode", "valid_from"):
@@ -265,7 +192,7 @@ def _owners(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
     return found
 
 
-def _available(appcodes: Sequence[int], period: periods.Period) -> dict[int, list[Available]]:
+def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[int, list[Available]]:
     """What is left of the credits of each that hold in any part of the month, what ends first first."""
     found: dict[int, list[Available]] = {}
     holding = Q(expires_at=None) | Q(expires_at__gt=period.since)
@@ -286,94 +213,17 @@ def _closed_event(row: Invoice) -> Event:
 
 
 def invoice_mail(row: Invoice) -> mails.Letter:
-    link = f"{settings.PORTAL_ORIGIN}/invoices/{row.code}/{row.month:%Y-%m}"
-    text = f"{row.name} ({row.code}) used {row.total:,} {row.currency} in {row.month:%B %Y}.\n\n{link}\n"
+    text = f"{row.name} ({row.code}) used {row.total:,} {row.currency} in {row.month:%B %Y}.\n\n{address_of(row)}\n"
     subject = f"Invoice {row.number}: {row.total:,} {row.currency}"
     return mails.Letter(mail_key(row), row.appcode_id, subject, text)
 
 
+def address_of(invoice: Invoice) -> str:
+    return f"{settings.PORTAL_ORIGIN}/invoices/{invoice.code}/{invoice.month:%Y-%m}"
+
+
 def mail_key(row: Invoice) -> str:
     return f"invoice {row.number}"
-
-
-# What is not closed yet
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An invoice that is open (its month lasts), or closing (the grace time runs): `document` is what it says so far."""
-
-    document: Document
-    state: str
-    due_at: dt.datetime
-
-    @property
-    def running(self) -> bool:
-        return self.state == "open"
-
-
-def state_of(month: dt.date, now: dt.datetime) -> str:
-    """ "open", "closing" or "closed"; "" for a month to come, and for one before the first with any usage."""
-    if month > now.date():
-        return ""
-    if periods.month_of(month).until > now:
-        return "open"
-    closing = Closing.objects.filter(month=month).first()
-    if closing is None:
-        # It is over, and the next sweep will note it.
-        first = MonthlyUsage.objects.aggregate(first=Min("month"))["first"]
-        return "closing" if first and first <= month else ""
-    return closing.state
-
-
-def draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
-    """What the invoice of an open month says, exact to the second: what is posted, and what is still to be."""
-    with snapshot():
-        return _draft(appcode, month, now)
-
-
-@contextmanager
-def snapshot() -> Iterator[None]:
-    """What is read within is all of one moment, so that what is just being posted is not seen twice or never."""
-    outermost = not connection.in_atomic_block
-    with transaction.atomic():
-        if outermost:
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        yield
-
-
-def _draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
-    closing = Closing.objects.filter(month=month).first()
-    span = span_so_far(month)
-    lines = _sums(span, appcode.pk).get(appcode.pk, [])
-    if span.mark == ENDLESS:
-        lines = invoices.added(
-            (line.key, line.quantity, line.charge) for line in [*lines, *_waiting(appcode, span, now)]
-        )
-    credits_ = _available([appcode.pk], span.period).get(appcode.pk, [])
-    owner = _owners([appcode.pk], span.period.until).get(appcode.pk, "")
-    document = _document(appcode, owner, span, lines, credits_, now)
-    due = closing.due_at if closing else span.period.until + grace()
-    return Draft(document, "open" if span.period.until > now else "closing", due)
-
-
-def _waiting(appcode: Appcode, span: Span, now: dt.datetime) -> list[Line]:
-    """What posting would add until `now`: the lines of segments that are not finished, less those that stand in the ledger."""
-    segments = list(UsageSegment.objects.filter(due__appcode_id=appcode.pk))
-    if not segments:
-        return []
-    prices = price_book()
-    owners = [row.owner for row in Ownership.objects.filter(appcode=appcode)]
-    first = span.month if span.after == ENDLESS else dt.date.min
-    rows = [
-        (Key.of(line), line.quantity, line.charge)
-        for segment in segments
-        for line in ledger.entries_of(segment.segment, prices, owners, now)
-    ]
-    posted = LedgerEntry.objects.filter(segment__in=[segment.pk for segment in segments])
-    rows += [(Key.of(line.entry), -line.quantity, -line.charge) for line in posted.iterator(2000)]
-    return invoices.added(row for row in rows if first <= row[0].month <= span.month)
 
 
 # What administrators do
@@ -394,56 +244,6 @@ def close_now(month: dt.date, *, acting_user: User) -> Closing:
     row.save(update_fields=["due_at"])
     record("month.close-asked", actor=acting_user, object=f"month {row}", message=f"{month:%B %Y} is to be closed now.")
     transaction.on_commit(wakeups.wake_closing)
-    return row
-
-
-@transaction.atomic
-def credit_note(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) -> CreditNote:
-    """Takes back `amount` of a closed invoice. Raises Invalid with paths amount, reason."""
-    require_administrator(acting_user)
-    # Notes of one invoice are numbered one after the other.
-    invoice = Invoice.objects.select_for_update().get(pk=invoice.pk)
-    given = invoice.notes.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)
-    errors = []
-    if not amount.is_finite() or amount <= 0 or amount != round(amount, 2):
-        errors.append(FieldError(("amount",), "Give an amount over 0 with at most two decimals."))
-    elif amount > invoice.total - given:
-        left = max(invoice.total - given, Decimal(0))
-        errors.append(
-            FieldError(("amount",), f"At most {left:,} {invoice.currency} of this invoice can be taken back.")
-        )
-    if not reason.strip() or len(reason) > 300 or not reason.isprintable():
-        errors.append(FieldError(("reason",), "Say why, in one line of at most 300 characters."))
-    if errors:
-        raise Invalid(errors)
-    note = Note(
-        number=invoices.note_number(invoice.number, invoice.notes.count() + 1),
-        invoice=invoice.number,
-        invoice_sha256=invoice.sha256,
-        appcode=invoice.code,
-        currency=invoice.currency,
-        amount=round(amount, 2),
-        reason=reason.strip(),
-        issued_at=floor(timezone.now()),
-        issued_by=acting_user.username,
-    )
-    try:
-        with transaction.atomic():
-            row = CreditNote.objects.create(
-                number=note.number, invoice=invoice, amount=note.amount, reason=note.reason, issued_at=note.issued_at,
-                issued_by=note.issued_by, sha256=note.sha256,
-            )  # fmt: skip
-    except IntegrityError as error:
-        raise Invalid.at("amount", message="Somebody took back a part of this invoice meanwhile.") from error
-    said = f"{note.amount:,} {note.currency} of {note.invoice} are taken back: {note.reason}"
-    record(
-        "invoice.credit-note", actor=acting_user, object=f"invoice {note.invoice}", appcode=invoice.code, message=said,
-        number=note.number, amount=str(note.amount), currency=note.currency, sha256=note.sha256,
-    )  # fmt: skip
-    link = f"{settings.PORTAL_ORIGIN}/invoices/{invoice.code}/{invoice.month:%Y-%m}"
-    text = f"{note.amount:,} {note.currency} of invoice {note.invoice} are taken back: {note.reason}\n\n{link}\n"
-    subject = f"Credit note {note.number}: {note.amount:,} {note.currency}"
-    mails.queue([mails.Letter(f"credit note {note.number}", invoice.appcode_id, subject, text)], timezone.now())
     return row
 
 
@@ -472,7 +272,7 @@ def problems(invoice: Invoice) -> list[str]:
             f"{invoice.number}: its rows have the hash {document.sha256}, but {invoice.sha256} was written on it"
         )
     span = Span(invoice.month, 0, invoice.after, invoice.mark)
-    made = invoices.lines(_sums(span, invoice.appcode_id).get(invoice.appcode_id, []), invoice.month)
+    made = invoices.lines(lines_of(span, invoice.appcode_id).get(invoice.appcode_id, []), invoice.month)
     if [invoices.line_facts(line) for line in made] != [invoices.line_facts(line) for line in document.lines]:
         found.append(f"{invoice.number}: its lines are not what the ledger says")
     found += [f"{note.number}: its hash is wrong" for note in invoice.notes.all() if note.note.sha256 != note.sha256]

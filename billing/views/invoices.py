@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import invoice_access, invoicing, mails, pdf, periods
+from billing import credit_notes, invoice_access, invoicing, mails, pdf, periods
 from billing.exports import FORMATS
 from billing.files import csv_file, download
 from billing.forms import CreditNoteForm
@@ -139,7 +139,7 @@ def credit_note(request: HttpRequest, code: str, month: dt.date) -> HttpResponse
     form = CreditNoteForm(request.POST)
     if form.is_valid():
         try:
-            invoicing.credit_note(row, form.cleaned_data["amount"], form.cleaned_data["reason"], acting_user=user)
+            credit_notes.issue(row, form.cleaned_data["amount"], form.cleaned_data["reason"], acting_user=user)
         except Invalid as invalid:
             show_errors(form, invalid, {name: name for name in form.fields})
         else:

@@ -17,7 +17,7 @@ from django.db import connection
 from pyarrow import parquet
 from rest_framework.test import APIClient
 
-from billing import export_api, exports, focus, invoicing, posting
+from billing import credit_notes, drafts, export_api, exports, focus, invoicing, posting, spans
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
@@ -66,7 +66,7 @@ def months(people):
     posting.post(IN_APRIL + dt.timedelta(days=1))
     invoicing.close_due(IN_MAY)
     march = Invoice.objects.get(appcode=people.ops, month=MARCH)
-    invoicing.credit_note(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
+    credit_notes.issue(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
     assert LedgerEntry.objects.filter(kind="reversal").exists()
     return people
 
@@ -87,7 +87,7 @@ def test_a_month_adds_up_to_its_invoices(months, month):
         assert row["BilledCost"] == row["EffectiveCost"] == row["ContractedCost"]
     assert total(exact, "ListCost") > total(exact)
     # To the second: what was metered is what the ledger has.
-    span = invoicing.span_so_far(month)
+    span = spans.span_so_far(month)
     entries = [entry for entry in LedgerEntry.objects.all() if span.covers(entry)]
     assert [row["x_LedgerEntryId"] for row in exact] == [str(entry.pk) for entry in entries]
     for row, entry in zip(exact, entries, strict=True):
@@ -131,7 +131,7 @@ def test_an_open_month_has_what_is_posted_on_no_invoice(months):
     posting.post(at(50 * DAY))
     rows = read(MAY)
     assert {row["InvoiceId"] for row in rows} == {""}
-    draft = invoicing.draft(months.flight, MAY, at(50 * DAY))
+    draft = drafts.draft(months.flight, MAY, at(50 * DAY))
     assert abs(total(rows) - sum(line.exact for line in draft.document.lines)) < Decimal("1e-9")
 
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import history, invoices, invoicing, metering, periods, posting
+from billing import credit_notes, drafts, history, invoices, invoicing, metering, periods, posting
 from billing.models import (
     Closing,
     Credit,
@@ -348,7 +348,7 @@ def test_an_invoice_without_its_lines_cannot_be_committed(closed, flight):
 
 def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
     with pytest.raises(Exception, match="no such page"):
-        invoicing.credit_note(closed, Decimal("0.5"), "mistake", acting_user=alice)
+        credit_notes.issue(closed, Decimal("0.5"), "mistake", acting_user=alice)
     for amount, reason, path in [
         ("0", "x", "amount"),
         ("1.001", "x", "amount"),
@@ -356,14 +356,14 @@ def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
         ("1", " ", "reason"),
     ]:
         with pytest.raises(Invalid) as caught:
-            invoicing.credit_note(closed, Decimal(amount), reason, acting_user=root)
+            credit_notes.issue(closed, Decimal(amount), reason, acting_user=root)
         assert [error.path for error in caught.value.errors] == [(path,)]
-    first = invoicing.credit_note(closed, Decimal("0.4"), "a node was slow", acting_user=root)
+    first = credit_notes.issue(closed, Decimal("0.4"), "a node was slow", acting_user=root)
     assert first.number == "CN-202603-ops-demo-1"
     assert hashlib.sha256(first.note.canonical()).hexdigest() == first.sha256
     with pytest.raises(Invalid, match=r"At most 0\.60"):
-        invoicing.credit_note(closed, Decimal("0.61"), "more", acting_user=root)
-    invoicing.credit_note(closed, Decimal("0.6"), "the rest", acting_user=root)
+        credit_notes.issue(closed, Decimal("0.61"), "more", acting_user=root)
+    credit_notes.issue(closed, Decimal("0.6"), "the rest", acting_user=root)
     with pytest.raises(IntegrityError, match="exceed"), transaction.atomic():
         CreditNote.objects.create(
             number="x", invoice=closed, amount=1, reason="", issued_at=IN_MAY, issued_by="root", sha256=""
@@ -394,7 +394,7 @@ def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice,
     month = timezone.now().replace(day=1) + dt.timedelta(days=40)
     invoicing.close_due(month)
     made = Invoice.objects.filter(appcode__in=history.codes())
-    invoicing.credit_note(made.filter(total__gt=1).first(), Decimal(1), "an example, too", acting_user=root)
+    credit_notes.issue(made.filter(total__gt=1).first(), Decimal(1), "an example, too", acting_user=root)
     assert made.count() > 3
     assert InvoiceCredit.objects.filter(invoice__in=made).exists()
     assert not Mail.objects.filter(appcode__in=history.codes(), key__startswith="invoice").exists()
@@ -420,14 +420,14 @@ def facts(document) -> list[dict]:
 def test_an_open_invoice_says_what_it_would_if_it_were_closed_now(ops, flight, prices):
     record(pod(ops.pk), pod(ops.pk, "p-2", begin=HOUR, end=None, gpus=3), pod(flight.pk, "p-3"))
     now = at(HOUR + 1800)
-    draft = invoicing.draft(ops, MARCH, now)
+    draft = drafts.draft(ops, MARCH, now)
     assert (draft.state, draft.due_at) == ("open", IN_APRIL)
     gpu = draft.document.lines[0]
     assert (gpu.quantity, gpu.amount) == (3600 + 3 * 1800, Decimal("3.00"))
     posting.post(now)
-    assert facts(invoicing.draft(ops, MARCH, now).document) == facts(draft.document)
+    assert facts(drafts.draft(ops, MARCH, now).document) == facts(draft.document)
     later = dt.datetime(2026, 4, 2, tzinfo=dt.UTC)
-    draft = invoicing.draft(ops, MARCH, later)
+    draft = drafts.draft(ops, MARCH, later)
     assert draft.state == "closing"
     credit(ops, "1")
     record(pod(ops.pk, "p-2", begin=HOUR, end=2 * DAY, gpus=3))
@@ -442,7 +442,7 @@ def test_an_open_invoice_has_what_came_late_for_the_last_one(ops, prices):
     invoicing.close_due(IN_APRIL)
     record(pod(ops.pk, end=HOUR, cpu_milli=0, memory_mb=0))
     for _ in range(2):
-        (line,) = invoicing.draft(ops, APRIL, IN_APRIL).document.lines
+        (line,) = drafts.draft(ops, APRIL, IN_APRIL).document.lines
         assert (line.key.month, line.quantity, line.amount) == (MARCH, -HOUR, Decimal("-1.20"))
         posting.post(IN_APRIL)
 
@@ -528,9 +528,9 @@ class Story:
         posting.post(self.now)
         invoicing.plan(self.now)
         for closing in Closing.objects.filter(closed_at=None):
-            drafts = [invoicing.draft(code, closing.month, self.now).document for code in self.codes]
+            open_ = [drafts.draft(code, closing.month, self.now).document for code in self.codes]
             invoicing.close(closing, self.now, self.portion)
-            for code, document in zip(self.codes, drafts, strict=True):
+            for code, document in zip(self.codes, open_, strict=True):
                 found = Invoice.objects.filter(appcode=code, month=closing.month).first()
                 assert facts(document) == (facts(found.document) if found else [])
                 assert document.used == (found.document.used if found else ())

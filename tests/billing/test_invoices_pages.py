@@ -18,7 +18,7 @@ from django.test import Client
 from django.utils import timezone
 from pypdf import PdfReader
 
-from billing import invoice_access, invoicing, mails, periods, posting
+from billing import credit_notes, invoice_access, invoicing, mails, periods, posting
 from billing.models import Closing, Credit, Invoice, LedgerEntry, Mail, Price
 from portal.models import Event
 from portal.services import free_port
@@ -209,7 +209,7 @@ def test_an_open_invoice_is_shown_in_every_form(client, people, closed):
 
 def test_the_list_adds_up_and_goes_on(client, people, closed, make_appcode):
     sign_in(client, people.root)
-    invoicing.credit_note(closed, Decimal("1.25"), "A slow node", acting_user=people.root)
+    credit_notes.issue(closed, Decimal("1.25"), "A slow node", acting_user=people.root)
     rows = table(client.get("/invoices?format=csv"))
     assert [(row["appcode"], row["total"], row["credit_notes"], row["to_pay"]) for row in rows] == [
         ("ops-demo", "5.50", "1.25", "4.25"), ("flight-demo", "1.50", "0.00", "1.50"),

@@ -1,0 +1,68 @@
+"""Credit notes: what is taken back of a closed invoice, which itself never changes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from django.db import IntegrityError, transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from billing import invoices, mails
+from billing.invoice_models import CreditNote, Invoice
+from billing.invoices import Note
+from billing.invoicing import address_of
+from billing.usage import floor
+from portal.access import require_administrator
+from portal.errors import FieldError, Invalid
+from portal.events import record
+from portal.models import User
+
+
+@transaction.atomic
+def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) -> CreditNote:
+    """Takes back `amount` of a closed invoice. Raises Invalid with paths amount, reason."""
+    require_administrator(acting_user)
+    # Notes of one invoice are numbered one after the other.
+    invoice = Invoice.objects.select_for_update().get(pk=invoice.pk)
+    given = invoice.notes.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)
+    errors = []
+    if not amount.is_finite() or amount <= 0 or amount != round(amount, 2):
+        errors.append(FieldError(("amount",), "Give an amount over 0 with at most two decimals."))
+    elif amount > invoice.total - given:
+        left = max(invoice.total - given, Decimal(0))
+        errors.append(
+            FieldError(("amount",), f"At most {left:,} {invoice.currency} of this invoice can be taken back.")
+        )
+    if not reason.strip() or len(reason) > 300 or not reason.isprintable():
+        errors.append(FieldError(("reason",), "Say why, in one line of at most 300 characters."))
+    if errors:
+        raise Invalid(errors)
+    note = Note(
+        number=invoices.note_number(invoice.number, invoice.notes.count() + 1),
+        invoice=invoice.number,
+        invoice_sha256=invoice.sha256,
+        appcode=invoice.code,
+        currency=invoice.currency,
+        amount=round(amount, 2),
+        reason=reason.strip(),
+        issued_at=floor(timezone.now()),
+        issued_by=acting_user.username,
+    )
+    try:
+        with transaction.atomic():
+            row = CreditNote.objects.create(
+                number=note.number, invoice=invoice, amount=note.amount, reason=note.reason, issued_at=note.issued_at,
+                issued_by=note.issued_by, sha256=note.sha256,
+            )  # fmt: skip
+    except IntegrityError as error:
+        raise Invalid.at("amount", message="Somebody took back a part of this invoice meanwhile.") from error
+    said = f"{note.amount:,} {note.currency} of {note.invoice} are taken back: {note.reason}"
+    record(
+        "invoice.credit-note", actor=acting_user, object=f"invoice {note.invoice}", appcode=invoice.code, message=said,
+        number=note.number, amount=str(note.amount), currency=note.currency, sha256=note.sha256,
+    )  # fmt: skip
+    text = f"{note.amount:,} {note.currency} of invoice {note.invoice} are taken back: {note.reason}\n\n{address_of(invoice)}\n"
+    subject = f"Credit note {note.number}: {note.amount:,} {note.currency}"
+    mails.queue([mails.Letter(f"credit note {note.number}", invoice.appcode_id, subject, text)], timezone.now())
+    return row
