@@ -97,6 +97,7 @@ SELECT made.uid, begun, CASE WHEN finish < begun THEN begun ELSE finish END, to_
 FROM made
 ORDER BY made.uid
 ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excluded})
+RETURNING consumer
 """)
 
 # The keys of the advisory locks of recording: "meter" in ASCII, which who records holds shared and who changes what was recorded
@@ -145,12 +146,14 @@ def bring(states: Sequence[PodState]) -> None:
         cursor.copy_expert(COPY, rows(states))
 
 
-def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> None:
+def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> set[str]:
     """Appends those that are not known yet, of these clouds and seen at `seen_at`, and brings the segments of their pods up to
-    date, once no other transaction does so for one of these clouds. Until this one ends, none will."""
-    values = {"recording": RECORDING, "turn": TURN, "clouds": sorted(clouds), "seen_at": seen_at}
+    date, once no other transaction does so for one of these clouds. Until this one ends, none will. Returns the consumers of
+    the segments that are others now."""
+    values: dict[str, Any] = {"recording": RECORDING, "turn": TURN, "clouds": sorted(clouds), "seen_at": seen_at}
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", TURNS + INGEST), values)
+        return {consumer for (consumer,) in cursor.fetchall()}
 
 
 def rows(states: Sequence[PodState]) -> io.StringIO:

@@ -45,20 +45,21 @@ class Totals:
     cost_rate: Decimal = Decimal(0)
 
 
-def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> None:
+def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> set[str]:
     """Appends what was seen and brings the segments of those pods up to date, in a constant number of queries.
 
-    They were seen now unless `seen_at` says when. What cannot be understood is put in quarantine, and the rest goes on. Raises
-    RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
+    They were seen now unless `seen_at` says when. What cannot be understood is put in quarantine, and the rest goes on. Returns
+    the consumers for whom that changes usage or cost.
+
+    Raises RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
     """
     if not connection.in_atomic_block:
         raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
-    if not states:
-        return
     seen_at = seen_at or timezone.now()
-    if known := _understood(states, seen_at):
-        ingest.bring(known)
-        ingest.add_up(seen_at, {state.cloud for state in known})
+    if not (known := _understood(states, seen_at) if states else []):
+        return set()
+    ingest.bring(known)
+    return ingest.add_up(seen_at, {state.cloud for state in known})
 
 
 def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:

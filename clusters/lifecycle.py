@@ -9,6 +9,7 @@ reason is Ending, so that "Succeeded" always means that the GPUs are free and th
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,8 @@ Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped
 Outcome = Literal["Succeeded", "Failed", "Stopped"]
 Verdict = Literal["", "Succeeded", "Failed", "Stopped"]
 TERMINAL: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped"})
+# Reasons of a running task that ends again and again, or whose machine is not heard of.
+TROUBLES = ("BackOff", "NodeLost")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,12 @@ class TaskState:
 
     @property
     def is_in_trouble(self) -> bool:
-        """It ends again and again, or its machine is not heard of."""
-        return self.reason in ("BackOff", "NodeLost")
+        return self.reason in TROUBLES
+
+    @property
+    def is_steady(self) -> bool:
+        """It runs, and there is nothing to say about it."""
+        return self.phase == "Running" and not self.is_in_trouble
 
     @property
     def counts_as_failure(self) -> bool:
@@ -104,11 +111,28 @@ def latest(tasks: Iterable[TaskState]) -> dict[tuple[str, int], TaskState]:
     return newest
 
 
-def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> Decision:
-    """The phase that follows from what is known at `now` (UTC). Calling it again with the same facts changes nothing."""
-    tasks = list(tasks)
+def told_apart(tasks: Iterable[TaskState]) -> tuple[Mapping[str, int], list[TaskState]]:
+    """How many tasks of each role are steady, and the others: all that `next_phase` needs to know of thousands of them.
+
+    Where a task was started again nobody is counted, because only its newest attempt may be.
+    """
+    found = list(tasks)
+    if any(task.attempt for task in found):
+        return {}, found
+    return Counter(task.role for task in found if task.is_steady), [task for task in found if not task.is_steady]
+
+
+def next_phase(
+    run: RunState, tasks: Iterable[TaskState], now: dt.datetime, steady: Mapping[str, int] | None = None
+) -> Decision:
+    """The phase that follows from what is known at `now` (UTC): `tasks`, and beside them so many `steady` ones of each role.
+    Calling it again with the same facts changes nothing."""
+    tasks, steady = list(tasks), steady or {}
     newest = latest(tasks)
-    ready = {role: sum(1 for task in newest.values() if task.role == role and task.is_ready) for role in run.counts}
+    ready = {role: steady.get(role, 0) for role in run.counts}
+    for task in newest.values():
+        if task.is_ready and task.role in ready:
+            ready[task.role] += 1
     if run.phase in TERMINAL:
         return Decision(
             run.phase,
@@ -121,8 +145,8 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], now: dt.datetime) -> D
         )
     verdict, reason, message = _verdict(run, tasks, newest)
     if verdict:
-        return _ending(run, verdict, reason, message, newest, ready)
-    phase, reason, message = _progress(run, tasks, newest, ready)
+        return _ending(run, verdict, reason, message, newest, ready, sum(steady.values()))
+    phase, reason, message = _progress(run, tasks, newest, ready, sum(steady.values()))
     return Decision(phase, reason, message, ready=ready)
 
 
@@ -194,6 +218,7 @@ def _ending(
     message: str,
     newest: Mapping[tuple[str, int], TaskState],
     ready: Mapping[str, int],
+    steady: int,
 ) -> Decision:
     if run.gone:
         if not run.stored:
@@ -201,7 +226,7 @@ def _ending(
             outcome: Outcome = "Failed" if verdict == "Succeeded" else verdict
             return Decision(outcome, "OutputNotStored", lost, outcome, "OutputNotStored", lost, ready)
         return Decision(verdict, reason, message, verdict, reason, message, ready)
-    left = sum(1 for task in newest.values() if task.phase in ("Pending", "Running"))
+    left = steady + sum(1 for task in newest.values() if task.phase in ("Pending", "Running"))
     if run.wait_reason:
         step = run.wait_message
     elif run.storage_state == "failed":
@@ -228,8 +253,20 @@ def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
     return f"{failure} {now}{lines}{tail}"
 
 
+def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:
+    """Which task was started again most often."""
+    task = max(newest.values(), key=lambda t: (t.attempt, t.role, -t.index), default=None)
+    if task is None or not task.attempt:
+        return ""
+    return f" {task.name} was started again {'once' if task.attempt == 1 else f'{task.attempt} times'}."
+
+
 def _progress(
-    run: RunState, tasks: list[TaskState], newest: Mapping[tuple[str, int], TaskState], ready: Mapping[str, int]
+    run: RunState,
+    tasks: list[TaskState],
+    newest: Mapping[tuple[str, int], TaskState],
+    ready: Mapping[str, int],
+    steady: int,
 ) -> tuple[Phase, str, str]:
     """Phase, reason and sentence of a run that goes on."""
     if run.wait_reason:
@@ -237,12 +274,9 @@ def _progress(
     wanted = sum(run.counts.values())
     pending = [task for task in newest.values() if task.phase == "Pending"]
     troubled = [task for task in newest.values() if task.phase == "Failed" or task.is_in_trouble]
-    made = sum(1 for task in newest.values() if task.phase != "Failed")
+    made = steady + sum(1 for task in newest.values() if task.phase != "Failed")
     if sum(ready.values()) == wanted:
-        often = max(newest.values(), key=lambda t: (t.attempt, t.role, -t.index))
-        times = "once" if often.attempt == 1 else f"{often.attempt} times"
-        again = f" {often.name} was started again {times}." if often.attempt else ""
-        return "Running", "", (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + again
+        return "Running", "", (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + _most_often(newest)
     if run.phase == "Running":
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
         how = _again(task, tasks) if task else "A task is started again."
@@ -255,7 +289,7 @@ def _progress(
         return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
     unschedulable = [task for task in pending if task.reason == "Unschedulable"]
     if made < wanted and run.blocked_message:
-        waits = len(unschedulable) == len(newest)
+        waits = len(unschedulable) == len(newest) + steady
         return "Queued" if waits else "Starting", run.blocked_reason, run.blocked_message
     if unschedulable:
         message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
@@ -269,7 +303,7 @@ def _progress(
         waiting = [task for task in pending if task.reason == reason]
         if waiting:
             return "Starting", reason, waiting[0].message or sentence
-    if not newest:
+    if not newest and not steady:
         return "Queued", "Submitted", "Handed to the scheduler."
     return (
         "Starting",

@@ -6,8 +6,8 @@ Called by `watch` inside its transaction. Which pod an item is about is told by 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from billing import metering
 from billing.usage import PodState
@@ -22,22 +22,33 @@ TASK_FIELDS = [
     "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at",
     "exit_code", "disrupted", "log_tail", "observed_at",
 ]  # fmt: skip
+# What billing is told of a task that has not ended, besides its place.
+METERED = ("phase", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at")
 # What a repeated sighting has in common with the row, besides its place.
 COMPARED = [name for name in TASK_FIELDS if name not in ("uid", "gpus", "observed_at")]
 
 
-def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.datetime) -> list[TaskSeen]:
+@dataclass(frozen=True)
+class Written:
+    """`failed`: those of which it is news that they failed. `metered`: whose usage or cost is another now, by the key under
+    which billing knows them."""
+
+    failed: Sequence[TaskSeen]
+    metered: Set[str]
+
+
+def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.datetime) -> Written:
     """One upsert for all, and what billing has to know of them; the latest news of a pod wins unless it would take the pod
     backwards. A pod of a cloud that began anew takes the place of the one that had its role, index and attempt before.
-
-    Returns those of which it is news that they failed.
     """
     told = list(told)
     stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
     told = _with_models(stored, told)
     # A long listing repeats what is known, and that was recorded when it was written.
     seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
-    metering.record([pod_state(cloud, runs[item.run_id], item) for item in seen])
+    metered = metering.record(
+        [pod_state(cloud, runs[item.run_id], item) for item in seen if not _is_metered(stored.get(item.uid), item)]
+    )
     newest: dict[tuple[int, str, int, int], TaskSeen] = {}
     for each in seen:
         # A cloud that counts the pods of a service by itself may begin anew; a pod keeps the number that it had first.
@@ -65,7 +76,8 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
         rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
     )
     archiving.note(cloud, fresh, stored.keys())
-    return [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+    failed = [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+    return Written(failed, metered)
 
 
 def _succeeds(item: TaskSeen, other: TaskSeen | Task) -> bool:
@@ -108,6 +120,16 @@ def _is_known(row: Task | None, item: TaskSeen) -> bool:
     return row is not None and (row.run_id, row.role, row.index, list(row.gpus)) == (
         item.run_id, item.role, item.index, list(item.gpus)
     ) and all(getattr(row, name) == getattr(item, name) for name in COMPARED)  # fmt: skip
+
+
+def _is_metered(row: Task | None, item: TaskSeen) -> bool:
+    """Whether billing was told the same when the row was written: only words have changed. An end is always told."""
+    return (
+        row is not None
+        and item.phase not in ENDED
+        and (row.run_id, row.role, row.index, row.attempt) == (item.run_id, item.role, item.index, item.attempt)
+        and all(getattr(row, name) == getattr(item, name) for name in METERED)
+    )
 
 
 def lost(task: Task, last_seen: dt.datetime) -> TaskSeen:

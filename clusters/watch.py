@@ -10,7 +10,7 @@ import datetime as dt
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, replace
 
 from django.db import DataError, IntegrityError, connection, transaction
@@ -220,23 +220,26 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
     _tell_unknown(cloud, [item for item in items if item.run_id not in runs])
     known = [_clean(item) for item in items if _expected(cloud, runs, item)]
-    failed = task_rows.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
-    _tell_failures([(runs[item.run_id], item) for item in failed])
+    written = task_rows.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
+    _tell_failures([(runs[item.run_id], item) for item in written.failed])
+    metered = set(written.metered)
     noted = [item for item in known if not isinstance(item, TaskSeen)]
     if gone := [item.run_id for item in noted if isinstance(item, RunGone)]:
-        _close(cloud, runs, gone, at)
+        metered |= _close(cloud, runs, gone, at)
     for item in noted:
         _note(runs[item.run_id], item)
     update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
-    refresh(list(runs.values()), at)
+    refresh(list(runs.values()), at, metered)
 
 
-def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetime) -> None:
-    """Nothing of a run that is gone holds anything, whatever was told of its pods: nobody will tell of them any more."""
+def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetime) -> Set[str]:
+    """Nothing of a run that is gone holds anything, whatever was told of its pods: nobody will tell of them any more. Returns
+    for whom that changes usage."""
     alive = list(Task.objects.filter(run__in=gone, phase__in=["Pending", "Running"]).order_by("pk"))
-    if alive:
-        last_seen = _last_seen(cloud, at)
-        task_rows.write(cloud, runs, [task_rows.lost(task, last_seen) for task in alive], at)
+    if not alive:
+        return set()
+    last_seen = _last_seen(cloud, at)
+    return task_rows.write(cloud, runs, [task_rows.lost(task, last_seen) for task in alive], at).metered
 
 
 def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.lifecycle import TERMINAL, RunState, TaskState, next_phase
+from clusters.lifecycle import TERMINAL, RunState, TaskState, next_phase, told_apart
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 COUNTS = {"master": 1, "ps": 1, "worker": 2}
@@ -123,7 +123,7 @@ tasks_seen = st.lists(
         index=st.integers(0, 2),
         attempt=st.integers(0, 3),
         phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
-        reason=st.sampled_from(["", "Unschedulable", "FetchingInput", "BackOff", "OOMKilled"]),
+        reason=st.sampled_from(["", "Unschedulable", "FetchingInput", "BackOff", "NodeLost", "OOMKilled"]),
         exit_code=st.none() | st.integers(0, 255),
         disrupted=st.booleans(),
         log_tail=st.text(max_size=40),
@@ -163,6 +163,12 @@ def after(state, decision):
 @given(runs, tasks_seen)
 def test_the_order_of_sightings_does_not_matter(state, tasks):
     assert next_phase(state, tasks, NOW) == next_phase(state, list(reversed(tasks)), NOW)
+
+
+@given(runs, tasks_seen)
+def test_steady_tasks_need_only_be_counted(state, tasks):
+    steady, others = told_apart(tasks)
+    assert next_phase(state, others, NOW, steady) == next_phase(state, tasks, NOW)
 
 
 @given(runs, tasks_seen)
