@@ -126,7 +126,7 @@ tasks_seen = st.lists(
         reason=st.sampled_from(["", "Unschedulable", "FetchingInput", "BackOff", "NodeLost", "OOMKilled"]),
         exit_code=st.none() | st.integers(0, 255),
         disrupted=st.booleans(),
-        log_tail=st.text(max_size=40),
+        log_tail=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
     ),
     max_size=12,
     unique_by=lambda t: (t.role, t.index, t.attempt),

@@ -1,0 +1,75 @@
+"""What one batch of news does to the rows of its runs, and what it leaves alone."""
+
+import datetime as dt
+from dataclasses import replace
+
+import pytest
+from django.utils.timezone import now
+from hypothesis import HealthCheck, given, settings
+
+from billing.models import Observation
+from clusters import actions, observe, watch
+from clusters.clouds.base import Batch, TaskSeen
+from clusters.lifecycle import told_apart
+from clusters.models import Run, Task
+from tests.clusters.test_lifecycle import tasks_seen
+
+
+@pytest.fixture
+def run(db, catalogue, people, manifest):
+    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=9), acting_user=people.bob)
+    Run.objects.update(admitted_at=now(), applied_at=now() - dt.timedelta(days=1))
+    return Run.objects.get(current_of=cluster)
+
+
+def running(run, role, index, **more):
+    began = now() - dt.timedelta(minutes=5)
+    times = {"scheduled_at": began, "began_at": began, "started_at": began}
+    return TaskSeen(run.pk, role, index, 0, f"{role}-{index}", "Running", node="machine-1", **times, **more)
+
+
+def tell(*items):
+    watch.apply_batch("local", Batch("t.1", items))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(tasks_seen)
+def test_the_database_tells_tasks_apart_as_the_pure_function_does(run, tasks):
+    Task.objects.all().delete()
+    facts = [{name: getattr(task, name) for name in observe.FACTS} for task in tasks]
+    Task.objects.bulk_create(Task(run=run, uid=f"p-{n}", observed_at=now(), **each) for n, each in enumerate(facts))
+    counted, others = observe._tasks_of([run])
+    steady, rest = told_apart(tasks)
+    assert {role: count for role, count in counted[run.pk].items() if count} == steady
+    assert sorted(others[run.pk], key=repr) == sorted(rest, key=repr)
+
+
+def test_other_words_about_a_task_are_written_and_change_nothing_else(run):
+    tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
+    tell(*tasks)
+    run.refresh_from_db()
+    assert (run.phase, run.gpu_rate) == ("Running", 3)
+    told, version = Observation.objects.count(), _version(run)
+    tell(replace(tasks[1], reason="Unready", message="Its probe fails."))
+    assert run.tasks.get(role="worker", index=0).message == "Its probe fails."
+    assert Observation.objects.count() == told
+    assert _version(run) == version
+
+
+def test_usage_follows_what_is_told_of_it(run):
+    """Also in a second batch, when the run is known and goes on."""
+    tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
+    tell(*tasks)
+    tell(replace(tasks[2], phase="Failed", finished_at=now(), exit_code=1))
+    run.refresh_from_db()
+    assert (run.phase, run.reason, run.gpu_rate) == ("Running", "Degraded", 2)
+    tell(replace(tasks[1], reason="NodeLost", message="Its node is silent."))
+    run.refresh_from_db()
+    assert run.gpu_rate == 2
+    assert "2 of 3 tasks are not running" in run.message
+
+
+def _version(run):
+    """Of the row: another one after every write."""
+    return Run.objects.extra(select={"version": "xmin::text"}).get(pk=run.pk).version
