@@ -100,9 +100,9 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
 
     from billing import metering
     from billing.models import Observation
-    from clusters.management.commands.controller import SWITCH_SECONDS
+    from clusters.management.commands.controller import tune
 
-    sys.setswitchinterval(SWITCH_SECONDS)
+    tune()
     shares = [
         _told(random.Random(n), f"kubernetes-{n}", OBSERVATIONS // CLOUDS, codes)  # noqa: S311  the same every time
         for n in range(CLOUDS)

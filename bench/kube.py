@@ -31,6 +31,7 @@ from bench.seed import LINES, Seeded
 from bench.web import Client, steadily
 from clusters.clouds.kubernetes import client as kubernetes
 from clusters.clouds.kubernetes.client import path_of
+from clusters.management.commands.controller import tune
 from clusters.models import CloudState, Run
 from clusters.reconcile import plan_of
 from portal.models import Appcode
@@ -174,6 +175,8 @@ def _lags(plane: Plane) -> tuple[list[float], list[float]]:
     """Seconds from the moment in which a changed status of a pod was sent to the API server until its row said the same; and,
     for the same changes, until they came by a watch that does nothing else."""
     chance = random.Random(4)  # noqa: S311  the same pods every time
+    # Who watches here has the same interpreter as the controller.
+    tune()
     api = kubernetes.Client.connect(str(plane.kubeconfig))
     pods = [
         (item["metadata"]["namespace"], item["metadata"]["name"])

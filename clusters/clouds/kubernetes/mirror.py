@@ -102,6 +102,8 @@ class Mirror:
         # What stands on the objects of a run, by role ("" is the owner).
         self._labels: defaultdict[int, dict[str, dict[str, str]]] = defaultdict(dict)
         self._storage: dict[int, StorageSeen] = {}
+        # Runs that have data to copy: of others, not every pod is asked for it at each of their news.
+        self._copying: set[int] = set()
         self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
         # Runs that lost their owner while pods were left.
         self._unowned: set[int] = set()
@@ -250,11 +252,14 @@ class Mirror:
         if seen.run_id not in self._refs and (ref := ref_of(metadata)):
             self._refs[seen.run_id] = ref
         self.runs[seen.run_id].add(uid)
+        stored = states.storage_seen(pod)
+        if stored:
+            self._copying.add(seen.run_id)
         self.pods[uid] = Pod(
             namespace=metadata["namespace"],
             name=metadata["name"],
             seen=seen,
-            storage=states.storage_seen(pod),
+            storage=stored,
             over=over,
             held=held,
             leaving=leaving,
@@ -365,6 +370,8 @@ class Mirror:
 
     def _note_storage(self, run_id: int) -> list[Seen]:
         """How far the data of a run is: as far as its last task, but for a failure."""
+        if run_id not in self._copying:
+            return []
         found = [each for uid in self.runs.get(run_id, ()) if (each := self.pods[uid].storage)]
         if not found:
             return []
@@ -441,6 +448,7 @@ class Mirror:
 
     def _forget_rest(self, run_id: int) -> None:
         if run_id not in self.owners and not self.runs[run_id]:
+            self._copying.discard(run_id)
             for kept in (self.runs, self._refs, self._labels):
                 kept.pop(run_id, None)
             self.parts.jobs.forget(run_id)
