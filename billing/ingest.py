@@ -107,7 +107,8 @@ RETURNING consumer
 RECORDING, TURN = 0x6D65746572, 0x6D657465
 TURNS = sql.SQL("""
 SELECT pg_advisory_xact_lock_shared(%(recording)s);
-SELECT pg_advisory_xact_lock(%(turn)s, hashtext(cloud)) FROM unnest(%(clouds)s::text[]) cloud;
+SELECT pg_advisory_xact_lock(%(turn)s, number)
+    FROM (SELECT DISTINCT hashtext(cloud) AS number FROM unnest(%(clouds)s::text[]) cloud ORDER BY 1) numbers;
 """)
 
 
@@ -150,7 +151,7 @@ def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> set[str]:
     """Appends those that are not known yet, of these clouds and seen at `seen_at`, and brings the segments of their pods up to
     date, once no other transaction does so for one of these clouds. Until this one ends, none will. Returns the consumers of
     the segments that are others now."""
-    values: dict[str, Any] = {"recording": RECORDING, "turn": TURN, "clouds": sorted(clouds), "seen_at": seen_at}
+    values: dict[str, Any] = {"recording": RECORDING, "turn": TURN, "clouds": list(clouds), "seen_at": seen_at}
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", TURNS + INGEST), values)
         return {consumer for (consumer,) in cursor.fetchall()}

@@ -28,10 +28,13 @@ FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
     "finished_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
 ]  # fmt: skip
+RECOUNT = dt.timedelta(minutes=1)
 # Of a cost, as its column keeps it.
 SMALLEST = Decimal("1e-9")
 # What a task is judged by.
 FACTS = [each.name for each in fields(TaskState)]
+# A sentence about several tasks is that of the first.
+IN_ORDER = ("role", "index", "-attempt")
 # `TaskState.is_steady`, as the database says it.
 STEADY = Q(phase="Running") & ~Q(reason__in=TROUBLES)
 
@@ -50,8 +53,9 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
     """Recomputes `runs` (locked rows of this transaction) at `now`, in a number of queries that does not grow with them.
 
     `metered` names the consumers whose usage may be another now than the rows say, None all; what others have used follows
-    from their rows. Unsaved changes of their facts must be saved by the caller. A new verdict wakes the loop on commit to end the
-    run; a run that is over wakes those of its appcode that wait for quota.
+    from their rows, but for times ahead of this clock, so that it is added up again after RECOUNT. Unsaved changes of their
+    facts must be saved by the caller. A new verdict wakes the loop on commit to end the run; a run that is over wakes those of
+    its appcode that wait for quota.
     """
     before = {run.pk: _kept(run) for run in runs}
     phases = {run.pk: run.phase for run in runs}
@@ -70,7 +74,11 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
     moved = [run for run in runs if run.phase != phases[run.pk]]
     counted = runs
     if metered is not None:
-        known = {run.pk for run in runs if run.usage_as_of and run.phase == phases[run.pk]}
+        known = {
+            run.pk
+            for run in runs
+            if run.phase == phases[run.pk] and run.usage_as_of and run.usage_as_of > now - RECOUNT
+        }
         counted = [run for run in runs if run.pk not in known or consumer(run) in metered]
     money = totals([consumer(run) for run in counted], now)
     for run in counted:
@@ -101,7 +109,7 @@ def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int,
             again.add(run_id)
     steady |= {run_id: {} for run_id in again}
     # Not as objects of Django, because little of each is wanted.
-    for run_id, *facts in tasks.filter(~STEADY | Q(run__in=again)).values_list("run_id", *FACTS):
+    for run_id, *facts in tasks.filter(~STEADY | Q(run__in=again)).order_by(*IN_ORDER).values_list("run_id", *FACTS):
         others[run_id].append(TaskState(*facts))
     return steady, others
 

@@ -3,6 +3,9 @@
 import datetime as dt
 import hashlib
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +13,7 @@ from django.db import OperationalError, connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import ingest, metering
+from billing import metering
 from billing.models import Observation, UsageSegment
 from billing.usage import PodState, segment_of
 
@@ -93,32 +96,67 @@ def test_one_transaction_may_record_twice(ops):
 
 @pytest.mark.django_db(transaction=True)
 def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
-    """Of two transactions that each saw one half of a pod, the later one must find what the earlier one has written."""
+    """Of two transactions that each saw one half of a pod, the later one finds what the earlier one has written meanwhile."""
     begun = PodState("p-1", "local", ops.pk, "run 1", {}, "Running", 1, started_at=T0)
-    ended = replace(begun, phase="Succeeded", finished_at=T0 + dt.timedelta(seconds=9))
+    ended = replace(begun, phase="Succeeded", started_at=None, finished_at=T0 + dt.timedelta(seconds=9))
     elsewhere = replace(begun, uid="p-2", cloud="kubernetes")
-    other = connection.copy()
+    failures: list[BaseException] = []
 
-    def record(state: PodState, patience: str) -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = '{patience}'")
+    def later() -> None:
+        try:
+            record(ended)
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            connection.close()
+
+    def record(state: PodState) -> None:
+        with transaction.atomic():
             metering.record([state], seen_at=T0)
 
-    try:
-        other.set_autocommit(False)
+    def waiting() -> int:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [ingest.RECORDING])
-            cursor.execute("SELECT pg_advisory_xact_lock(%s, hashtext('local'))", [ingest.TURN])
-        with pytest.raises(OperationalError, match="lock timeout"):
-            record(ended, "50ms")
-        record(elsewhere, "30s")
-        with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '50ms'")
-            metering.keep_others_out()
-        other.rollback()
-        for state in (ended, begun):
-            record(state, "30s")
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = hashtext('local')"
+            )
+            return cursor.fetchone()[0]
+
+    other = connection.copy()
+    try:
+        with transaction.atomic():
+            metering.record([begun], seen_at=T0)
+            thread = threading.Thread(target=later)
+            thread.start()
+            while thread.is_alive() and not waiting():
+                thread.join(0.05)
+            assert waiting() == 1
+            in_thread(lambda: record(elsewhere))
+            with pytest.raises(OperationalError, match="lock timeout"):
+                in_thread(impatient)
+        thread.join(30)
     finally:
         other.close()
+    assert not failures
     segment = UsageSegment.objects.get(uid="p-1")
     assert (segment.started, segment.ended) == (T0, T0 + dt.timedelta(seconds=9))
+    assert UsageSegment.objects.filter(uid="p-2").exists()
+
+
+def impatient() -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '50ms'")
+        metering.keep_others_out()
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """With a connection of its own. Raises what it raises."""
+
+    def alone() -> None:
+        try:
+            work()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(alone).result(60)

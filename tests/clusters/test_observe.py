@@ -42,7 +42,7 @@ def test_the_database_tells_tasks_apart_as_the_pure_function_does(run, tasks):
     counted, others = observe._tasks_of([run])
     steady, rest = told_apart(tasks)
     assert {role: count for role, count in counted[run.pk].items() if count} == steady
-    assert sorted(others[run.pk], key=repr) == sorted(rest, key=repr)
+    assert others[run.pk] == sorted(rest, key=lambda task: (task.role, task.index, -task.attempt))
 
 
 def test_other_words_about_a_task_are_written_and_change_nothing_else(run):
@@ -68,6 +68,19 @@ def test_usage_follows_what_is_told_of_it(run):
     run.refresh_from_db()
     assert run.gpu_rate == 2
     assert "2 of 3 tasks are not running" in run.message
+
+
+def test_usage_of_a_task_whose_clock_is_ahead_is_found_with_later_news(run, monkeypatch):
+    """At the time of its start, as its machine has it, it had not begun here."""
+    tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
+    ahead = now() + dt.timedelta(seconds=30)
+    tell(*tasks[:2], replace(tasks[2], scheduled_at=ahead, began_at=ahead, started_at=ahead))
+    run.refresh_from_db()
+    assert run.gpu_rate == 2
+    monkeypatch.setattr(watch.timezone, "now", lambda: ahead + observe.RECOUNT)
+    tell(replace(tasks[0], reason="Unready"))
+    run.refresh_from_db()
+    assert run.gpu_rate == 3
 
 
 def _version(run):
