@@ -75,10 +75,13 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     _, _, _, plan = _launch(api, plane, code, "warm")
     Floor(plane, plan, 1).apply()
     Floor(plane, plan, 1).delete()
-    floors, ours = [], []
+    floors, bare, ours = [], [], []
     for n in range(ROUNDS):
-        floor = Floor(plane, plan, n + 2)
+        floor = Floor(plane, plan, 2 * n + 2)
         floors.append((floor.apply(), _rest(plane) or floor.delete()))
+        _rest(plane)
+        floor = Floor(plane, plan, 2 * n + 3, held=False)
+        bare.append((floor.apply(), _rest(plane) or floor.delete()))
         _rest(plane)
         ours.append(_launch(api, plane, code, f"launch-{n}")[:3])
         _rest(plane)
@@ -92,6 +95,10 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
         Result(
             f"Kubernetes: Disable → all {size} gone, median of {ROUNDS}", statistics.median(each[1] for each in ours), "s",
             floor=down, times=TIMES_FLOOR,
+        ),
+        Result(
+            f"Kubernetes: deleting {size} by kubectl without finalizers, median of {ROUNDS}",
+            statistics.median(each[1] for each in bare), "s", floor=down,
         ),
         Result("Kubernetes: calls of a launch that change something, most", max(each[2] for each in ours), "", WRITES),
     ]  # fmt: skip
