@@ -165,8 +165,11 @@ def test_failed_attempts_say_why(node: Node, cloud: KubernetesCloud, run: RunRef
 def test_a_program_that_does_not_listen_is_killed_after_its_grace(
     node: Node, cloud: KubernetesCloud, run: RunRef
 ) -> None:
-    with launched(cloud, run, shell("master", "trap '' TERM; while :; do sleep 0.1; done")) as following:
+    deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
+    with launched(cloud, run, shell("master", deaf)) as following:
         following.until(lambda: following.of(run, "Running"))
+        # A container runs a moment before its program does.
+        assert next(chunk.data for chunk in cloud.follow(run, "master", 0, attempt=0) if chunk.data) == b"deaf\n"
         asked = dt.datetime.now(dt.UTC)
     (task,) = following.of(run)
     known = record(node, task)
