@@ -444,6 +444,10 @@ class TestArchive:
             "trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0.1; done", workers=7
         )
         portal.until_running(cluster)
+        bob = api_of(people.bob)
+        # A container runs a moment before its program does.
+        for n in range(7):
+            portal.until(lambda n=n: bob.get(f"{PATH}/worker/{n}/log")[1].content == b"up\n")
         began = time.monotonic()
         actions.disable(cluster, acting_user=people.bob)
         portal.until_gone(cluster)
@@ -451,7 +455,6 @@ class TestArchive:
         portal.until_kept(cluster)
         assert len(portal.keys()) == 8
         print(f"disable → gone, 8 logs kept: {seconds:.2f} s")
-        bob = api_of(people.bob)
         for n in range(7):
             text = bob.get(f"{PATH}/worker/{n}/log")[1].content
             assert text.startswith(b"up\n")
