@@ -55,6 +55,8 @@ MARK = "bench-event-"
 @contextmanager
 def placed(folder: Path, portal: Portal) -> Iterator[Plane]:
     """A plane that the portal knows, with enough nodes for LAUNCHED, on which some business lines are placed."""
+    # Floors watch and let go with the same interpreter as the controller.
+    tune()
     plane = Plane(folder, audited=PORTAL_USER)
     plane.start()
     try:
@@ -182,8 +184,6 @@ def _lags(plane: Plane) -> tuple[list[float], list[float]]:
     """Seconds from the moment in which a changed status of a pod was sent to the API server until its row said the same; and,
     for the same changes, until they came by a watch that does nothing else."""
     chance = random.Random(4)  # noqa: S311  the same pods every time
-    # Who watches here has the same interpreter as the controller.
-    tune()
     api = kubernetes.Client.connect(str(plane.kubeconfig))
     pods = [
         (item["metadata"]["namespace"], item["metadata"]["name"])
