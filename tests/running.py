@@ -36,6 +36,18 @@ def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.Comp
     )
 
 
+def listening(process: int, number: signal.Signals, seconds: float = 30) -> None:
+    """Returns when the process has a handler for this signal; before, the signal would simply end it (`man 5 proc`, SigCgt)."""
+    end = time.monotonic() + seconds
+    while True:
+        status = Path(f"/proc/{process}/status").read_text()
+        (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        assert time.monotonic() < end, f"process {process} does not listen for {number.name}"
+        time.sleep(0.005)
+
+
 class Portal:
     """One running portal. `url` ends without a slash; `start` and `stop` may be repeated and keep the data."""
 

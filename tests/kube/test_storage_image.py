@@ -18,6 +18,7 @@ from clusters.clouds.kubernetes import names, storage
 from clusters.clouds.kubernetes.settings import Settings
 from portal.services import program
 from tests.kube.plans import plan
+from tests.running import listening
 
 NAME = "-a name; #1 with 'signs' [and] *more ä"
 PROGRAMS = Path(__file__).parents[2] / "docker" / "rclone"
@@ -129,10 +130,7 @@ def test_a_store_that_is_started_again_knows_what_was_changed_before(
     first.kill()
     first.wait(30)
     second = start(whole, storage.STORE)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "home" / "stored").exists():  # its first step; before it there is nobody to take a signal
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    listening(second.pid, signal.SIGTERM)
     second.send_signal(signal.SIGTERM)
     assert second.wait(30) == 0
     assert content(s3, bucket, "out/loss") == b"0.5"
