@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from clusters.clouds.base import (
     WatchExpired,
 )
 from clusters.clouds.kubernetes import names, upkeep
+from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane
@@ -408,6 +410,30 @@ def test_a_namespace_of_somebody_else_is_left_alone(
     following.until(lambda: len(following.of(run, "Running")) == 1)
     cloud.delete(run)
     following.until(lambda: following.is_gone(run))
+
+
+def test_a_namespace_that_is_handed_over_while_it_is_looked_at_stays_handed_over(
+    plane: Plane, cloud: KubernetesCloud, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.make_namespace(space, {names.PORTAL: cloud._settings.portal})
+    looks: list[str] = []
+
+    def handed_over(client: Client, path: str, **query: Any) -> Any:
+        found = looked(client, path, **query)
+        looks.append(path)
+        if len(looks) == 1:
+            changed = {"metadata": {"labels": {names.PORTAL: "another"}}}
+            plane.request("PATCH", f"/api/v1/namespaces/{space}", changed)
+        return found
+
+    looked = Client.get_once
+    monkeypatch.setattr(Client, "get_once", handed_over)
+    with pytest.raises(NotOurs, match="belongs to another portal, “another”"):
+        cloud.apply(plan(role("master"), run=run_ref(space)))
+    assert len(looks) == 2
+    there = plane.request("GET", f"/api/v1/namespaces/{space}")
+    assert there["metadata"]["labels"] == {"kubernetes.io/metadata.name": space, names.PORTAL: "another"}
+    assert not plane.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies")["items"]
 
 
 def test_two_portals_never_share_a_namespace_nor_find_each_others_pods(

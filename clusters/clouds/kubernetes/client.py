@@ -14,7 +14,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
 import kubernetes
@@ -27,6 +27,7 @@ from clusters.clouds.base import CloudError, CloudRefused, WatchExpired
 from clusters.clouds.kubernetes.names import MANAGER
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 TIMEOUT = urllib3.Timeout(connect=3.0, read=15.0)
 TRY_SECONDS = 6.0
@@ -168,6 +169,13 @@ class Client:
         asked = {"fieldManager": MANAGER, "force": "true", **query}
         return cast("Json", self.request("PATCH", path, body=manifest, content_type=APPLY, query=asked))
 
+    def apply_once(self, manifest: Mapping[str, Any]) -> None:
+        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+        query = {"fieldManager": MANAGER, "force": "true"}
+        self._send("PATCH", path, query, TIMEOUT, body=manifest, content_type=APPLY)
+
     def apply_all(self, manifests: Sequence[Mapping[str, Any]], **query: Any) -> list[Json]:
         """All of them, side by side. The first error is raised when all have been tried."""
         return [done.result() for done in [self._threads.submit(self.apply, each, **query) for each in manifests]]
@@ -204,7 +212,7 @@ class Client:
         query: Mapping[str, Any] | None = None,
     ) -> Any:
         """The answer as JSON. Tried again for TRY_SECONDS while the server cannot answer."""
-        answer = _patiently(
+        answer = patiently(
             self._send, method, path, query or {}, TIMEOUT, body=body, content_type=content_type, accept=accept
         )
         return parsed(answer.data)
@@ -222,7 +230,7 @@ class Client:
             "timeoutSeconds": WATCH_SECONDS,
             **query,
         }
-        return _patiently(self._send, "GET", path, asked, WATCH_TIMEOUT, accept=accept, stream=True)
+        return patiently(self._send, "GET", path, asked, WATCH_TIMEOUT, accept=accept, stream=True)
 
     def _send(
         self,
@@ -285,9 +293,8 @@ def _load_key(tls: ssl.SSLContext, certificate: bytes, private: bytes) -> None:
         os.close(handle)
 
 
-def _patiently(
-    call: Callable[..., urllib3.BaseHTTPResponse], *arguments: Any, **named: Any
-) -> urllib3.BaseHTTPResponse:
+def patiently(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Tried again for TRY_SECONDS while it raises Unavailable."""
     for attempt in Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, Unavailable)),
         wait=_pause,

@@ -32,7 +32,16 @@ from clusters.clouds.base import (
     VolumeSource,
 )
 from clusters.clouds.kubernetes import inside, logs, manifests, names, prometheus, storage
-from clusters.clouds.kubernetes.client import METADATA_LIST, Client, Missing, Refused, Taken, path_of
+from clusters.clouds.kubernetes.client import (
+    METADATA_LIST,
+    Client,
+    Missing,
+    Refused,
+    Taken,
+    Unavailable,
+    path_of,
+    patiently,
+)
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.upkeep import Upkeep
 from clusters.clouds.kubernetes.watch import Follower
@@ -155,13 +164,28 @@ class KubernetesCloud:
         """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next. Raises
         NotOurs."""
         first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
-        if self._is_ours(namespace) or not self._create(first):
-            # Somebody may have been quicker.
-            self._is_ours(namespace)
-            inside_it.insert(0, first)
+        if patiently(self._claim, first):
             self._drop_quota(namespace)
         self._client.apply_all(inside_it)
         self._namespaces.add(namespace)
+
+    def _claim(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether the namespace was there before. Raises NotOurs: whose it is would be closed to all traffic but that of runs.
+
+        What is written is what was looked at, or Unavailable is raised: an administrator may hand it over at any time."""
+        metadata = manifest["metadata"]
+        by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
+        for found in self._client.get_once(path_of("Namespace"), **by_name)["items"]:
+            if sentence := manifests.foreign(found, self._settings):
+                raise NotOurs(sentence)
+            version = found["metadata"]["resourceVersion"]
+            self._client.apply_once({**manifest, "metadata": {**metadata, "resourceVersion": version}})
+            return True
+        try:
+            self._client.create(manifest)
+        except Taken as error:
+            raise Unavailable("Somebody was quicker.") from error
+        return False
 
     def _drop_quota(self, namespace: str) -> None:
         """Where an administrator wants none any more."""
@@ -192,21 +216,6 @@ class KubernetesCloud:
             log.warning("the limits of namespace %s are not as wanted: %s", namespace, error)
         finally:
             self._settling.discard(namespace)
-
-    def _create(self, manifest: Mapping[str, Any]) -> bool:
-        try:
-            self._client.create(manifest)
-        except Taken:
-            return False
-        return True
-
-    def _is_ours(self, namespace: str) -> bool:
-        """False when it is not there. Raises NotOurs: whose it is would be closed to all traffic but that of runs."""
-        for found in self._client.get(path_of("Namespace"), fieldSelector=f"metadata.name={namespace}")["items"]:
-            if sentence := manifests.foreign(found, self._settings):
-                raise NotOurs(sentence)
-            return True
-        return False
 
     def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
         """Those of them that exist and are not this portal's, with what to do about each."""
