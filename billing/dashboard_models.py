@@ -119,6 +119,28 @@ class Waste(models.Model):
         return f"{self.kind} {self.consumer}"
 
 
+class GpuTotal(models.Model):
+    """The GPU-seconds of MonthlySpending over all months, however many: what a scrape reads.
+
+    Triggers on MonthlySpending keep it, in the transaction that posts.
+    """
+
+    appcode = models.ForeignKey(
+        Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
+    )
+    business_line = models.CharField(max_length=200)
+    gpu_model = models.CharField(max_length=60)
+    gpu_seconds = models.BigIntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "business_line", "gpu_model"], name="gpu_total_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode_id} {self.gpu_model}"
+
+
 class GpuCounter(models.Model):
     """The highest number of GPU-seconds that Prometheus was told of a series: a counter never goes down (`billing.metrics`)."""
 

@@ -28,6 +28,7 @@ from billing.models import (
     BudgetStep,
     CapacityRecord,
     GeneratedAppcode,
+    GpuCounter,
     LedgerEntry,
     MeasuredDay,
     MeasuredHour,
@@ -397,8 +398,12 @@ def remove(*, acting_user: User | None) -> int:
         rows._raw_delete(rows.db)
     CapacityRecord.objects.filter(cloud=CLOUD).delete()
     with connection.cursor() as cursor:
-        for table in ("billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending"):
+        for table in ("billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending", "billing_gputotal"):
             cursor.execute(f"DELETE FROM {table} WHERE appcode_id = ANY(%s)", [generated])  # noqa: S608
+    # Whoever uses these codes next begins at nothing. In the order in which a scrape holds them.
+    told = GpuCounter.objects.filter(code__in=Appcode.objects.filter(pk__in=generated).values("code"))
+    list(told.order_by("code", "business_line", "gpu_model").select_for_update())
+    told.delete()
     Price.objects.filter(**of_example).delete()
     Ownership.objects.filter(**of_example).delete()
     GeneratedAppcode.objects.filter(**of_example).delete()

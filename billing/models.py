@@ -19,6 +19,8 @@ from billing.budget_models import Budget as Budget
 from billing.budget_models import BudgetStep as BudgetStep
 from billing.dashboard_models import CapacityRecord as CapacityRecord
 from billing.dashboard_models import GeneratedAppcode as GeneratedAppcode
+from billing.dashboard_models import GpuCounter as GpuCounter
+from billing.dashboard_models import GpuTotal as GpuTotal
 from billing.dashboard_models import MonthlySpending as MonthlySpending
 from billing.dashboard_models import Outcome as Outcome
 from billing.dashboard_models import Waste as Waste
