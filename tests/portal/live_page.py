@@ -29,7 +29,6 @@ ROWS = Template(
 
 class State:
     text = "first"
-    asked: list[int] = []  # noqa: RUF012 - the one state of one test
     posted = 0
 
 
@@ -42,7 +41,6 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @conditional_page
 def rows(request: HttpRequest) -> HttpResponse:
-    State.asked.append(1)
     return HttpResponse(ROWS.render(RequestContext(request, {"text": State.text})))
 
 

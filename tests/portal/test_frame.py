@@ -15,7 +15,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal import actions, frame, oops
+from portal import actions, frame, oops, views
 from portal.models import Appcode, Event
 from portal.templatetags import portal as tags
 
@@ -23,8 +23,9 @@ HOUR = 3600
 
 
 @pytest.fixture
-def gpu_counter() -> Iterator[list[Any]]:
+def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Replaces the counter of the apps above by one that holds three GPUs and remembers what it was asked."""
+    monkeypatch.setattr(views, "GPU_CACHE_SECONDS", 600)
     before, asked = frame._gpu_counters[:], []
     frame.count_gpus_with(lambda appcodes: asked.append(list(appcodes)) or frame.GpuUse(3, simulated=True))  # type: ignore[func-returns-value]
     cache.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.http import Http404
 from django.test import Client
 
@@ -13,6 +14,12 @@ from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode, User
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_tried_before() -> None:
+    """Sign-ins of all tests come from one address, of which a minute takes only so many."""
+    cache.clear()
 
 
 def sign_in(client: Client, name: str, password: str) -> Any:

@@ -18,6 +18,12 @@ from portal.models import ApiToken, Event
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(autouse=True)
+def nobody_has_tried_before() -> None:
+    """Sign-ins of all tests come from one address, of which a minute takes only so many."""
+    cache.clear()
+
+
 def test_signing_in_leads_back_to_where_one_was(client: Client, people: Any) -> None:
     wanted = client.get("/appcodes/ops-demo?x=1")["Location"]
     assert wanted == "/accounts/login/?next=/appcodes/ops-demo%3Fx%3D1"

@@ -35,7 +35,7 @@ def supervised(logs: Path, during, *programs: Service) -> None:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -56,7 +56,7 @@ def test_a_program_that_keeps_ending_is_started_again_ever_more_slowly_and_peopl
     ending = script("ending", f"open({str(starts)!r}, 'a').write('x')")
 
     async def watch(supervisor: Supervisor) -> None:
-        await until(lambda: starts.exists() and len(starts.read_text()) == 4)
+        await until(lambda: starts.exists() and len(starts.read_text()) >= 4)
 
     began = time.monotonic()
     supervised(tmp_path, watch, ending)
@@ -66,10 +66,10 @@ def test_a_program_that_keeps_ending_is_started_again_ever_more_slowly_and_peopl
 
 def test_a_program_that_ignores_the_polite_signal_is_killed_in_time(tmp_path):
     ready = tmp_path / "ready"
-    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(99)"
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(999)"
     began = time.monotonic()
     supervised(tmp_path, nothing, script("deaf", code, ready=ready.exists, stop_seconds=0.5))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 90, "and not after its thousand seconds"
 
 
 def test_what_faces_people_stops_before_what_it_needs(tmp_path):
@@ -81,7 +81,11 @@ def test_what_faces_people_stops_before_what_it_needs(tmp_path):
     )
     programs = [
         Service(
-            name, (sys.executable, "-c", code, name, str(tmp_path / name)), (tmp_path / name).exists, stop_order=number
+            name,
+            (sys.executable, "-c", code, name, str(tmp_path / name)),
+            (tmp_path / name).exists,
+            stop_order=number,
+            stop_seconds=60,
         )
         for number, name in [(9, "c"), (0, "a"), (1, "b")]
     ]

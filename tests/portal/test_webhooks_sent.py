@@ -154,12 +154,12 @@ def test_transactions_that_commit_out_of_order_lose_nothing(people: Any, receive
         with transaction.atomic():
             events.record("run.queued", actor=None, appcode="ops-demo")
             begun.set()
-            go_on.wait(20)
+            go_on.wait(120)
         connection.close()
 
     thread = threading.Thread(target=slowly)
     thread.start()
-    begun.wait(20)
+    assert begun.wait(60)
     happen("run.running")
     assert sending.send_due() == 1
     go_on.set()
@@ -182,7 +182,7 @@ def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeyp
         monkeypatch.setattr(wakeups, "_near_until", 0.0)
         monkeypatch.setattr(wakeups, "ONE_FOR_ALL", 60)
         happen()
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=60)
         message.ack()
         for _ in range(20):
             happen()
@@ -232,7 +232,9 @@ def test_it_is_tried_again_until_it_works(people: Any, receiver: Receiver) -> No
         assert row.error == "It answered 500 Internal Server Error."
         assert row.answer == "� not � now"
         nominal = 5 * 4 ** (number - 1)
-        assert 0.8 * nominal <= (row.next_at - before).total_seconds() <= 1.2 * nominal + 10
+        assert 0.8 * nominal <= (row.next_at - before).total_seconds()
+        assert (row.next_at - timezone.now()).total_seconds() <= 1.2 * nominal
+        Delivery.objects.update(next_at=timezone.now() + dt.timedelta(hours=1))
         assert sending.send_due() == 0, "not before its time"
         due_now()
     assert sending.send_due() == 1
@@ -377,7 +379,7 @@ def test_who_is_killed_between_sending_and_writing_it_down_sends_it_twice_under_
     receiver.answer = kill_it
     env = {**os.environ, "DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "portal.settings"}
     sender.append(subprocess.Popen([sys.executable, "-c", program], env=env))
-    assert sender[0].wait(60) == -signal.SIGKILL
+    assert sender[0].wait(120) == -signal.SIGKILL
     assert (only().state, only().attempts) == ("waiting", 1)
     assert sending.send_due() == 0, "it is still held"
     due_now()
@@ -429,10 +431,10 @@ def test_a_claim_that_was_lost_changes_nothing(people: Any, receiver: Receiver) 
 def test_one_slow_receiver_does_not_hold_up_others(
     people: Any, receiver: Receiver, monkeypatch: Any, make_appcode: Any
 ) -> None:
-    monkeypatch.setattr(posting, "ANSWER", 8.0)
+    monkeypatch.setattr(posting, "ANSWER", 45.0)
     free = threading.Event()
     with receiving() as slow:
-        slow.answer = lambda handler, n: free.wait(20)
+        slow.answer = lambda handler, n: free.wait(120)
         hook(people.flight, people.mallory, slow.url, name="slow")
         hook(people.ops, people.alice, receiver.url)
         for _ in range(40):
@@ -442,11 +444,11 @@ def test_one_slow_receiver_does_not_hold_up_others(
         began = time.monotonic()
         sender = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
         sender.start()
-        while len(receiver.got) < 20 and time.monotonic() < began + 20:
+        while len(receiver.got) < 20 and time.monotonic() < began + posting.ANSWER:
             time.sleep(0.02)
         took = time.monotonic() - began
         assert len(receiver.got) == 20
-        assert took < 8.0, "all of them before the first slow one was over"
+        assert took < posting.ANSWER, "all of them before the first slow one was over"
         Webhook.objects.filter(name="slow").update(enabled=False)
         free.set()
         sender.join()
@@ -509,7 +511,7 @@ def test_one_that_cannot_be_written_down_takes_no_other_along(people: Any, recei
             row = Delivery.objects.select_for_update().get(uid=handler.headers["webhook-id"].removeprefix("msg_"))
             say(handler, 204)
             handler.wfile.flush()
-            over.wait(20)
+            over.wait(120)
             assert row.claim
         connection.close()
 
@@ -528,19 +530,22 @@ def test_one_that_cannot_be_written_down_takes_no_other_along(people: Any, recei
     assert row.claim is not None, "it goes out again when this has run out"
 
 
-def test_what_was_posted_is_written_down_though_the_connection_was_lost(people: Any, receiver: Receiver) -> None:
+def test_what_was_posted_is_written_down_though_the_connection_was_lost(
+    people: Any, receiver: Receiver, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(posting, "ANSWER", 120.0)
     hook(people.ops, people.alice, receiver.url)
     for _ in range(4):
         happen()
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         [pid] = cursor.fetchone()
-    all_there = threading.Barrier(4, timeout=20)
+    all_there = threading.Barrier(4, timeout=60)
 
     def cut_it(handler: Any, n: int) -> None:
         if all_there.wait() == 0:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+                cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
             connection.close()
         all_there.wait()
         say(handler, 204)
@@ -573,7 +578,7 @@ def test_who_changes_a_webhook_and_who_writes_down_do_not_block_each_other(
         Webhook.objects.select_for_update(no_key=True).get(pk=webhook.pk)
         thread = threading.Thread(target=write_down)
         thread.start()
-        waiting, end = 0, time.monotonic() + 20
+        waiting, end = 0, time.monotonic() + 60
         while not waiting and time.monotonic() < end:
             with connection.cursor() as cursor:
                 # For this connection: other tests may use the same server.
@@ -628,11 +633,12 @@ def test_the_next_sender_does_not_wait_for_the_slowest_of_the_last(
     people: Any, receiver: Receiver, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(sending, "LONGEST", 1.0)
+    monkeypatch.setattr(posting, "ANSWER", 120.0)
     free, taken = threading.Event(), threading.Event()
 
     def slowly(handler: Any, n: int) -> None:
         taken.set()
-        free.wait(20)
+        free.wait(120)
         say(handler, 204)
 
     with receiving() as slow:
@@ -641,11 +647,11 @@ def test_the_next_sender_does_not_wait_for_the_slowest_of_the_last(
         happen(appcode="flight-demo")
         first = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
         first.start()
-        taken.wait(20)
+        assert taken.wait(60)
         hook_beside(people)
         Webhook.objects.filter(appcode=people.ops).update(url=receiver.url, host="other")
         happen()
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not receiver.got and time.monotonic() < end:
             sending.send_due()
             time.sleep(0.05)
@@ -666,12 +672,12 @@ def post(url: str, rules: Rules = LOOPBACK) -> posting.Answer:
 def test_silence_ends(receiver: Receiver, monkeypatch: Any) -> None:
     monkeypatch.setattr(posting, "ANSWER", 0.5)
     free = threading.Event()
-    receiver.answer = lambda handler, n: free.wait(10)
+    receiver.answer = lambda handler, n: free.wait(120)
     answer = post(receiver.url)
     free.set()
     assert answer.status is None
     assert answer.error.startswith("No answer within")
-    assert answer.seconds < 4
+    assert answer.seconds < 40
 
 
 def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
@@ -680,7 +686,7 @@ def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
 
     def drip(handler: Any, n: int) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
-        for _ in range(100):
+        for _ in range(1200):
             handler.wfile.write(b"x")
             handler.wfile.flush()
             time.sleep(0.05)
@@ -689,7 +695,7 @@ def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
     answer = post(receiver.url)
     assert answer.status is None
     assert answer.error.startswith("No answer within")
-    assert answer.seconds < 4
+    assert answer.seconds < 40
 
 
 def test_an_endless_answer_is_cut(receiver: Receiver) -> None:
@@ -715,7 +721,10 @@ def test_what_is_no_http_is_told(monkeypatch: Any) -> None:
         def babble() -> None:
             client, _ = server.accept()
             with client:
-                client.recv(65536)
+                asked = b""
+                # All of it: what is left unread when one hangs up takes the answer along.
+                while not asked.endswith(b"{}") and (part := client.recv(65536)):
+                    asked += part
                 client.sendall(b"220 mail.example ESMTP\0\x1b[31m\r\n")
 
         thread = threading.Thread(target=babble)
