@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",
 ]  # fmt: skip
 SOON = 30_000
+# The 5 s that it waits otherwise are few on a machine that others keep busy.
+expect.set_options(timeout=SOON)
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def chromium() -> Iterator[Browser]:
     # Playwright's own event loop runs in this thread; the ORM is used between its steps, never inside them.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS, timeout=4 * SOON)
         yield browser
         browser.close()
 

@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from portal import servers, services
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
+
+# How long an example takes depends on who else is busy on this machine.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,7 +32,7 @@ def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.Comp
     """Runs `manage.py up` where it is expected to refuse."""
     argv = [*prefix, sys.executable, "manage.py", "up"]
     return subprocess.run(
-        argv, cwd=ROOT, env=environment(data, port, **more), capture_output=True, text=True, timeout=60, check=False
+        argv, cwd=ROOT, env=environment(data, port, **more), capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -59,7 +59,7 @@ class Portal:
         self._more = more
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, seconds: float = 120) -> None:
+    def start(self, seconds: float = 240) -> None:
         """Returns when it has said that it is ready."""
         out = self.data.parent / f"{self.data.name}.out"
         with out.open("wb") as file:
@@ -80,7 +80,7 @@ class Portal:
         """Returns the exit status."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(90)
+        return self.process.wait(150)
 
     @property
     def credentials(self) -> dict[str, Any]:
@@ -108,18 +108,19 @@ class Portal:
         found = []
         for process in psutil.process_iter():
             try:
-                words = [*process.cmdline(), process.cwd(), *process.environ().values()]
+                line = process.cmdline()
+                words = [*line, process.cwd(), *process.environ().values()]
             except psutil.Error:
                 continue
             if any(str(self.data) in word for word in words):
-                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+                found.append(f"{process.pid} {' '.join(line)}")
         return found
 
     def get(self, path: str = "/", host: str | None = None) -> int:
         """The status of a page, or 0 when nobody answers."""
         request = urllib.request.Request(self.url + path, headers={"Host": host} if host else {})
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -127,7 +128,7 @@ class Portal:
             return 0
 
 
-def eventually(condition: Any, seconds: float = 20) -> bool:
+def eventually(condition: Any, seconds: float = 60) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while not condition():

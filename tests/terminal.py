@@ -51,7 +51,7 @@ class Terminal:
     def type(self, text: bytes) -> None:
         os.write(self.master, text)
 
-    def until(self, text: bytes, seconds: float = 20.0) -> bytes:
+    def until(self, text: bytes, seconds: float = 60.0) -> bytes:
         """What was shown before `text`."""
         end = time.monotonic() + seconds
         while text not in self.shown:

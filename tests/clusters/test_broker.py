@@ -55,8 +55,15 @@ def timed(call):
     return call(), time.monotonic() - began
 
 
+def asked(caplog):
+    """How often it was waited for the broker in vain."""
+    return caplog.text.count("the broker is out of reach")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_redis_people_are_answered(catalogue, people, manifest, client, own_broker, how):
+def test_without_redis_people_are_answered(catalogue, people, manifest, client, own_broker, how, caplog, monkeypatch):
+    # Longer than this test takes on any machine.
+    monkeypatch.setattr(wakeups, "QUIET", 600.0)
     client.force_login(people.bob)
     _, text = make_token("script", 1, acting_user=people.bob)
     actions.create_cluster(manifest("before"), acting_user=people.bob)
@@ -64,12 +71,13 @@ def test_without_redis_people_are_answered(catalogue, people, manifest, client, 
     assert client.get("/profile").status_code == 200
     own_broker.send_signal(how)
     if how == signal.SIGKILL:
-        psutil.wait_procs([own_broker], 5)
-    first, _ = timed(lambda: actions.create_cluster(manifest("first"), acting_user=people.bob))
+        psutil.wait_procs([own_broker], 60)
+    first = actions.create_cluster(manifest("first"), acting_user=people.bob)
     assert Run.objects.filter(cluster=first).exists()
+    assert asked(caplog) == 1
     for n in range(3):
-        _, seconds = timed(lambda n=n: actions.create_cluster(manifest(f"next-{n}"), acting_user=people.bob))
-        assert seconds < 1
+        actions.create_cluster(manifest(f"next-{n}"), acting_user=people.bob)
+    assert asked(caplog) == 1
     body = json.dumps(manifest("rest").model_dump(mode="json", by_alias=True))
     answer, seconds = timed(
         lambda: client.post(
@@ -83,13 +91,19 @@ def test_without_redis_people_are_answered(catalogue, people, manifest, client, 
     page, more = timed(lambda: client.get("/profile"))
     assert page.status_code == 200
     print(f"{how.name}: POST {seconds:.2f} s, page {more:.2f} s")
-    assert seconds < (1 if how == signal.SIGKILL else 4)
+    assert asked(caplog) == 1
+    # A second for each thing that is asked of a cache that does not answer; the rest is how busy this machine is.
+    assert seconds < (5 if how == signal.SIGKILL else 10)
 
 
-def test_only_the_first_wake_up_of_all_waits_for_a_broker_that_does_not_answer(own_broker):
+def test_only_the_first_wake_up_of_all_waits_for_a_broker_that_does_not_answer(own_broker, caplog, monkeypatch):
+    monkeypatch.setattr(wakeups, "QUIET", 600.0)
     wakeups.wake_webhooks()
     own_broker.send_signal(signal.SIGSTOP)
     _, first = timed(wake_logs)
-    _, others = timed(lambda: (wake_mail(), wakeups.wake_webhooks()))
     assert first > 1, "it was asked"
-    assert others < 0.5
+    assert asked(caplog) == 1
+    monkeypatch.setattr(wakeups, "_near_until", 0.0)
+    wake_mail()
+    wakeups.wake_webhooks()
+    assert asked(caplog) == 1

@@ -205,7 +205,8 @@ def test_a_cluster_that_is_removed_while_a_run_is_made_gets_no_run(training, peo
         if len(calls) != 2:
             return found
         thread, raised = aside(remove)
-        thread.join(20)
+        thread.join(60)
+        assert not thread.is_alive()
         assert not raised
         return found
 
@@ -228,12 +229,12 @@ def test_a_cluster_on_which_a_run_is_being_made_is_not_removed(training, people,
         thread, raised = aside(remove)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         with connection.cursor() as cursor:
-            for _ in range(2000):
+            for _ in range(6000):
                 cursor.execute(waits)
                 if cursor.fetchone()[0] or not thread.is_alive():
                     break
                 cursor.execute("SELECT pg_sleep(0.01), pg_stat_clear_snapshot()")
         assert thread.is_alive()
-    thread.join(20)
+    thread.join(60)
     assert str(raised[0]).startswith("Training has 1 run of ours.")
     assert KubernetesCluster.objects.filter(name="training").exists()

@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -239,7 +240,7 @@ def test_a_thousand_tasks_take_as_many_queries_as_one(catalogue, people, manifes
     few, _ = counted("few", 1, phase="Failed", log_tail="x" * 4000)
     many, seconds = counted("many", 999, phase="Failed", log_tail="x" * 4000)
     assert many <= few + 3
-    assert seconds < 5
+    assert seconds < 60  # one, when nothing else runs
 
 
 def test_a_rolled_back_batch_leaves_nothing_and_comes_again(run, monkeypatch):
@@ -258,11 +259,12 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     cluster = actions.create_cluster(
         manifest("demo", "echo no such model; sleep 0.3; exit 9", mode="service"), acting_user=people.bob
     )
-    loop.until(lambda: "exit code 9 after 2 attempts" in Run.objects.get(current_of=cluster).message)
+    # Of several; how many there are by the time somebody looks, nobody knows.
+    loop.until(lambda: re.search(r"exit code 9 after \d+ attempts", Run.objects.get(current_of=cluster).message))
     run = Run.objects.get(current_of=cluster)
     assert run.reason in ("Degraded", "Restarting")
     assert "no such model" in run.message
-    loop.until(lambda: "started again 2 times" in Run.objects.get(current_of=cluster).message)
+    loop.until(lambda: re.search(r"started again \d+ times", Run.objects.get(current_of=cluster).message))
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
     assert cloud("local").capacity().queue == ()
@@ -286,6 +288,8 @@ def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
         tell(*items[n : n + 150])
     assert Run.objects.filter(phase="Succeeded").count() == old
     began = time.monotonic()
-    watch.apply_listing("local", Batch("test.0", (*items, told(run))), now())
-    assert time.monotonic() - began < 1
+    with CaptureQueriesContext(connection) as queries:
+        watch.apply_listing("local", Batch("test.0", (*items, told(run))), now())
+    assert len(queries) < 50, "two dozen, and none for each of them"
+    assert time.monotonic() - began < 30  # less than half a second, when nothing else runs
     assert Task.objects.filter(run=run, phase="Running").exists()

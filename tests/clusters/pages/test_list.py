@@ -180,8 +180,13 @@ def test_the_live_cost_grows_by_the_rate(make_cluster, people, as_person):
         run={"usage_as_of": an_hour_ago, "cost": 5, "cost_rate": "0.01", "gpu_seconds": 0, "gpu_rate": 2},
     )
     page = as_person(people.alice).get("/").content.decode()
-    assert "41.0" in page
-    assert re.search(r"2\.0\d", page)
+    since = (dt.datetime.now(dt.UTC) - an_hour_ago).total_seconds()
+    cost = re.search(r'<span class="money">([\d.]+)', page)
+    assert cost
+    assert 41 <= float(cost[1]) <= 5 + 0.01 * since + 0.005
+    hours = re.search(r'data-label="GPU-hours" class="num">([\d.]+)', page)
+    assert hours
+    assert 2 <= float(hours[1]) <= 2 * since / 3600 + 0.05
 
 
 def test_names_are_shown_as_text(make_cluster, people, as_person):
