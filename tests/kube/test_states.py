@@ -7,9 +7,10 @@ import datetime as dt
 from typing import Any
 
 from clusters.clouds.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
-from clusters.clouds.kubernetes.mirror import EVENT_AGE, Mirror
+from clusters.clouds.kubernetes.mirror import Mirror
 from clusters.clouds.kubernetes.settings import quantity
 from clusters.clouds.kubernetes.states import storage_seen, task_seen
+from clusters.clouds.kubernetes.troubles import EVENT_AGE
 from clusters.clouds.kubernetes.workloads import refusal
 
 MORNING = dt.datetime(2026, 3, 1, 8, 0, 0, tzinfo=dt.UTC)
@@ -304,7 +305,7 @@ def test_a_run_is_gone_when_its_owner_is_left_alone() -> None:
     # The two watches are not in step: the owner may be left alone before the last pod is seen to go.
     assert mirror.note_owner("MODIFIED", owner("gpu-cloud/told", **deleted)) == []
     assert mirror.note_pod("DELETED", task, time(10)) == [RunGone(1042)]
-    assert not mirror.left_behind
+    assert not mirror.runs.left_behind
 
 
 def test_output_that_was_not_stored_is_told_at_the_end() -> None:
@@ -319,7 +320,7 @@ def test_an_owner_deleted_by_hand_while_tasks_run_leaves_them_behind() -> None:
     mirror.note_owner("ADDED", owner("gpu-cloud/told"))
     mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
     mirror.note_owner("MODIFIED", owner("gpu-cloud/told", deletionTimestamp=at(9)))
-    assert mirror.left_behind == {1042}
+    assert mirror.runs.left_behind == {1042}
 
 
 def test_everything_else_of_a_run_goes_when_its_tasks_have_ended() -> None:
@@ -329,18 +330,18 @@ def test_everything_else_of_a_run_goes_when_its_tasks_have_ended() -> None:
     mirror.note_owner("ADDED", owner("gpu-cloud/told"))
     mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
     mirror.note_owner("MODIFIED", ending)
-    assert (mirror.stopping, mirror.left_behind) == ({1042}, set())
+    assert (mirror.runs.stopping, mirror.runs.left_behind) == ({1042}, set())
     [seen] = mirror.note_pod("MODIFIED", ended, time(9))
     assert isinstance(seen, TaskSeen)
-    assert (seen.reason, mirror.left_behind) == ("Stopped", {1042})
+    assert (seen.reason, mirror.runs.left_behind) == ("Stopped", {1042})
     mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))
-    assert not mirror.stopping
+    assert not mirror.runs.stopping
 
 
 def test_a_run_without_tasks_is_not_waited_for() -> None:
     mirror = Mirror()
     mirror.note_owner("ADDED", owner("gpu-cloud/told", annotations={"gpu-cloud/ending": "true"}))
-    assert mirror.left_behind == {1042}
+    assert mirror.runs.left_behind == {1042}
 
 
 def test_each_state_is_told_once() -> None:
@@ -371,16 +372,16 @@ def test_warnings_about_a_pod_that_does_not_start_are_told_until_it_does() -> No
     mirror = mirror_of_ops()
     assert len(mirror.note_pod("ADDED", pod(), time(3))) == 1
     text = 'MountVolume.SetUp failed for volume "data0" : mount failed: exit status 32\nOutput: access denied by server'
-    (told,) = mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9))
+    (told,) = mirror.troubles.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9))
     assert isinstance(told, TaskSeen)
     assert told.reason == "MountingVolume"
     assert told.message == (
         'Its volumes cannot be mounted yet: MountVolume.SetUp failed for volume "data0" : mount failed: exit status 32 '
         "Output: access denied by server."
     )
-    assert mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(10)) == []
+    assert mirror.troubles.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(10)) == []
     assert mirror.note_pod("MODIFIED", pod(), time(11)) == []
-    assert mirror.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9) + EVENT_AGE) == []
+    assert mirror.troubles.note_event(event("Pod", "x", "FailedMount", text, uid="uid-1"), time(9) + EVENT_AGE) == []
     (running,) = mirror.note_pod("MODIFIED", pod("Running", state=RUNNING), time(12))
     assert isinstance(running, TaskSeen)
     assert (running.phase, running.reason, running.message) == ("Running", "", "")
@@ -430,16 +431,16 @@ def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
     mirror = mirror_of_ops()
     assert mirror.parts.note_workload("ADDED", "Job", job(active=1)) == []
     quota = "exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"
-    (blocked,) = mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9))
+    (blocked,) = mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(9))
     assert isinstance(blocked, RunBlocked)
     assert (blocked.run_id, blocked.reason) == (1042, "NamespaceQuota")
-    assert mirror.note_event(event("Job", "w", "FailedCreate", quota), time(9)) == []
+    assert mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(9)) == []
     assert mirror.parts.note_workload("MODIFIED", "Job", job(active=2)) == []
     assert mirror.parts.note_workload("MODIFIED", "Job", job(active=1, succeeded=1, failedIndexes="2")) == [
         RunBlocked(1042, "", "")
     ]
     # Late news of what is over.
-    assert mirror.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
+    assert mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
 
 
 def test_a_suspended_job_waits_in_its_queue() -> None:
@@ -472,18 +473,18 @@ def test_labels_that_were_taken_off_are_put_back() -> None:
     mirror.note_pod("ADDED", running, time(6))
     # Without the label that is watched for: the API server says DELETED and shows what it was before.
     assert mirror.note_pod("DELETED", running, time(7)) == []
-    assert mirror.damaged["uid-1"].metadata == {
+    assert mirror.damages.found["uid-1"].metadata == {
         "uid": "uid-1",
         "labels": {"gpu-cloud/run-id": "1042", "gpu-cloud/role": "worker"},
         "finalizers": ["gpu-cloud/metering"],
     }
     assert mirror.note_pod("ADDED", running, time(8)) == []
-    assert not mirror.damaged
+    assert not mirror.damages.found
     bare = pod(
         "Running", state=RUNNING, metadata={"labels": {"gpu-cloud/portal": "x"}, "finalizers": ["gpu-cloud/metering"]}
     )
     assert mirror.note_pod("MODIFIED", bare, time(9)) == []
-    assert mirror.damaged["uid-1"].metadata["labels"]["gpu-cloud/run-id"] == "1042"
+    assert mirror.damages.found["uid-1"].metadata["labels"]["gpu-cloud/run-id"] == "1042"
 
 
 def test_a_task_on_a_node_that_is_not_heard_of_says_so() -> None:

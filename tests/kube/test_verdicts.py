@@ -11,7 +11,8 @@ import pytest
 
 from clusters.clouds.base import TaskSeen
 from clusters.clouds.kubernetes import names, reasons, watch
-from clusters.clouds.kubernetes.mirror import PATIENCE, Mirror
+from clusters.clouds.kubernetes.ends import PATIENCE
+from clusters.clouds.kubernetes.mirror import Mirror
 from tests.kube.plane import Object
 from tests.kube.plans import run_ref
 

@@ -3,7 +3,7 @@
 A pod of a Job never starts again, so its end is the attempt's end. A pod of a Deployment or StatefulSet keeps its GPUs
 while its program is restarted inside it; that shows as Running with the reason BackOff. An attempt's number is how often
 its index had failed or was broken off before, as the Job controller has noted it on the pod; the pods of services are
-counted by `mirror`, and `cloud` writes that on them.
+counted by `attempts`, and `upkeep` writes that on them.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from clusters.clouds.base import Unreadable
+from clusters.clouds.base import TaskSeen, Unreadable
 from clusters.clouds.kubernetes import names
 
 # What programs are given and what they say may hold keys; what managers note of fields is long and says nothing here.
@@ -83,6 +84,21 @@ def has_gone(event: str, pod: Mapping[str, Any]) -> bool:
     metadata = pod["metadata"]
     held = isinstance(found := metadata.get("finalizers"), list) and names.METERING in found
     return event == "DELETED" and ("deletionTimestamp" in metadata or not held)
+
+
+def unread_end(pod: Mapping[str, Any], seen: TaskSeen, now: dt.datetime) -> TaskSeen:
+    """The end of a pod, last understood as `seen`, of which nobody understands more than that it has come."""
+    has_succeeded = has_ended(pod) and pod["status"]["phase"] == "Succeeded"
+    known = [at for at in (seen.scheduled_at, seen.began_at, seen.started_at) if at]
+    return replace(
+        seen,
+        phase="Succeeded" if has_succeeded else "Failed",
+        reason="" if has_succeeded else "Lost",
+        message="" if has_succeeded else "It has ended; what was told of its end is not understood.",
+        finished_at=max([*known, min(finished_at(pod) or now, now)]) if seen.scheduled_at else None,
+        disrupted=not has_succeeded,
+        estimated=True,
+    )
 
 
 def _without_secrets(value: Any, within: str = "") -> Any:

@@ -15,7 +15,9 @@ from typing import Any
 from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, TaskSeen
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import MERGE, STRATEGIC, Client, Missing, Refused, path_of
-from clusters.clouds.kubernetes.mirror import Damage, Mirror, Owner, Pod
+from clusters.clouds.kubernetes.damage import Damage
+from clusters.clouds.kubernetes.mirror import Mirror
+from clusters.clouds.kubernetes.objects import Owner, Pod
 from clusters.clouds.kubernetes.parts import Key
 
 log = logging.getLogger(__name__)
@@ -52,13 +54,13 @@ class Upkeep:
                 pod = self.mirror.pods.get(item.uid)
                 if pod and pod.over and pod.held:
                     self._due[item.uid] = pod
-            elif isinstance(item, RunGone) and (owner := self.mirror.owners.get(item.run_id)) and owner.held:
+            elif isinstance(item, RunGone) and (owner := self.mirror.runs.owners.get(item.run_id)) and owner.held:
                 self._due[f"run {item.run_id}"] = owner
         with self._lock:
             now = time.monotonic()
             self._not_before = {key: at for key, at in self._not_before.items() if at > now}
-        counting = {seen.run_id for seen in self.mirror.unnumbered.values()}
-        for uid in list(self.mirror.unnumbered):
+        counting = {seen.run_id for seen in self.mirror.attempts.unwritten.values()}
+        for uid in list(self.mirror.attempts.unwritten):
             self._begin(("number", uid), self._number_pod, uid)
         for name, held in list(self._due.items()):
             if held.run_id not in counting:
@@ -69,14 +71,14 @@ class Upkeep:
 
     def _put_right(self) -> None:
         mirror, now = self.mirror, time.monotonic()
-        self._stopping_since = {run_id: self._stopping_since.get(run_id, now) for run_id in mirror.stopping}
-        mirror.left_behind |= {run_id for run_id, at in self._stopping_since.items() if now - at > STOP_SECONDS}
-        for run_id in list(mirror.left_behind):
-            mirror.left_behind.discard(run_id)
-            owner = mirror.owners.get(run_id)
+        self._stopping_since = {run_id: self._stopping_since.get(run_id, now) for run_id in mirror.runs.stopping}
+        mirror.runs.left_behind |= {run_id for run_id, at in self._stopping_since.items() if now - at > STOP_SECONDS}
+        for run_id in list(mirror.runs.left_behind):
+            mirror.runs.left_behind.discard(run_id)
+            owner = mirror.runs.owners.get(run_id)
             if owner and not self._begin(("end", run_id), self._end, owner):
-                mirror.left_behind.add(run_id)
-        for uid, damage in list(mirror.damaged.items()):
+                mirror.runs.left_behind.add(run_id)
+        for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
         for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
@@ -131,7 +133,7 @@ class Upkeep:
     def _release_pod(self, uid: str, pod: Pod) -> None:
         if pod.storage and pod.storage.state == "failed":
             self._note_not_stored(pod, pod.storage.message)
-        owner = self.mirror.owners.get(pod.run_id)
+        owner = self.mirror.runs.owners.get(pod.run_id)
         # Nobody counts the pods of a run that ends, so the Job controller need not let go of each by itself.
         ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]
         without = {"$deleteFromPrimitiveList/finalizers": ours}
@@ -151,14 +153,14 @@ class Upkeep:
         self._patch(path_of("ConfigMap", owner.namespace, owner.name), without)
 
     def _note_not_stored(self, pod: Pod, why: str) -> None:
-        owner = self.mirror.owners.get(pod.run_id)
+        owner = self.mirror.runs.owners.get(pod.run_id)
         if owner:
             metadata = {"annotations": {names.NOT_STORED: f"{pod.seen.role}-{pod.seen.index}: {why}"}}
             self._patch(path_of("ConfigMap", owner.namespace, owner.name), metadata)
 
     def _number_pod(self, uid: str) -> None:
         """Writes down which pod of its task it is; tried again by the next call until the watch shows it."""
-        pod, seen = self.mirror.pods.get(uid), self.mirror.unnumbered.get(uid)
+        pod, seen = self.mirror.pods.get(uid), self.mirror.attempts.unwritten.get(uid)
         if pod and seen:
             metadata = {"uid": uid, "annotations": {names.ATTEMPT: str(seen.attempt)}}
             self._patch(path_of("Pod", pod.namespace, pod.name), metadata)
@@ -173,7 +175,7 @@ class Upkeep:
         except Missing:
             return
         except CloudError:
-            self.mirror.left_behind.add(owner.run_id)
+            self.mirror.runs.left_behind.add(owner.run_id)
             raise
 
     def _repair(self, damage: Damage) -> None:

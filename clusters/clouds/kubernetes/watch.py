@@ -329,7 +329,7 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
     if kind == "Node":
         return mirror.note_node(event, item)
     if kind == "Event":
-        return mirror.note_event(item, now)
+        return mirror.troubles.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):
         return mirror.parts.note_workload(event, kind, item)
     if kind in ("Service", "NetworkPolicy"):
