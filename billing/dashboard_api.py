@@ -120,7 +120,7 @@ class WasteOverTime(APIView):
         summary="What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited",
         description="By the time at which a run ended; reckoned within a minute or two after that. GPUs that were held idle "
         "stand apart, as far as it was measured how busy they were; hours older than PORTAL_MEASURED_DAYS (396) are not known "
-        "any more and missing.",
+        "any more and missing, which `idle.knownSince` says.",
         parameters=DAYS,
         responses=WasteDocument,
     )
@@ -162,7 +162,7 @@ class OneSegment(APIView):
         seen = list(Observation.objects.filter(uid=row.uid).order_by("seen_at", "pk"))
         lines = list(LedgerEntry.objects.filter(segment=row).order_by("pk"))
         looked = measured.of_pods([row.uid]).get(row.uid, measured.Measured())
-        return Response(segment_document(row, seen, lines, looked))
+        return Response(segment_document(row, seen, lines, looked, timezone.now()))
 
 
 class Examples(APIView):

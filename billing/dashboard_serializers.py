@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from billing import reconciliation, waste
+from billing import measured, reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.makeup import Part
@@ -142,6 +142,9 @@ class IdleCell(Spent):
 class IdleDocument(Spent):
     """GPUs that were held idle, by the time at which that was; as far as it was measured."""
 
+    known_since: dt.date | None = Field(
+        description="Hours before this day (UTC) are not known any more and not in here; null where all are known."
+    )
     hours: int = Field(description="Of tasks.")
     items: list[IdleCell]
     tasks: list[IdleTaskDocument] = Field(description="The most expensive.")
@@ -241,6 +244,9 @@ class EntryDocument(Answer):
 class SegmentDocument(SegmentSummary):
     measured_gpu_seconds: int
     busy_gpu_seconds: int
+    measured_known_since: dt.date | None = Field(
+        description="What was measured before this day (UTC) is not known any more; null where all of it is, and without GPUs."
+    )
     observations: list[ObservationDocument]
     entries: list[EntryDocument]
 
@@ -324,7 +330,7 @@ def waste_document(
         ],
         dearest=[case(row) for row in found.dearest],
         idle=IdleDocument(
-            hours=idle.hours, **_spent(idle.used),
+            known_since=measured.forgotten_before(range_.since, now), hours=idle.hours, **_spent(idle.used),
             items=[IdleCell(since=since, hours=hours, **_spent(used)) for since, (hours, used) in idle.columns.items() if hours],
             tasks=[
                 IdleTaskDocument(
@@ -373,11 +379,12 @@ def reconciliation_document(
 
 
 def segment_document(
-    row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry], looked: Measured
+    row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry], looked: Measured, now: dt.datetime
 ) -> dict[str, Any]:
     return SegmentDocument(
         **_summary(row),
         **_looked(looked),
+        measured_known_since=measured.forgotten_of(row.segment, now),
         observations=[
             ObservationDocument(**{name: getattr(each, name) for name in ObservationDocument.model_fields})
             for each in seen

@@ -24,6 +24,7 @@ from billing.dashboard import COLUMNS, Dashboard, Group, Range, Used, midnight
 from billing.metering import price_book
 from billing.models import MeasuredDay, MeasuredHour, Measuring
 from billing.sums import TERMS, terms_of
+from billing.usage import Segment
 
 HOUR = dt.timedelta(hours=1)
 # The key of the advisory lock that lets one transaction write at a time: "busy" in ASCII.
@@ -268,6 +269,17 @@ def forget(cloud: str) -> None:
 def known_since(now: dt.datetime) -> dt.date:
     """The first day of which all hours are kept; of earlier ones only the sums by day are."""
     return (now - settings.MEASURED_MEMORY).date() + dt.timedelta(days=1)
+
+
+def forgotten_before(day: dt.date, now: dt.datetime) -> dt.date | None:
+    """Of what began on `day`, hours before this one are not known any more; None where all of them are kept."""
+    known = known_since(now)
+    return known if known > day else None
+
+
+def forgotten_of(segment: Segment, now: dt.datetime) -> dt.date | None:
+    """The same of a pod; what held no GPUs has nothing to forget."""
+    return forgotten_before(segment.started.date(), now) if segment.resources.gpus else None
 
 
 def forget_hours(now: dt.datetime | None = None) -> int:

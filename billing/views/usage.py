@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import access, budget_access, history, makeup, periods
+from billing import access, budget_access, history, makeup, measured, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.files import csv_file
 from billing.periods import Period
@@ -143,7 +143,8 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
     asked, one = ask(request), appcode_for(person(request), code)
     rows = access.segments(one, name, number, asked.period, asked.now)
     if "format" in request.GET:
-        return _csv(f"{code}-{name}-{number}", asked, SEGMENT_HEAD, map(_segment_cells, rows))
+        cells = (_segment_cells(row, asked.now) for row in rows)
+        return _csv(f"{code}-{name}-{number}", asked, SEGMENT_HEAD, cells)
     context = {
         "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
@@ -192,7 +193,7 @@ def _usage_page(
 USAGE_HEAD = ("gpu_seconds", "gpu_hours", "cost", "currency", "running_gpus", "cost_per_hour")
 SEGMENT_HEAD = (
     "pod", "role", "index", "started", "ended", "seconds", "gpus", "gpu_model", "cpu_milli", "memory_mb", "gpu_seconds",
-    "cost", "currency", "measured_gpu_seconds", "busy_gpu_seconds", "notes",
+    "cost", "currency", "measured_gpu_seconds", "busy_gpu_seconds", "notes", "measured_known_from",
 )  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def _usage_cells(amount: Amount) -> tuple[object, ...]:
     return (amount.gpu_seconds, hours, *money, amount.gpus, display(amount.cost_per_hour, 6))
 
 
-def _segment_cells(row: SegmentRow) -> tuple[object, ...]:
+def _segment_cells(row: SegmentRow, now: dt.datetime) -> tuple[object, ...]:
     segment, held = row.segment, row.segment.resources
     ended = "" if row.running or segment.ended is None else segment.ended.isoformat()
     who = (segment.uid, segment.labels.get("role", ""), segment.labels.get("index", ""))
@@ -217,7 +218,8 @@ def _segment_cells(row: SegmentRow) -> tuple[object, ...]:
     money = (display(row.cost, 6), settings.CURRENCY)
     looked = row.measured
     busy = (looked.measured_ms // 1000, looked.busy_ms // 1000) if looked else ("", "")
-    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, *busy, " ".join(segment.flags))
+    notes = (" ".join(segment.flags), measured.forgotten_of(segment, now) or "")
+    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, *busy, *notes)
 
 
 def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:

@@ -63,12 +63,12 @@ def wasted(request: HttpRequest) -> HttpResponse:
     cases = [_case(asked, row) for row in found.dearest]
     idle = measured.idle(asked.range, appcodes=counted(asked))
     idle_cases = [(each, asked.codes.get(str(each.appcode_id), ""), *_idle_urls(asked, each)) for each in idle.tasks]
+    known = measured.forgotten_before(asked.range.since, asked.now)
     if request.GET.get("format") == "csv":
         if request.GET.get("table") == "idle":
-            return _idle_csv(asked, idle.tasks)
+            return _idle_csv(asked, idle.tasks, known)
         return _waste_csv(request, asked, found, cases, idle)
     titles = {kind: waste.EXPLAINED[Waste.Kind(kind)] for kind in found.kinds}
-    known = measured.known_since(asked.now)
     drawn = [
         (
             label,
@@ -85,8 +85,8 @@ def wasted(request: HttpRequest) -> HttpResponse:
         "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
         "idle": idle, "idle_cases": idle_cases[:SHOWN],
         "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": busy_notes(request),
-        "looked": _looked(asked) and known < asked.range.until,
-        "known": known if known > asked.range.since else None,
+        "looked": _looked(asked) and (known is None or known < asked.range.until),
+        "known": known,
         "chart": draw_columns("What was held for nothing", drawn, urls=column_urls(request, asked), unit=settings.CURRENCY),
         "columns": [(label, found.columns[since], idle.columns[since][1]) for label, since in labelled(asked.range)],
     }  # fmt: skip
@@ -111,7 +111,8 @@ def _idle_urls(asked: Asked, each: IdleTask) -> tuple[str, str]:
     return run, segment_url(asked, each.appcode_id, each.cluster, each.run, each.segment_id)
 
 
-def _idle_csv(asked: Asked, tasks: Sequence[IdleTask]) -> HttpResponse:
+def _idle_csv(asked: Asked, tasks: Sequence[IdleTask], known: dt.date | None) -> HttpResponse:
+    """Its name says what is forgotten, for where no task is left no row can."""
     head = (
         "appcode",
         "cluster",
@@ -124,13 +125,14 @@ def _idle_csv(asked: Asked, tasks: Sequence[IdleTask]) -> HttpResponse:
         "to",
         "busy_percent",
         *USED_HEAD,
+        "known_from",
     )
     return csv_file(
-        f"idle-{asked.range.since:%F}-{asked.range.last_day:%F}", head,
+        f"idle-{asked.range.since:%F}-{asked.range.last_day:%F}{f'-known-from-{known:%F}' if known else ''}", head,
         (
             (asked.codes.get(str(each.appcode_id), ""), each.cluster, each.run, each.task, each.uid, each.gpu_model, each.hours,
              each.since.isoformat(), each.until.isoformat(), display(each.busy_percent),
-             *used_cells(each.used))
+             *used_cells(each.used), known or "")
             for each in tasks
         ),
     )  # fmt: skip
@@ -165,12 +167,21 @@ def _waste_csv(
     name = f"waste-{asked.range.since:%F}-{asked.range.last_day:%F}"
     if request.GET.get("table") == "columns":
         rows = (
-            (label, kind, each.count, each.seconds, *used_cells(each.used))
+            (
+                label,
+                kind,
+                each.count,
+                each.seconds,
+                *used_cells(each.used),
+                (kind == "idle" and measured.forgotten_before(since, asked.now)) or "",
+            )
             for label, since in labelled(asked.range)
             for kind, each in sorted({**found.columns[since], "idle": _as_waste(*idle.columns[since])}.items())
         )
         return csv_file(
-            f"{name}-by-{asked.range.step}", (asked.range.step, "kind", "cases", "seconds", *USED_HEAD), rows
+            f"{name}-by-{asked.range.step}",
+            (asked.range.step, "kind", "cases", "seconds", *USED_HEAD, "known_from"),
+            rows,
         )
     head = ("kind", "appcode", "cluster", "run", "from", "to", "seconds", *USED_HEAD)
     return csv_file(
