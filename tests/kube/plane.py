@@ -16,6 +16,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,7 +44,8 @@ MERGE = "application/merge-patch+json"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 # Kubernetes' own defaults for its clients (20 writes a second) would be what tests measure.
 FAST_CLIENT = ("--kube-api-qps=1000", "--kube-api-burst=1000", "--leader-elect=false")
-START_SECONDS = 60.0
+# A program that ended is noticed anyway.
+START_SECONDS = 120.0
 # How long a watch of ours lasts before it is looked whether the programs still run.
 WATCH_SECONDS = 5.0
 
@@ -70,7 +72,10 @@ class Plane:
         self._keys = services.private_folder(folder / "keys")
         self._address = address
         self._audited = audited
-        self._port, self._etcd_port, self._peer_port, self._scheduler_port = (services.free_port() for _ in range(4))
+        self._held = [_held_port() for _ in range(4)]
+        self._port, self._etcd_port, self._peer_port, self._scheduler_port = (
+            int(each.getsockname()[1]) for each in self._held
+        )
         self.url = f"https://{address}:{self._port}"
         self._authority = Authority(self._keys, address)
         self._admin = self._authority.issue("admin", ["system:masters"], file="admin")
@@ -105,6 +110,8 @@ class Plane:
     def stop(self) -> None:
         for name in reversed(list(self._running)):
             self._stop(name)
+        for port in self._held:
+            port.close()
 
     def start_apiserver(self) -> None:
         """At the same address as before, with the same data. Returns when everything works again.
@@ -257,7 +264,7 @@ class Plane:
         return self.request("PATCH", path, body, content_type=APPLY, **{"fieldManager": "tests", **query})
 
     def until(
-        self, path: str, happened: Callable[[dict[str, Object]], bool], seconds: float = 30.0, **query: str
+        self, path: str, happened: Callable[[dict[str, Object]], bool], seconds: float = 60.0, **query: str
     ) -> dict[str, Object]:
         """Watches that list until `happened` is true of its objects by name; they are returned. TimeoutError otherwise.
 
@@ -293,6 +300,8 @@ class Plane:
             "GET", f"{self.url}{path}?{urlencode(asked)}", timeout=timeout, preload_content=False
         )
         try:
+            if response.status >= 400:
+                raise Refused(response.status, response.read().decode(errors="replace"))
             rest = b""
             for chunk in response.stream(65536):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -333,7 +342,23 @@ class Plane:
         for pod in self.request("GET", path, labelSelector=selector)["items"]:
             self.request("PATCH", f"{path}/{pod['metadata']['name']}", {"metadata": {"annotations": notes}})
 
-    def until_allowed(self, user: str, verb: str, resource: str, seconds: float = 30.0) -> None:
+    def until_admitted(self, path: str, body: Object, refusal: str = "", seconds: float = 60.0) -> None:
+        """Admission hears of quotas, limits and classes by watches of its own, too. So this is tried, without being done, until
+        it is admitted; or, with a `refusal`, until it is refused with that in the answer."""
+        end, answer = time.monotonic() + seconds, ""
+        while True:
+            try:
+                self.request("POST", path, body, dryRun="All")
+                answer = ""
+            except Refused as error:
+                answer = error.message
+            if bool(answer) == bool(refusal) and refusal in answer:
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"Admission says: {answer or 'yes'}")
+            time.sleep(0.05)
+
+    def until_allowed(self, user: str, verb: str, resource: str, seconds: float = 60.0) -> None:
         """The authorizer hears of roles and bindings by watches of its own, and tells nobody when it has."""
         asked = {"user": user, "resourceAttributes": {"verb": verb, "resource": resource}}
         end = time.monotonic() + seconds
@@ -511,6 +536,15 @@ class Plane:
             except urllib3.exceptions.HTTPError:
                 return False
         return True
+
+
+def _held_port() -> socket.socket:
+    """A loopback port that nobody else is given as long as this is open, also while the server that is to listen on it has not
+    begun to or is stopped. It does not stand in its way: both say that addresses may be used again."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def phase(pod: Object) -> str:

@@ -122,7 +122,8 @@ def config(folder: Path) -> dict[str, Any]:
 def test_a_second_call_takes_no_time(rclone: Path) -> None:
     began = time.monotonic()
     images.image("rclone")
-    assert time.monotonic() - began < 1
+    # To build it takes minutes.
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.kube

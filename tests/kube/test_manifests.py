@@ -605,11 +605,16 @@ def line(plane: Plane) -> Iterator[tuple[Client, str]]:
     )
     for manifest in manifests.namespace_manifests(name, settings):
         client.apply(manifest, fieldValidation="Strict")
-    plane.until(f"/api/v1/namespaces/{name}/serviceaccounts", lambda found: "default" in found)
     priorities, runtimes = "/apis/scheduling.k8s.io/v1/priorityclasses", "/apis/node.k8s.io/v1/runtimeclasses"
     for priority in ("batch", "serving"):
         plane.request("POST", priorities, {"metadata": {"name": priority}, "value": 10})
     plane.request("POST", runtimes, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    task = made(role("master"))["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
+    for priority in ("batch", "serving"):
+        spec = {**task, "priorityClassName": priority, "runtimeClassName": "nvidia"}
+        pod = {"metadata": {"name": f"waits-for-{priority}"}, "spec": spec}
+        # Also for its account, which a controller makes, and for the quota, of which another one says what is used.
+        plane.until_admitted(f"/api/v1/namespaces/{name}/pods", pod)
     yield client, name
     # They are the whole cluster's, and the line may be made a second time on it.
     for path in (f"{priorities}/batch", f"{priorities}/serving", f"{runtimes}/nvidia"):

@@ -14,8 +14,8 @@ from tests.kube.plane import GPU, GPU_MODEL, Object, Plane, Refused, condition, 
 
 pytestmark = pytest.mark.kube
 
-# Three seconds by itself on two cores; the rest is for whatever else the machine does.
-START_SECONDS = 30.0
+# Three seconds by itself on two cores, twenty where ten others want them; the rest is for whatever else the machine does.
+START_SECONDS = 90.0
 
 
 def pod_template(gpus: int = 1, **notes: str) -> Object:
@@ -277,10 +277,11 @@ def test_people_and_accounts_may_do_only_what_rbac_says(plane: Plane, namespace:
         "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
     }
     plane.request("POST", f"{rbac}/rolebindings", binding)
-    wait = time.monotonic() + 10
+    wait = time.monotonic() + 60
     while True:  # the authorizer hears of a new binding by a watch
         try:
             assert account.list_namespaced_pod(namespace).items == []
             return
         except kubernetes_client.ApiException:
             assert time.monotonic() < wait
+            time.sleep(0.05)
