@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from portal import servers, services
+from tests import flush
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Pages are tested without `collectstatic`, and people get in without 100 ms of key stretching.
     settings.STORAGES["staticfiles"]["BACKEND"] = "django.contrib.staticfiles.storage.StaticFilesStorage"
     settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
+    flush.allow()
     # A worker of `pytest -n` that inherited this name would read the settings before it comes here, and with them the
     # addresses of this process: the node agent's socket, the queue.
     assert str(base) in settings.LOCAL_CLOUD_SOCKET, "the settings were read too early"
