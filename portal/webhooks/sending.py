@@ -37,9 +37,9 @@ PER_HOST, PER_APPCODE = 4, 8
 # Longer than the slowest attempt, looking up its name included.
 HOLD = dt.timedelta(minutes=2)
 # Seconds: between two looks at what is due, after the last one that found anything, and of one call in all.
-# Who was woken looks, and is not told: the wake-up of the broker is for a sender that sleeps, and NOTIFY would let those who write
-# events commit one after the other (16 of them 450 times a second instead of 3,800). It looks only for a moment after there was
-# something to do, and a look that finds nothing takes half a millisecond of the database with 1,000 webhooks.
+# Who was woken looks, and is not told: the wake-up of the broker is for a sender that sleeps, and NOTIFY would let those who
+# write events commit one after the other (16 of them 450 times a second instead of 3,800). It looks only for a moment after there
+# was something to do, and a look that finds nothing takes half a millisecond of the database with 1,000 webhooks.
 LOOK, LINGER, LONGEST = 0.25, 1.5, 60.0
 # The key of the advisory lock of the sender: "hooks" in ASCII.
 SENDING = 448344483699
