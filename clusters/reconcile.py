@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from billing.budget_access import why_blocked
 from billing.metering import price_book
+from billing.usage import MAX_SKEW
 from clusters import archiving, volumes, wakeups
 from clusters.actions import end_by_portal
 from clusters.admission import Quota, judge_quota
@@ -65,6 +66,9 @@ SWEEP_LIMIT = 500
 PURGING = 0x7075726765
 # A price may hold from a moment before its row could be seen.
 PRICE_SEEN = dt.timedelta(seconds=10)
+# For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
+# than MAX_SKEW, and a sweep may come late.
+AHEAD = 2 * MAX_SKEW
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
 QUEUE_LIMIT = 100
 BUDGET = "BudgetUsedUp"
@@ -417,12 +421,17 @@ def sweep() -> None:
 
 @transaction.atomic
 def _renew_costs(at: dt.datetime) -> None:
-    """Reckons the cost of living runs anew when a price has changed since: the rate that they carry is the old one's."""
-    changed = price_book().last_change(at)
-    if changed is not None:
-        stale = Run.objects.filter(gone=False, usage_as_of__lt=changed + PRICE_SEEN).order_by("pk")
-        rows = stale.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
-        refresh(list(rows[:SWEEP_LIMIT]), timezone.now())
+    """Reckons usage and cost of living runs anew when the rate that they carry is an old one: a price has changed since, or a
+    task began or ended since, by the clock of its node, which was ahead when it told. There may be no more news of it."""
+    since = OuterRef("usage_as_of")
+    overtaken = Q(began_at__gt=since, began_at__lte=at) | Q(finished_at__gt=since, finished_at__lte=at)
+    # In this order, because nearly all living runs are quiet: of those no task is looked at.
+    stale = Q(usage_as_of__gt=at - AHEAD) & Q(Exists(Task.objects.filter(overtaken, run=OuterRef("pk"))))
+    if changed := price_book().last_change(at):
+        stale |= Q(usage_as_of__lt=changed + PRICE_SEEN)
+    rows = Run.objects.filter(stale, gone=False).order_by("pk")
+    rows = rows.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
+    refresh(list(rows[:SWEEP_LIMIT]), timezone.now())
 
 
 @transaction.atomic
