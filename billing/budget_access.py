@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 
 from django.conf import settings
 from django.db.models import Q, QuerySet, Subquery
@@ -20,7 +20,7 @@ from django.utils import timezone
 from billing import access, budgets, dashboard, periods, sums
 from billing.budget_models import Budget, BudgetStep
 from billing.budgets import MEASURES, Measure, Step
-from billing.dashboard import Dashboard, Range
+from billing.dashboard import Range, Used
 from billing.dashboard_models import GeneratedAppcode
 from billing.metering import price_book
 from billing.periods import DAY
@@ -67,8 +67,28 @@ def month_of(now: dt.datetime) -> dt.date:
     return periods.month(now).since.date()
 
 
+# Who knows what is run says so when it starts: those of some consumers that go on until somebody ends them.
+Lasting = Callable[[Collection[str]], Collection[str]]
+_lasting: list[Lasting] = []
+
+
+def tell_lasting_with(judge: Lasting) -> None:
+    _lasting[:] = [judge]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What runs now, an hour: what goes on until somebody ends it, and what ends by itself."""
+
+    lasting: Decimal = Decimal(0)
+    passing: Decimal = Decimal(0)
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(self.lasting + other.lasting, self.passing + other.passing)
+
+
 def figures(rows: Sequence[Budget], now: dt.datetime) -> dict[int, Figures]:
-    """By the number of the budget; six queries, however many budgets there are."""
+    """By the number of the budget; nine queries, however many budgets there are."""
     if not rows:
         return {}
     codes, paths = of_appcodes(
@@ -85,40 +105,67 @@ def of_appcodes(
     """The figures of each of these appcodes and business lines."""
     now = floor(now)
     # Business lines are those of the moment of use, so for them everybody's usage is read.
-    month, week, rate = _read(None if lines else list(appcodes), now)
-    line_rate: defaultdict[str, Decimal] = defaultdict(Decimal)
-    if lines and rate:
-        for pk, line in lines_of(map(int, rate)).items():
-            line_rate[line] += rate[str(pk)]
+    read = None if lines else list(appcodes)
+    groups: list[dashboard.Group] = ["appcode", "line"] if lines else ["appcode"]
+    spent = dashboard.read(_month(now), "appcode", now, appcodes=read, also=groups)
+    rates = _rates(read, now)
+    line_rates: defaultdict[str, Rate] = defaultdict(Rate)
+    if lines and rates:
+        for pk, line in lines_of(rates).items():
+            line_rates[line] += rates[pk]
 
-    def of(by: dashboard.Group, name: str, per_hour: Decimal) -> Figures:
-        spent = month.by[by].get(name, dashboard.Used()).cost
-        lately = week.by[by].get(name, dashboard.Used()).cost
-        return Figures(spent, budgets.forecast(spent, lately, per_hour, now), per_hour)
+    def of(by: dashboard.Group, running: Mapping[Any, Rate], names: Iterable[Any]) -> dict[Any, Figures]:
+        lately = dashboard.read(_mean(now), by, now, appcodes=read) if names else None
+        return {
+            name: _figures(
+                spent.by[by].get(str(name), Used()).cost,
+                {day: used[str(name)].cost for day, used in lately.by_group.items() if str(name) in used}
+                if lately
+                else {},
+                running.get(name, Rate()),
+                now,
+            )
+            for name in names
+        }
 
-    return (
-        {pk: of("appcode", str(pk), rate.get(str(pk), Decimal(0))) for pk in appcodes},
-        {line: of("line", line, line_rate[line]) for line in lines},
-    )
+    return of("appcode", rates, appcodes), of("line", line_rates, lines)
 
 
 def together(appcodes: Sequence[int] | None, now: dt.datetime) -> Figures:
-    """The figures of all these appcodes together (None: of everybody); five queries."""
-    month, week, rate = _read(appcodes, floor(now))
-    spent, per_hour = month.total.cost, sum(rate.values(), Decimal(0))
-    return Figures(spent, budgets.forecast(spent, week.total.cost, per_hour, floor(now)), per_hour)
+    """The figures of all these appcodes together (None: of everybody); six queries."""
+    now = floor(now)
+    spent = dashboard.read(_month(now), "appcode", now, appcodes=appcodes).total.cost
+    lately = dashboard.read(_mean(now), "appcode", now, appcodes=appcodes).totals
+    rate = sum(_rates(appcodes, now).values(), Rate())
+    return _figures(spent, {day: used.cost for day, used in lately}, rate, now)
 
 
-def _read(appcodes: Sequence[int] | None, now: dt.datetime) -> tuple[Dashboard, Dashboard, dict[str, Decimal]]:
-    """The sums of the month, and of the days of which a forecast takes the mean; and what runs now an hour, by the number of
-    the appcode."""
+def _figures(spent: Decimal, lately: Mapping[dt.date, Decimal], rate: Rate, now: dt.datetime) -> Figures:
+    expected = budgets.forecast(spent, lately, now, lasting=rate.lasting, passing=rate.passing)
+    return Figures(spent, expected, rate.lasting + rate.passing)
+
+
+def _month(now: dt.datetime) -> Range:
     first = month_of(now)
-    month = Range(first, periods.following(first), "month")
-    mean = Range(budgets.first_mean_day(now), now.date() + DAY, "month")
-    spent = dashboard.read(month, "appcode", now, appcodes=appcodes, also=["line"])
-    lately = dashboard.read(mean, "appcode", now, appcodes=appcodes, also=["line"])
-    running = sums.usage(price_book(), by=["appcode"], windows=[(now, now + SECOND)], now=now, appcodes=appcodes)
-    return spent, lately, {row.key[0] or "": row.cost_per_hour for row in running}
+    return Range(first, periods.following(first), "month")
+
+
+def _mean(now: dt.datetime) -> Range:
+    """The days that a forecast goes on with."""
+    return Range(budgets.first_mean_day(now), now.date() + DAY, "day")
+
+
+def _rates(appcodes: Sequence[int] | None, now: dt.datetime) -> dict[int, Rate]:
+    """What runs now, by the number of the appcode."""
+    running = sums.usage(
+        price_book(), by=["appcode", "consumer"], windows=[(now, now + SECOND)], now=now, appcodes=appcodes
+    )
+    lasting = set(_lasting[0]([row.key[1] or "" for row in running])) if _lasting and running else set()
+    found: defaultdict[int, Rate] = defaultdict(Rate)
+    for row in running:
+        each = Rate(lasting=row.cost_per_hour) if row.key[1] in lasting else Rate(passing=row.cost_per_hour)
+        found[int(row.key[0] or 0)] += each
+    return dict(found)
 
 
 def lines_of(appcodes: Iterable[int]) -> dict[int, str]:

@@ -1,16 +1,16 @@
 """What a budget does as money is spent: pure functions and frozen values. The clock and all sums come in as arguments.
 
-At 50, 80 and 100 per cent of its amount a budget tells, each once a month. When it is used up it goes on as far as its policy
-says: block new runs, then stop services, then stop everything. Each of these is announced, and done when the time that was
-announced is over; then the next one is announced. What stands is taken back as soon as its reason is gone: the amount was raised,
-the policy is milder, the budget was paused, or an administrator lifted it for the rest of the month. A month begins with
-nothing, so nothing of the one before stands any more.
+At 50, 80 and 100 per cent of its amount a budget tells, each once a month, and again when a raised amount has put it off. When
+it is used up it goes on as far as its policy says: block new runs, then stop services, then stop everything. Each of these is
+announced, and done when the time that was announced is over; then the next one is announced. What stands is taken back as soon
+as its reason is gone: the amount was raised, the policy is milder, the budget was paused, or an administrator lifted it for the
+rest of the month. A month begins with nothing, so nothing of the one before stands any more.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal, get_args
@@ -69,7 +69,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be written now. "note" is a mark that a higher one, passed in the same moment, tells about."""
+    """What is to be written now. "note" is done without a word: a mark that a higher one, passed in the same moment, tells
+    about, and one that lies ahead again."""
 
     verb: Verb
     step: Step
@@ -97,8 +98,13 @@ def next_steps(terms: Terms, spent: Decimal, steps: Iterable[Step], now: dt.date
 
 
 def _marks(terms: Terms, spent: Decimal, known: dict[Kind, Step], now: dt.datetime) -> list[Change]:
-    passed = [mark for mark, percent in MARKS.items() if spent * 100 >= terms.amount * percent and mark not in known]
-    return [Change("tell" if mark == passed[-1] else "note", Step(mark, now, now, done_at=now)) for mark in passed]
+    told = {mark: step for mark in MARKS if (step := known.get(mark)) and step.stands}
+    reached = [mark for mark, percent in MARKS.items() if spent * 100 >= terms.amount * percent]
+    again = [Change("note", replace(step, lifted_at=now)) for mark, step in told.items() if mark not in reached]
+    passed = [mark for mark in reached if mark not in told]
+    return again + [
+        Change("tell" if mark == passed[-1] else "note", Step(mark, now, now, done_at=now)) for mark in passed
+    ]
 
 
 def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
@@ -108,17 +114,24 @@ def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
     return list(known.values())
 
 
-def forecast(spent: Decimal, week: Decimal, per_hour: Decimal, now: dt.datetime) -> Decimal:
+def forecast(
+    spent: Decimal, lately: Mapping[dt.date, Decimal], now: dt.datetime, *, lasting: Decimal, passing: Decimal
+) -> Decimal:
     """What the month will have cost when it is over, if it goes on as it does.
 
-    `spent` so far and, for what remains of the month, the mean of the last seven days, of which today counts as far as it
-    has come: `week` is what was spent in them. It is never less than with one hour more of what runs now.
+    `spent` so far and, for what remains of the month, the mean of `lately`: what each of the last seven days cost, today as far
+    as it has come. They are counted from the first that cost anything; less than a day counts as one. What runs now, at so
+    much an hour, is the least that comes: `lasting` until the month is over, because it ends only when somebody ends it, and
+    `passing`, which ends by itself, for an hour.
     """
-    month = periods.month(now)
-    rest = month.until - now
-    today = now - now.replace(hour=0, minute=0, second=0, microsecond=0)
-    days = (MEAN_DAYS - 1) + _days(today)
-    return spent + max(week / days * _days(rest), per_hour * _days(min(rest, HOUR)) * 24)
+    rest = periods.month(now).until - now
+    used = [day for day, cost in lately.items() if cost]
+    mean = Decimal(0)
+    if used:
+        since = dt.datetime.combine(min(used), dt.time(), dt.UTC)
+        mean = sum(lately.values(), Decimal(0)) / max(Decimal(1), _days(now - since))
+    running = lasting * _days(rest) + passing * _days(min(rest, HOUR))
+    return spent + max(mean * _days(rest), running * 24)
 
 
 def first_mean_day(now: dt.datetime) -> dt.date:

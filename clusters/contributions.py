@@ -5,7 +5,8 @@ Registered once by `apps.py`; each answer costs one query or two, whatever is as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import Q, QuerySet, Sum
@@ -14,6 +15,7 @@ from django.urls import reverse
 from clusters.access import clusters_for
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.models import CloudState, Cluster, KubernetesCluster, Run
+from clusters.observe import consumer
 from clusters.search import Search, page
 from datastores import uses
 from datastores.models import Datastore
@@ -52,6 +54,13 @@ def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
     if found["clouds"]:
         simulated = simulated.filter(name__in=found["clouds"])
     return frame.GpuUse(found["held"] or 0, simulated=simulated.exists())
+
+
+def without_end(consumers: Collection[str]) -> set[str]:
+    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, and runs of services."""
+    numbers = {int(key.removeprefix("run ")) for key in consumers if re.fullmatch(r"run \d+", key)}
+    services = Run.objects.filter(pk__in=numbers, spec__mode="service").only("pk")
+    return {key for key in consumers if key.startswith("volume ")} | {consumer(run) for run in services}
 
 
 def closed_networks() -> set[str]:

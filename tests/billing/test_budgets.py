@@ -62,13 +62,17 @@ def test_a_month_of_any_budget(first, turns):
         elif changed == "pause":
             holds = replace(holds, paused=not holds.paused)
         before = {step.kind: step for step in steps}
+        told = [mark for mark in told if spent * 100 >= holds.amount * MARKS[mark] or holds.paused]
         changes = next_steps(holds, spent, steps, now)
         steps = after(steps, changes)
         assert next_steps(holds, spent, steps, now) == [], "the same facts give nothing more"
         over = spent >= holds.amount and not holds.paused and not holds.lifted
         for change in changes:
             step = change.step
-            if change.verb in ("note", "tell"):
+            if step.kind in MARKS and step.lifted_at:
+                assert change.verb == "note"
+                assert spent * 100 < holds.amount * MARKS[step.kind]
+            elif change.verb in ("note", "tell"):
                 assert spent * 100 >= holds.amount * MARKS[step.kind]
                 assert not holds.paused
                 told.append(step.kind)
@@ -82,7 +86,7 @@ def test_a_month_of_any_budget(first, turns):
             else:
                 assert change.verb == "take_back"
                 assert not over or step.kind not in holds.measures
-        assert len(told) == len(set(told)), "each mark is told once a month"
+        assert len(told) == len(set(told)), "each mark is told once, and again only when it was put off"
         assert sum(change.verb == "tell" for change in changes) <= 1
         stand = {step.kind: step for step in steps if step.stands and step.kind in MEASURES}
         if not over:
@@ -116,14 +120,50 @@ def test_several_marks_at_once_are_told_by_one_mail():
     assert [(change.verb, change.step.kind) for change in changes] == [("note", "spent_50"), ("tell", "spent_80")]
 
 
+def forecast(spent, lately, now, *, lasting=0, passing=0):
+    money = {day: Decimal(cost) for day, cost in lately.items()}
+    return budgets.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing))
+
+
 def test_a_forecast_goes_on_with_the_mean_of_seven_days():
-    # 18 days are left, and 6.5 days cost 13.
+    # 18.5 days are left, and 6.5 days cost 13.
     noon = dt.datetime(2026, 11, 12, 12, tzinfo=dt.UTC)
-    assert budgets.forecast(Decimal(20), Decimal(13), Decimal(0), noon) == Decimal(20) + 2 * Decimal("18.5")
-    # What has just begun counts for an hour at least, and not beyond the month.
-    assert budgets.forecast(Decimal(20), Decimal(0), Decimal(6), noon) == Decimal(26)
+    sixth, twelfth = dt.date(2026, 11, 6), dt.date(2026, 11, 12)
+    assert forecast(20, {sixth: 10, twelfth: 3}, noon) == 20 + 2 * Decimal("18.5")
+    # Days before the first that cost anything say nothing: it is the mean of 1.5 days.
+    assert forecast(20, {sixth: 0, dt.date(2026, 11, 11): 3}, noon) == 20 + 2 * Decimal("18.5")
+    # Less than a day is no mean of a day.
+    assert forecast(20, {twelfth: 3}, noon) == 20 + 3 * Decimal("18.5")
+
+
+def test_a_forecast_goes_on_with_what_runs():
+    noon = dt.datetime(2026, 11, 12, 12, tzinfo=dt.UTC)
+    # What ends by itself counts for an hour at least, and not beyond the month.
+    assert forecast(20, {}, noon, passing=6) == 26
     last = dt.datetime(2026, 11, 30, 23, 30, tzinfo=dt.UTC)
-    assert budgets.forecast(Decimal(20), Decimal(0), Decimal(6), last) == Decimal(23)
+    assert forecast(20, {}, last, passing=6) == 23
+    # What ends only when somebody ends it goes on until the month is over.
+    assert forecast(20, {}, noon, lasting=6) == 20 + 6 * 24 * Decimal("18.5")
+    assert forecast(20, {}, noon, lasting=6, passing=6) == 26 + 6 * 24 * Decimal("18.5")
+    # It is in the mean already: not twice.
+    full = {dt.date(2026, 11, day): 144 for day in range(6, 12)} | {dt.date(2026, 11, 12): 72}
+    assert forecast(936, full, noon, lasting=6) == 936 + 144 * Decimal("18.5")
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=7, max_size=7),
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(0, 29 * 24),
+)
+def test_a_forecast_is_never_less_than_what_was_spent_nor_less_with_more_running(days, lasting, passing, hours):
+    now = START + hours * HOUR
+    lately = {now.date() - n * periods.DAY: cost for n, cost in enumerate(days)}
+    expected = forecast(50, lately, now, lasting=lasting, passing=passing)
+    assert expected >= 50
+    assert forecast(50, lately, now, lasting=lasting + 1, passing=passing) >= expected
+    assert forecast(50, lately, now, lasting=lasting, passing=passing + 1) >= expected
+    assert forecast(50, lately, periods.month(now).until - dt.timedelta(microseconds=1)) < 50 + Decimal("0.01")
 
 
 def test_a_state_is_the_strongest_thing_that_holds():
@@ -250,6 +290,24 @@ def test_what_runs_counts_to_the_second(people, use, now):
     assert found.forecast >= 62
 
 
+def test_what_goes_on_until_somebody_ends_it_is_expected_until_the_month_is_over(people, use, now, monkeypatch):
+    asked = []
+    monkeypatch.setattr(budget_access, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
+    line = OrgNode.objects.get(path="qunarcorp.ops")
+    of_code = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    of_line = budgeting.add(line, ask(), acting_user=people.root)
+    use(people.ops, 1, since=now - MINUTE, running=True)
+    use(people.ops, 2, since=now - MINUTE, running=True)
+    found = budget_access.figures([of_code, of_line], now)
+    hours = Decimal((periods.month(now).until - now) // HOUR)
+    assert {pk: figures.per_hour for pk, figures in found.items()} == {of_code.pk: 180, of_line.pk: 180}
+    # Of three a minute the two of a service go on; the other one ends within an hour, as far as anybody knows.
+    expected = 3 + 60 + 120 * hours
+    assert found[of_code.pk].forecast == found[of_line.pk].forecast == expected
+    assert budget_access.together([people.ops.pk], now).forecast == expected
+    assert set(asked) == {"run pod-0", "run pod-1"}
+
+
 def test_a_business_line_counts_and_blocks_all_of_its_appcodes(people, use, now, make_appcode):
     OrgNode.objects.create(path="qunarcorp.ops.dev")
     second = make_appcode("ops-second", org="qunarcorp.ops.dev", namespace="-", owner=people.alice)
@@ -296,8 +354,9 @@ def test_a_raised_amount_unblocks_at_once_and_what_comes_again_is_announced_agai
     budgeting.turn(now + MINUTE)
     assert standing() == {("block", False)}
     assert BudgetStep.objects.filter(kind="block").count() == 1
-    # The marks are told once a month, whatever becomes of the amount.
-    assert Event.objects.filter(verb="budget.told").count() == 1
+    # So are the marks: 50 % was reached all the time, 80 and 100 % were put off and come together.
+    told = Event.objects.filter(verb="budget.told").order_by("pk").values_list("message", flat=True)
+    assert [message.split(" of its")[0] for message in told] == ["ops-demo has used 100 %", "ops-demo has used 100 %"]
 
 
 def test_a_lift_holds_until_the_month_is_over(people, use, now):

@@ -193,7 +193,7 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
         budgeting.add(appcode, ask(), acting_user=people.alice)
     client.force_login(people.root)
     client.get("/budgets")
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(21):
         assert client.get("/budgets").content.decode().count("budget-bar") == 23
 
 
