@@ -31,10 +31,12 @@ class CountingClient(Client):
     """Counts the calls that change something."""
 
     writes = 0
+    _counting = threading.Lock()
 
     def request(self, method: str, path: str, **more: Any) -> Any:
         if method != "GET":
-            self.writes += 1
+            with self._counting:
+                self.writes += 1
         return super().request(method, path, **more)
 
 
@@ -90,7 +92,7 @@ def portal_kubeconfig(plane: Plane) -> Path:
     }
     plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
     kubeconfig = plane.kubeconfig_for(PORTAL_USER)
-    client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 10
+    client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 60
     while True:  # the authorizer hears of them by a watch
         try:
             client.get("/api/v1/nodes")
@@ -106,7 +108,9 @@ class Following:
 
     def __init__(self, cloud: KubernetesCloud, *, acknowledges: bool = True) -> None:
         self.cloud = cloud
-        self.acknowledges = acknowledges
+        self._acknowledges = acknowledges
+        self._acknowledging = threading.Lock()
+        self._unacknowledged: list[Seen] = []
         self.told: list[Seen] = []
         self.tasks: dict[str, TaskSeen] = {}
         self.listings = 0
@@ -122,6 +126,22 @@ class Following:
 
     def __exit__(self, *_: object) -> None:
         self._stopped = True
+
+    @property
+    def acknowledges(self) -> bool:
+        return self._acknowledges
+
+    @acknowledges.setter
+    def acknowledges(self, wanted: bool) -> None:
+        """When it has become False, nothing is being acknowledged any more. What has come since is acknowledged with the first
+        batch after it has become True, by the thread that watches: nobody else may."""
+        with self._acknowledging:
+            self._acknowledges = wanted
+
+    def until_idle(self) -> None:
+        """Nothing that was begun for what was acknowledged is under way in the background."""
+        upkeep = self.cloud._upkeep
+        self.until(lambda: upkeep is None or not upkeep._busy)
 
     def _follow(self) -> None:
         position = ""
@@ -150,10 +170,13 @@ class Following:
             self.told += items
             self.tasks |= {item.uid: item for item in items if isinstance(item, TaskSeen)}
             self._changed.notify_all()
-        if self.acknowledges:
-            self.cloud.acknowledge(items)
+        with self._acknowledging:
+            self._unacknowledged += items
+            if self._acknowledges:
+                told, self._unacknowledged = tuple(self._unacknowledged), []
+                self.cloud.acknowledge(told)
 
-    def until(self, happened: Callable[[], object], seconds: float = 30.0) -> None:
+    def until(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
         with self._changed:
             assert self._changed.wait_for(happened, seconds), "\n".join(map(str, [*self.errors, *self.told[-10:]]))
 

@@ -132,7 +132,7 @@ def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
 
         controller = Follower("kubernetes", 1)
         controller.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not happened():
             assert time.monotonic() < deadline
             time.sleep(0.02)
