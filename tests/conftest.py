@@ -91,9 +91,16 @@ def _start_servers() -> None:
     logs.mkdir()
     access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
     postgres = servers.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
-    valkey = servers.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
-    s3 = servers.s3(folder / "s3", services.free_port(), access_key, secret_key)
-    _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))
+    # Between the question for a free port and its use somebody else may take it.
+    for tries_left in (2, 1, 0):
+        valkey = servers.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
+        s3 = servers.s3(folder / "s3", services.free_port(), access_key, secret_key)
+        try:
+            _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))
+            break
+        except services.ServiceError:
+            if not tries_left:
+                raise
     os.environ |= {
         "PORTAL_TEST_FOLDER": str(folder),
         "PORTAL_SECRET_KEY": secrets.token_hex(32),

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from clusters.clouds.base import (
@@ -37,6 +37,8 @@ from clusters.clouds.local.processes import is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 54_321
+# Deadlines only end what is broken: a machine may have one core, and others on it.
+PATIENCE = 60.0
 _numbers = itertools.count(1)
 
 
@@ -99,7 +101,7 @@ class Agent:
                 argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.folder, user=self.home.uid,
                 group=self.home.uid, extra_groups=None if self.home.uid is None else [],
             )  # fmt: skip
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 batch = self.cloud.list()
@@ -127,7 +129,7 @@ class Agent:
         self.cloud.apply(plan)
         return plan.run
 
-    def until(self, what: Callable[[], Any], seconds: float = 20) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """Follows the watch until `what()` is true of what was seen, and returns it."""
         if result := what():
             return result
@@ -150,7 +152,7 @@ class Agent:
         return None
 
     def ended(
-        self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0, seconds: float = 20
+        self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0, seconds: float = PATIENCE
     ) -> TaskSeen:
         def done() -> TaskSeen | None:
             task = self.task(run, name, index, attempt)
@@ -159,13 +161,20 @@ class Agent:
         return self.until(done, seconds)
 
     def running(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> TaskSeen:
-        def now() -> TaskSeen | None:
-            task = self.task(run, name, index, attempt)
-            return task if task and task.phase == "Running" else None
+        """When it was seen to run; what runs for a moment only may have ended in the same news."""
+        wanted = (run.id, name, index, attempt, "Running")
 
-        return self.until(now)
+        def was() -> TaskSeen | None:
+            tasks = (item for item in reversed(self.seen) if isinstance(item, TaskSeen))
+            return next((t for t in tasks if (t.run_id, t.role, t.index, t.attempt, t.phase) == wanted), None)
 
-    def storage(self, run: RunRef, state: str, seconds: float = 30) -> StorageSeen:
+        return self.until(was)
+
+    def listed(self, run: RunRef) -> list[TaskSeen]:
+        """What the agent of this moment says of its tasks, whatever one before it said."""
+        return [item for item in self.cloud.list().items if isinstance(item, TaskSeen) and item.run_id == run.id]
+
+    def storage(self, run: RunRef, state: str, seconds: float = PATIENCE) -> StorageSeen:
         return self.until(
             lambda: next(
                 (s for s in self.seen if isinstance(s, StorageSeen) and (s.run_id, s.state) == (run.id, state)), None
@@ -173,7 +182,7 @@ class Agent:
             seconds,
         )
 
-    def gone(self, run: RunRef, seconds: float = 30) -> RunGone:
+    def gone(self, run: RunRef, seconds: float = PATIENCE) -> RunGone:
         return self.until(
             lambda: next((s for s in self.seen if isinstance(s, RunGone) and s.run_id == run.id), None), seconds
         )
@@ -183,7 +192,7 @@ class Agent:
 
     def until_output(self, run: RunRef, text: str, name: str = "worker", index: int = 0, attempt: int = 0) -> str:
         """Waits for `text` in a log (there is no news of a log's growth)."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE
         while text not in (output := self.output(run, name, index, attempt)):
             assert time.monotonic() < deadline, f"{text!r} is not in {output!r}\n{self.log()}"
             time.sleep(0.02)
@@ -202,6 +211,20 @@ class Agent:
     def task_folder(self, run: RunRef, name: str = "worker-0-0") -> Path:
         return self.folder / "cloud" / "runs" / str(run.id) / "tasks" / name
 
+    def until_alone(self, folder: Path) -> None:
+        """Waits until the process that owned `folder` has ended (while no agent is there to tell)."""
+        deadline = time.monotonic() + PATIENCE
+        while is_locked(folder):
+            assert time.monotonic() < deadline, f"{folder} has still an owner"
+            time.sleep(0.01)
+
+    def until_removed(self) -> None:
+        """Waits until what is gone was removed, too: that is done beside the news."""
+        deadline = time.monotonic() + PATIENCE
+        while os.listdir(self.folder / "cloud" / "trash"):
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
     def live(self) -> set[int]:
         """The numbers of the runs that are not gone."""
         items = self.cloud.list().items
@@ -212,7 +235,7 @@ class Agent:
         if self.process is None or self.process.poll() is not None:
             return
         try:
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + PATIENCE
             while live := self.live():
                 for number in live:
                     self.cloud.delete(RunRef(number, "", "", "", 0))
@@ -255,9 +278,9 @@ class Store:
     """An S3 server of one test, which may be stopped and started."""
 
     folder: Path
-    port: int
     access_key: str
     secret_key: str
+    port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -273,13 +296,15 @@ class Store:
         argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
         env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a list in CSV
         self.process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and self.runs:
+            # At first any free port; later the same one again.
+            for each in psutil.Process(self.process.pid).net_connections("tcp4"):
+                if each.status == psutil.CONN_LISTEN:
+                    self.port = each.laddr.port
                     return
             time.sleep(0.02)
-        pytest.fail("rclone serve s3 did not start")
+        pytest.fail(f"rclone serve s3 did not start at port {self.port}")
 
     def stop(self) -> None:
         if self.process is not None:

@@ -6,7 +6,6 @@ import compileall
 import os
 import secrets
 import shutil
-import socket
 import sys
 import sysconfig
 import tempfile
@@ -31,14 +30,18 @@ def user_home() -> Iterator[Home]:
     folder.chmod(0o755)
     try:
         base, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-        ignore = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "config-*", "*.a")
+        # What is being compiled at this moment (*.pyc.123) has another name in the next.
+        passing = shutil.ignore_patterns("*.pyc.*")
+        ignore = shutil.ignore_patterns(
+            "site-packages", "dist-packages", "test", "idlelib", "config-*", "*.a", "*.pyc.*"
+        )
         (folder / "bin").mkdir()
         shutil.copytree(base / "lib" / version, folder / "lib" / version, ignore=ignore)
         for library in (base / "lib").glob("libpython*"):
             shutil.copy(library, folder / "lib")
         python = shutil.copy(os.path.realpath(sys.executable), folder / "bin" / "python3")
         shutil.copy(Path(sysconfig.get_path("scripts")) / "rclone", folder / "bin" / "rclone")
-        shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds")
+        shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
         compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
         environment = folder / "environment"
@@ -82,10 +85,7 @@ def agent(make_agent: Agents) -> Agent:
 @pytest.fixture
 def store(tmp_path: Path, make_agent: Agents) -> Iterator[Store]:
     """A real S3 server (rclone) on a folder with the empty buckets `data` and `results`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = Store(tmp_path / "s3", port, "KEY" + secrets.token_hex(8), secrets.token_hex(20))
+    store = Store(tmp_path / "s3", "KEY" + secrets.token_hex(8), secrets.token_hex(20))
     for bucket in ("data", "results"):
         (store.folder / bucket).mkdir(parents=True)
     store.start()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import uuid
 
 import psutil
 import pytest
 
 from clusters.clouds.base import CloudError, RunRef, Session
-from tests.clouds.agents import Agent, role
+from tests.clouds.agents import PATIENCE, Agent, role
 
 pytestmark = pytest.mark.as_user
 
 
-def heard(session: Session, seconds: float = 20) -> tuple[int | None, bytes, bytes]:
+def heard(session: Session, seconds: float = PATIENCE) -> tuple[int | None, bytes, bytes]:
     """Everything until the end: exit code, output, errors."""
     found = {"stdout": b"", "stderr": b""}
     end = time.monotonic() + seconds
@@ -27,7 +28,7 @@ def heard(session: Session, seconds: float = 20) -> tuple[int | None, bytes, byt
     return session.exit_code, found["stdout"], found["stderr"]
 
 
-def until(session: Session, text: bytes, seconds: float = 10) -> bytes:
+def until(session: Session, text: bytes, seconds: float = PATIENCE) -> bytes:
     found, end = b"", time.monotonic() + seconds
     while text not in found:
         assert time.monotonic() < end, found
@@ -38,7 +39,7 @@ def until(session: Session, text: bytes, seconds: float = 10) -> bytes:
 
 @pytest.fixture
 def run(agent: Agent) -> RunRef:
-    script = "export X=hidden; echo mine > /tmp/mine; id -u > /tmp/uid; echo up; sleep 60"
+    script = "export X=hidden; echo mine > /tmp/mine; id -u > /tmp/uid; echo up; sleep 600"
     run = agent.apply(role(script, env={"NAME": "value"}))
     agent.until_output(run, "up")
     agent.running(run)
@@ -96,7 +97,7 @@ def test_input_that_nobody_reads_does_no_harm(agent: Agent, run: RunRef) -> None
     sender = threading.Thread(target=send)
     sender.start()
     assert heard(session)[:2] == (0, b"done\n")
-    sender.join(10)
+    sender.join(PATIENCE)
     assert not sender.is_alive()
 
 
@@ -109,8 +110,9 @@ def test_a_terminal(agent: Agent, run: RunRef) -> None:
     assert b"/dev/pts/" in shown
     assert b"can-reopen" in shown
     assert b"job control" not in shown
-    session.send(b"sleep 1000; echo code $?\r")
-    time.sleep(0.3)
+    # It says so itself, when the terminal is its own.
+    session.send(b"sh -c 'echo asl''eep; exec sleep 1000'; echo code $?\r")
+    until(session, b"asleep")
     session.send(b"\x03")
     until(session, b"$ ")
     session.send(b"exit 7\r")
@@ -118,25 +120,27 @@ def test_a_terminal(agent: Agent, run: RunRef) -> None:
 
 
 def test_a_command_ends_when_they_hang_up(agent: Agent, run: RunRef) -> None:
-    session = agent.cloud.exec(run, "worker", 0, ["bash", "-c", "echo up; sleep 987654 & sleep 987654"])
+    line = ["sleep", str(uuid.uuid4().int % 10**9 + 10**9)]  # of this test alone: others run beside it
+    sleep = " ".join(line)
+    session = agent.cloud.exec(run, "worker", 0, ["bash", "-c", f"echo up; {sleep} & {sleep}"])
 
     def sleepers() -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.cmdline() == ["sleep", "987654"]:
+                if process.cmdline() == line:
                     found.append(process)
             except psutil.Error:
                 continue
         return found
 
     until(session, b"up")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while len(sleepers()) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     session.close()
-    assert psutil.wait_procs(sleepers(), timeout=5)[1] == []
+    assert psutil.wait_procs(sleepers(), timeout=PATIENCE)[1] == []
 
 
 def test_what_it_leaves_in_the_background_does_not_keep_the_session(agent: Agent, run: RunRef) -> None:

@@ -9,7 +9,7 @@ import pytest
 from clusters.clouds.base import TaskSeen, Waiting
 from tests.clouds.agents import Agent, role
 
-SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 60'
+SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 600'
 
 
 @pytest.mark.as_user
@@ -57,7 +57,7 @@ def test_a_run_waits_until_all_its_gpus_are_free(make_agent: Callable[..., Agent
 
 def test_a_finished_task_gives_its_gpus_back_while_others_run(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("--gpus", "2")
-    run = agent.apply(role("test $TASK_INDEX = 0 || sleep 60", count=2, gpus=1))
+    run = agent.apply(role("test $TASK_INDEX = 0 || sleep 600", count=2, gpus=1))
     agent.ended(run, index=0)
     next_run = agent.apply(role("true", gpus=1))
     assert agent.ended(next_run).phase == "Succeeded"

@@ -168,7 +168,7 @@ def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monke
     async def until_told() -> GpuUse:
         looking = asyncio.create_task(meter.measure(cast("Any", node)))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not node.meter.news:
                     await asyncio.sleep(0.05)
         finally:

@@ -152,7 +152,7 @@ def test_an_answer_that_drips_has_a_time(server: Server, monkeypatch: pytest.Mon
         handler.send_response(200)
         handler.send_header("Content-Length", "100000")
         handler.end_headers()
-        for _ in range(200):
+        for _ in range(100_000):
             handler.wfile.write(b" ")
             time.sleep(0.02)
 
@@ -161,7 +161,7 @@ def test_an_answer_that_drips_has_a_time(server: Server, monkeypatch: pytest.Mon
     began = time.monotonic()
     with pytest.raises(CloudError, match="did not answer within"):
         prometheus.read(server.address, "", [LAST])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60  # of more than half an hour
 
 
 def test_minutes_that_are_due():

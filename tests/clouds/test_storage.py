@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from clusters.clouds.base import NfsSource, RunGone
 from clusters.clouds.local import nfs, rclone
-from tests.clouds.agents import Agent, Store, bad_key, role
+from tests.clouds.agents import PATIENCE, Agent, Store, bad_key, role
 
 
 def stored(store: Store, name: str) -> str | None:
@@ -49,7 +51,7 @@ def test_input_is_read_only(agent: Agent, store: Store) -> None:
 
 def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
     store.put("results/demo/checkpoint", "7")
-    script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 60"
+    script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 600"
     run = agent.apply(role(script), mounts=(store.output("results", "demo"),))
     agent.until_output(run, "7")
     assert _until(agent, lambda: stored(store, "demo/next")) == "8\n"
@@ -64,7 +66,7 @@ def test_output_is_stored_when_a_task_fails_or_is_stopped(agent: Agent, store: S
     agent.ended(failed)
     agent.storage(failed, "stored")
     assert stored(store, "x/failed") == "1\n"
-    script = "trap 'echo 2 > /elearn/output/stopped; exit 0' TERM; echo up; sleep 60 & wait"
+    script = "trap 'echo 2 > /elearn/output/stopped; exit 0' TERM; echo up; sleep 600 & wait"
     stopped = agent.apply(role(script), mounts=mounts)
     agent.until_output(stopped, "up")
     agent.cloud.delete(stopped)
@@ -78,7 +80,7 @@ def test_files_that_come_go_and_grow_are_stored_as_they_are_in_the_end(agent: Ag
     for i in $(seq 400); do echo $i >> events; echo $i > ckpt-$i; rm -f ckpt-$((i-2)); sleep 0.02; done
     """
     run = agent.apply(role(script), mounts=(store.output("results", "tb"),))
-    assert agent.ended(run, seconds=30).phase == "Succeeded"
+    assert agent.ended(run, seconds=120).phase == "Succeeded"
     agent.storage(run, "stored")
     events = stored(store, "tb/events")
     assert events is not None
@@ -134,12 +136,16 @@ def test_storage_that_goes_away_and_comes_back_loses_nothing(agent: Agent, store
 
 def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Callable[..., Agent], store: Store) -> None:
     agent = make_agent("--store-seconds", "1")
-    run = agent.apply(role("echo 1 > /elearn/output/first; sleep 60"), mounts=(store.output("results", "x"),))
-    agent.running(run)
+    script = "cd /elearn/output; echo up; while ! test -e now; do sleep 0.1; done; echo 1 > first; echo made; sleep 600"
+    run = agent.apply(role(script), mounts=(store.output("results", "x"),))
+    agent.until_output(run, "up")
     store.stop()
+    # Nothing of it was stored before the storage went.
+    folder = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
+    (folder / "now").touch()
+    agent.until_output(run, "made")
     agent.cloud.delete(run)
     gone = agent.gone(run)
-    folder = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
     assert not gone.stored
     assert (
         gone.message == f"Output could not be stored: {store.url} cannot be reached. The files are still in {folder}."
@@ -150,12 +156,15 @@ def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Call
 @pytest.mark.as_user
 def test_killed_processes_are_replaced_and_nothing_is_lost(agent: Agent, store: Store) -> None:
     store.put("data/a", "one\n")
-    script = "cat /elearn/input/a; echo 1 > /elearn/output/first; sleep 1; echo 2 > /elearn/output/second"
+    script = """
+    cat /elearn/input/a; cd /elearn/output; echo 1 > first; while ! test -e end; do sleep 0.1; done; echo 2 > second
+    """
     run = agent.apply(role(script), mounts=(store.input("data"), store.output("results", "x")))
     agent.running(run)
-    storage = agent.folder / "cloud" / "runs" / str(run.id) / "storage"
+    folder = agent.folder / "cloud" / "runs" / str(run.id)
     agent.signal(signal.SIGKILL)
-    os.kill(int((storage / "lock").read_text()), signal.SIGKILL)
+    os.kill(int((folder / "storage" / "lock").read_text()), signal.SIGKILL)
+    (folder / "mounts" / "1" / "end").touch()
     agent.start()
     agent.ended(run)
     agent.cloud.delete(run)
@@ -165,7 +174,7 @@ def test_killed_processes_are_replaced_and_nothing_is_lost(agent: Agent, store: 
 
 def test_stopping_the_portal_stores_the_output_first(make_agent: Callable[..., Agent], store: Store) -> None:
     agent = make_agent("--stop-tasks-on-term")
-    script = "cat /elearn/output/mark; trap 'echo saved > /elearn/output/mark; exit 0' TERM; echo up; sleep 60 & wait"
+    script = "cat /elearn/output/mark; trap 'echo saved > /elearn/output/mark; exit 0' TERM; echo up; sleep 600 & wait"
     run = agent.apply(role(script), mounts=(store.output("results", "x"),))
     agent.until_output(run, "up")
     agent.signal(signal.SIGTERM)
@@ -176,20 +185,19 @@ def test_stopping_the_portal_stores_the_output_first(make_agent: Callable[..., A
 
 def test_no_secret_is_in_a_command_line_or_can_be_read_by_others(agent: Agent, store: Store) -> None:
     store.put("data/a", "one\n")
-    run = agent.apply(role("env; sleep 60"), mounts=(store.input("data"), store.output("results")))
-    agent.running(run)
-    for path in (agent.folder / "cloud" / "runs" / str(run.id)).rglob("*"):
-        if path.is_file() and store.secret_key in path.read_text(errors="replace"):
-            assert path.stat().st_mode & 0o077 == 0
-    assert store.secret_key not in agent.output(run)
+    run = agent.apply(role("env; echo up; sleep 600"), mounts=(store.input("data"), store.output("results")))
+    assert store.secret_key not in agent.until_output(run, "\nup\n")
+    modes = [mode for mode, text in _files(agent.folder / "cloud" / "runs" / str(run.id)) if store.secret_key in text]
+    assert modes
+    assert not [mode for mode in modes if mode & 0o077]
     agent.cloud.delete(run)
     agent.gone(run)
-    left = [path for path in (agent.folder / "cloud").rglob("*") if path.is_file() and path.name != "journal"]
-    assert not [path for path in left if store.secret_key in path.read_text(errors="replace")]
+    agent.until_removed()
+    assert not [text for _, text in _files(agent.folder / "cloud") if store.secret_key in text]
 
 
 def test_nfs_without_a_mount_says_what_to_do(agent: Agent) -> None:
-    mount = dataclasses.replace(Store(Path(), 1, "", "").input("x"), source=NfsSource("127.0.0.9", "/export/data"))
+    mount = dataclasses.replace(Store(Path(), "", "", 1).input("x"), source=NfsSource("127.0.0.9", "/export/data"))
     run = agent.apply(role("true"), mounts=(mount,))
     told = agent.storage(run, "failed")
     assert told.message.startswith("Input cannot be fetched: 127.0.0.9:/export/data ")
@@ -215,12 +223,20 @@ def _elsewhere(store: Store) -> object:
     return dataclasses.replace(store.source("data"), endpoint="http://127.0.0.1:9")
 
 
+def _files(folder: Path) -> Iterator[tuple[int, str]]:
+    """Mode and text of every file; whoever writes there may take one away again at any moment."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file():
+                    yield path.stat().st_mode, path.read_text(errors="replace")
+
+
 def _until(agent: Agent, what: Callable[[], str | None]) -> str | None:
     """Output that is stored while a run goes on is no news, so it is looked for."""
-    import time
-
-    deadline = time.monotonic() + 20
-    while (found := what()) is None:
+    deadline = time.monotonic() + PATIENCE
+    # A file is there a moment before what it holds.
+    while not (found := what()):
         assert time.monotonic() < deadline, agent.log()
         time.sleep(0.05)
     return found

@@ -29,10 +29,11 @@ def test_a_program_runs_exactly_as_typed_and_its_run_succeeds(loop, people, mani
 
 
 def test_master_done_ends_everything_and_frees_the_gpus(loop, people, manifest):
-    command = 'if [ "$PORTAL_ROLE" = master ]; then sleep 2; else exec sleep 600; fi'
+    command = 'if [ "$PORTAL_ROLE" = master ]; then until [ -e /tmp/go ]; do sleep 0.1; done; else exec sleep 600; fi'
     cluster = actions.create_cluster(
         manifest("demo", command, flavor="one-gpu", ps=1, workers=2), acting_user=people.bob
     )
+    loop.touch(loop.until_phase(cluster, "Running"), "/tmp/go")
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert run.phase == "Succeeded"
     assert {role: facts["ready"] for role, facts in run.roles.items()} == {"master": 1, "ps": 1, "worker": 2}

@@ -20,11 +20,15 @@ from datastores.specs import DatastoreManifest
 from portal.errors import Invalid
 from portal.models import Event
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# Some of it may go by until a month is over, see below.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 MINUTE = dt.timedelta(minutes=1)
 # No test here takes so long.
-LONGEST = MINUTE
-SERVICE = "echo served > /elearn/output/served; trap 'echo stored > /elearn/output/last; exit' TERM; while :; do sleep 0.1; done"
+LONGEST = 4 * MINUTE
+SERVICE = """
+trap 'echo stored > /elearn/output/last; exit' TERM
+echo served > /elearn/output/served; echo up; while :; do sleep 0.1; done
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +64,7 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
         manifest("serving", SERVICE, mode="service", output="results"), acting_user=people.bob
     )
     batch = actions.create_cluster(manifest("training", "exec sleep 600"), acting_user=people.bob)
-    loop.until_phase(service, "Running")
+    loop.until_said(loop.until_phase(service, "Running"), "up")
     loop.until_phase(batch, "Running")
     budget = limit(people.ops, "stop_all", people.alice)
     loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
@@ -123,13 +127,15 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
 
 
 def test_an_attempt_of_a_running_run_goes_on_while_new_ones_are_blocked(loop, people, manifest, spent):
-    command = 'mkdir -p /tmp; [ "$PORTAL_ATTEMPT" ] ; sleep 2; exit 3'
+    # What lies there is kept from one attempt to the next.
+    command = "until [ -e /elearn/output/go ]; do sleep 0.1; done; exit 3"
     cluster = actions.create_cluster(manifest("demo", command, retries=1), acting_user=people.bob)
-    loop.until_phase(cluster, "Running")
+    run = loop.until_phase(cluster, "Running")
     limit(people.ops, "block", people.alice)
     loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
     backdate("block")
     budgeting.turn()
+    loop.touch(run, "/elearn/output/go")
     run = loop.until_phase(cluster, "Failed", "Succeeded")
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 3), (1, 3)]
 
@@ -193,7 +199,7 @@ def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, 
 
     with ThreadPoolExecutor(1) as threads, transaction.atomic():
         held = Run.objects.select_for_update().get(current_of=clusters[0])
-        assert threads.submit(stop).result(timeout=20) == 1
+        assert threads.submit(stop).result(timeout=60) == 1
     assert list(Run.objects.filter(desired="running")) == [held]
     assert overspending.stop() == 1
 

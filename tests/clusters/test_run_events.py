@@ -20,7 +20,9 @@ def test_a_run_tells_when_it_starts_what_it_holds_and_when_it_ends_what_it_cost(
     spec = {"url": "https://example.com/hook", "events": ["run.*"]}
     listens = WebhookManifest.model_validate({"metadata": {"name": "meter"}, "spec": spec})
     webhooks.create_webhook(listens, appcode=people.ops, acting_user=people.alice)
-    cluster = actions.create_cluster(manifest("demo", "sleep 2", flavor="one-gpu"), acting_user=people.bob)
+    command = "until [ -e /tmp/go ]; do sleep 0.1; done; sleep 2"
+    cluster = actions.create_cluster(manifest("demo", command, flavor="one-gpu"), acting_user=people.bob)
+    loop.touch(loop.until_phase(cluster, "Running"), "/tmp/go")
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert run.phase == "Succeeded"
     told = {event.verb: event.data for event in Event.objects.filter(verb__startswith="run.").order_by("pk")}
