@@ -155,3 +155,10 @@ def as_if(prices: Prices, changes: Iterable[DatedPrice], since: dt.datetime, own
     new = {(change.sku, change.scope): replace(change, valid_from=since) for change in changes}
     kept = (old for old in prices.dated if (old.sku, old.scope) not in new or old.valid_from < since)
     return Prices((*kept, *new.values()), prices.discounts, tuple({*prices.owners, *owners}))
+
+
+def dated(prices: Prices, changes: Iterable[DatedPrice], owners: Iterable[Owner] = ()) -> Prices:
+    """The book with each of `changes` from its own time on; one for the very same time is replaced."""
+    new = {(change.sku, change.scope, change.valid_from): change for change in changes}
+    kept = (old for old in prices.dated if (old.sku, old.scope, old.valid_from) not in new)
+    return Prices((*kept, *new.values()), prices.discounts, tuple({*prices.owners, *owners}))

@@ -10,7 +10,7 @@ from decimal import Decimal
 from billing import book, periods, sums
 from billing.metering import price_book
 from billing.models import Ownership
-from billing.rating import SECONDS_PER_HOUR, DatedPrice, Owner
+from billing.rating import DatedPrice, Owner, Prices
 from portal.models import Appcode
 
 
@@ -41,6 +41,8 @@ class Effect:
     after: Decimal
     hourly_before: Decimal
     hourly_after: Decimal
+    # How much dearer the rest of this month becomes if what runs now goes on; None when every change comes later.
+    rest: Decimal | None
 
     @property
     def difference(self) -> Decimal:
@@ -50,20 +52,13 @@ class Effect:
     def percent(self) -> Decimal | None:
         return self.difference / self.before * 100 if self.before else None
 
-    @property
-    def rest(self) -> Decimal | None:
-        """How much dearer the rest of this month becomes if what runs now goes on; None when the change comes later."""
-        seconds = (self.until - self.since).total_seconds()
-        if seconds <= 0:
-            return None
-        return (self.hourly_after - self.hourly_before) * Decimal(int(seconds)) / SECONDS_PER_HOUR
-
 
 def effect(changes: Sequence[DatedPrice], now: dt.datetime) -> Effect:
     """As if `changes` had held since the first second of this month. A constant number of queries."""
     period = periods.month(now)
-    old = price_book()
-    new = book.as_if(old, changes, period.since, _owners(changes))
+    old, owners = price_book(), _owners(changes)
+    new = book.as_if(old, changes, period.since, owners)
+    since = max(now, min((change.valid_from for change in changes), default=now))
     before, after = (
         {row.key[0]: row for row in sums.usage(prices, by=["appcode"], windows=[period.window], now=now)}
         for prices in (old, new)
@@ -76,14 +71,22 @@ def effect(changes: Sequence[DatedPrice], now: dt.datetime) -> Effect:
     changed = [row for row in rows if row.difference or row.hourly_before != row.hourly_after]
     return Effect(
         month=period.since.date(),
-        since=max(now, min((change.valid_from for change in changes), default=now)),
+        since=since,
         until=period.until,
         rows=tuple(sorted(changed, key=lambda row: (-abs(row.difference), row.appcode))),
         before=sum((row.before for row in rows), Decimal(0)),
         after=sum((row.after for row in rows), Decimal(0)),
         hourly_before=sum((row.hourly_before for row in rows), Decimal(0)),
         hourly_after=sum((row.hourly_after for row in rows), Decimal(0)),
+        rest=_going_on(book.dated(old, changes, owners), now, period.until) - _going_on(old, now, period.until)
+        if since < period.until
+        else None,
     )
+
+
+def _going_on(prices: Prices, now: dt.datetime, until: dt.datetime) -> Decimal:
+    """What everything that runs now costs until then, each second at the price of that second."""
+    return sum((row.cost for row in sums.usage(prices, by=["appcode"], windows=[(now, until)], now=until)), Decimal(0))
 
 
 def _owners(changes: Sequence[DatedPrice]) -> list[Owner]:

@@ -215,11 +215,36 @@ def test_what_runs_now_tells_about_the_rest_of_the_month(people, prices, now):
     assert found.rest == Decimal(int(rest.total_seconds())) / 3600
 
 
+def test_the_rest_of_the_month_pays_each_price_from_its_own_time_on(people, prices, now):
+    begin, hour = periods.month(timezone.now()).since, dt.timedelta(hours=1)
+    record(PodState("p", "local", people.ops.pk, "run 1", {}, "Running", 2, "T4", 0, 0, begin, begin))
+    until = periods.month(now).until
+    changes = [
+        DatedPrice("gpu", now + hour, Decimal(2)),
+        DatedPrice("gpu", now + 11 * hour, Decimal(4)),
+        DatedPrice("gpu", until + hour, Decimal(99)),
+        DatedPrice("memory", now - hour, Decimal(99)),
+    ]
+    hours = Decimal((until - now) // hour)
+    assert effects.effect(changes, now).rest == 10 * (2 * 2 - 3) + (hours - 11) * (2 * 4 - 3)
+    assert effects.effect(changes[2:], now).rest == 0
+    assert effects.effect(changes[2:3], now).rest is None
+
+
 moments = st.integers(-100, 100).map(lambda hours: dt.datetime(2026, 3, 15, tzinfo=dt.UTC) + dt.timedelta(hours=hours))
 dated = st.builds(
     DatedPrice, st.sampled_from(["gpu", "gpu:A100", "cpu"]), moments, st.decimals(0, 100, places=2),
     st.sampled_from([None, 1]), st.just(""),
 )  # fmt: skip
+
+
+@given(st.lists(dated, max_size=6), st.lists(dated, max_size=3))
+def test_a_book_with_changes_has_each_from_its_own_time_on(old, changes):
+    def key(price: DatedPrice) -> tuple[object, ...]:
+        return price.sku, price.scope, price.valid_from
+
+    wanted = {key(price): price for price in (*old, *changes)}
+    assert {key(price): price for price in book.dated(Prices(tuple(old)), changes).dated} == wanted
 
 
 @given(st.lists(dated, max_size=6), dated, moments)
@@ -290,7 +315,7 @@ def test_bad_credits_are_told_at_their_path(people, root, change, path):
     assert not Credit.objects.exists()
 
 
-def test_sums_are_asked_twice_however_many_appcodes_there_are(people, prices, now, django_assert_max_num_queries):
+def test_sums_are_asked_as_often_however_many_appcodes_there_are(people, prices, now, django_assert_max_num_queries):
     record(pod(people.ops, "p-1", 1))
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         effects.effect([DatedPrice("gpu", soon(), Decimal(2), None, "qunarcorp.ops")], now)
