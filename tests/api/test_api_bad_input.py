@@ -314,7 +314,9 @@ FIELDS = ["framework", "image", "command", "env", "input", "output", "outputPath
           "timeLimit", "scheduleAfter"]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     spec=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
     role=st.dictionaries(st.sampled_from(["flavor", "count"]), JSON),

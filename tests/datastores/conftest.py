@@ -11,6 +11,12 @@ import pytest
 from datastores.specs import DatastoreManifest
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person is told after five seconds that a server is silent; on a machine that others keep busy one may only be slow."""
+    monkeypatch.setattr("datastores.actions.TEST_SECONDS", 60)
+
+
 @pytest.fixture
 def s3_spec(s3: Any, bucket: str) -> Callable[..., dict[str, Any]]:
     """s3_spec(prefix="x") → {"s3": {…}} for a new empty bucket; keyword arguments replace fields, None leaves one out."""

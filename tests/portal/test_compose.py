@@ -159,7 +159,8 @@ def close_database(host: Host) -> None:
     server.autocommit = True
     with server.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        # Until they are gone: who asks the portal next asks one without its database.
+        cursor.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s", [name])
     server.close()
 
 
@@ -190,8 +191,8 @@ def through_the_gateway(host: Host, logs: Path) -> None:
         believed = ssl.create_default_context(cafile=str(authority.path))
         secure = f"https://localhost:{host.tls}/accounts/login/"
         assert eventually(lambda: get(secure, believed)[0] == 200)
-        answer = services.ask(host.gateway, b"GET /accounts/login/ HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        assert f"Location: {secure}".encode() in answer
+        plain = b"GET /accounts/login/ HTTP/1.0\r\nHost: localhost\r\n\r\n"
+        assert eventually(lambda: f"Location: {secure}".encode() in services.ask(host.gateway, plain))
 
 
 def gateway(host: Host, more: dict[str, str]) -> Service:
@@ -206,10 +207,12 @@ def gateway(host: Host, more: dict[str, str]) -> Service:
 def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
     request = urllib.request.Request(url, headers={"Host": "localhost"})
     try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
 
 
 @pytest.mark.e2e
@@ -233,7 +236,7 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
             assert get(f"{at}/readyz") == (503, "the database has yet to be migrated\n")
             assert not host.healthy("web")
             subprocess.run(host.argv("migrate"), env=host.env("migrate"), check=True, capture_output=True)
-            assert host.healthy("web")
+            assert eventually(lambda: host.healthy("web"))
             with services.running([host.service(name) for name in ("worker", "beat", "controller")], logs, {}):
                 through_the_gateway(host, logs)
             close_database(host)

@@ -13,5 +13,5 @@ def test_the_credentials_are_private_and_work(portal_up):
         f"{portal_up.url}/api/v1/appcodes/ops-demo/clusters/show1",
         headers={"Authorization": f"Bearer {alice['token']}"},
     )
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         assert json.load(response)["metadata"] == {"name": "show1", "appcode": "ops-demo"}
