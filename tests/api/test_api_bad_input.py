@@ -314,6 +314,7 @@ FIELDS = ["framework", "image", "command", "env", "input", "output", "outputPath
           "timeLimit", "scheduleAfter"]  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -16,7 +16,7 @@ from clusters.models import Flavor, Image
 from clusters.specs import ClusterManifest
 from datastores import placing
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
-from tests.browser import chromium
+from tests.browser import SOON, chromium
 
 CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
 
@@ -64,12 +64,14 @@ def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any, width
     with chromium() as browser:
         options: Any = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
         page = browser.new_page(base_url=live_server.url, **options)
+        page.set_default_timeout(SOON)
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.goto("/accounts/login/?next=/invoices")
         page.fill("#id_login", "root")
         page.fill("#id_password", "root-password")
         page.click("#login-form button")
-        page.wait_for_url("**/invoices")
+        # Not by its end alone, which the address of the sign-in page has, too.
+        page.wait_for_url(live_server.url + "/invoices")
         for name, (address, sentence) in pages.items():
             page.goto(address)
             if name == "volume":
@@ -83,4 +85,5 @@ def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any, width
             assert over <= 0, f"{address} is wider than the window by {over}"
             if folder := os.environ.get("PORTAL_SHOTS"):
                 page.screenshot(path=f"{folder}/{name}-{width}-{scheme}.png", full_page=True)
-    assert complaints == []
+    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    assert [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []

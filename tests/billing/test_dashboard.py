@@ -518,7 +518,8 @@ def test_generated_data_says_so_everywhere_and_goes_at_the_push_of_a_button(clie
 
 
 def test_rest_says_what_the_pages_say(client, people, prices):
-    at = NOW - dt.timedelta(days=2)
+    # All of it on one day.
+    at = (NOW - dt.timedelta(days=2)).replace(hour=10, minute=0, second=0)
     capacity.record("local", {"A100": (4, 0)}, NOW - dt.timedelta(days=10))
     tell(
         pod(people.ops, at, at + HOUR, gpu_model="A100", scheduled_at=at - dt.timedelta(minutes=5)),

@@ -92,7 +92,10 @@ pods = st.tuples(
 news = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=8), max_size=6)
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(
     st.lists(pods, min_size=1, max_size=5),
     news,
@@ -217,7 +220,7 @@ def at_once(
     finite: list[Callable[[], None]], endless: list[Callable[[], None]], done: threading.Event
 ) -> list[BaseException]:
     """Runs all of them side by side, each with a connection of its own, the endless ones until the others are through."""
-    start = threading.Barrier(len(finite) + len(endless), timeout=30)
+    start = threading.Barrier(len(finite) + len(endless), timeout=60)
     failures: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -244,6 +247,7 @@ def at_once(
 # Killed between any two statements
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.django_db(transaction=True)
 def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops, flight, prices):
     """A controller and a poster in one process, killed after each of their statements in turn; the next one begins with the

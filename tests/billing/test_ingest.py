@@ -51,7 +51,9 @@ states = st.builds(
 batches = st.lists(st.tuples(moments, st.lists(states, max_size=6)), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(batches)
 def test_the_database_adds_up_as_the_pure_function_does(ops, drawn):
     with transaction.atomic():
@@ -119,6 +121,8 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
         with other.cursor() as cursor:
             cursor.execute(
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = hashtext('local')"
+                # Tests of other processes have databases of their own on the same server.
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
             return cursor.fetchone()[0]
 
@@ -134,7 +138,7 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
             in_thread(lambda: record(elsewhere))
             with pytest.raises(OperationalError, match="lock timeout"):
                 in_thread(impatient)
-        thread.join(30)
+        thread.join(60)
     finally:
         other.close()
     assert not failures

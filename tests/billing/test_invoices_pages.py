@@ -410,7 +410,7 @@ class Server:
 @pytest.fixture
 def smtp(settings):
     handler = Server(refused=1)
-    controller = Controller(handler, hostname="127.0.0.1", port=free_port())
+    controller = Controller(handler, hostname="127.0.0.1", port=free_port(), ready_timeout=60)
     controller.start()
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT = controller.hostname, controller.port

@@ -479,7 +479,10 @@ def set_terms(codes: dict[str, object], drawn_prices, drawn_discounts, drawn_own
         Ownership.objects.get_or_create(appcode=code, valid_from=at(since), defaults={"business_line": line})
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(
     st.lists(pods, max_size=5), price_rows, discount_rows, owner_rows, price_rows, discount_rows, owner_rows,
     st.lists(lengths, max_size=3), st.lists(st.integers(0, 120 * DAY), min_size=1, max_size=3), st.integers(1, 3),

@@ -72,7 +72,9 @@ TOLD = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(told=TOLD, data=st.data())
 def test_told_twice_late_and_in_any_order_is_told_once(people, told: list[Use], data: st.DataObject):
     batches = data.draw(st.lists(st.lists(st.sampled_from(told)) if told else st.just([]), max_size=4))

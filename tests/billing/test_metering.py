@@ -130,7 +130,7 @@ def test_two_controllers_at_once_count_once(ops):
     """Each tells half of the truth in its own order, on its own connection; the segments hold all of it."""
     pods = [history(ops.pk, f"p-{n}", end=60 + n) for n in range(20)]
     shares = [[state for pod in pods for state in pod[:3]], [state for pod in pods[::-1] for state in pod[:1:-1]]]
-    start = threading.Barrier(2, timeout=20)
+    start = threading.Barrier(2, timeout=60)
     failures = []
 
     def controller(states: list[PodState]) -> None:
@@ -178,7 +178,9 @@ pods = st.tuples(begins, lengths, st.integers(0, 8), st.sampled_from(["", "A100"
 moments = st.integers(-6000, 12000)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(st.lists(pods, max_size=6), st.lists(moments, min_size=2, max_size=5, unique=True), moments)
 def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
     """Every window of every pod, to the last digit; and the windows add up."""

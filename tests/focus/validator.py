@@ -42,7 +42,7 @@ def validate(file: Path) -> Verdict:
     ]  # fmt: skip
     # It looks for its list of currencies in the folder that it is started in.
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=packages, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, cwd=packages, check=False)
     output = done.stdout + done.stderr
     summary = re.search(r"^Total: \d+ \| Pass: (\d+) \| Fail: (\d+) \| Skipped: \d+$", output, re.MULTILINE)
     assert summary, f"the validator did not come to its end:\n{output}"
