@@ -205,6 +205,7 @@ def test_rest_gives_everybody_their_own(months):
     assert api.get(path, {"month": "2026-03", "appcode": "ops-demo"}).status_code == 404
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", exports.FORMATS)
 def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
     monkeypatch.setattr(exports, "PORTION", 200)

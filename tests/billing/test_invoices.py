@@ -537,7 +537,10 @@ class Story:
         check(self.now)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(terms, steps, st.integers(1, 2))
 def test_segments_ledger_and_invoices_agree(ops, flight, drawn, steps_, portion):
     with transaction.atomic():
@@ -613,7 +616,7 @@ def everything_once() -> None:
     check(IN_APRIL)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killed_before_any_statement_nothing_is_half_or_twice(three):
     """Every try is killed one statement later than the last, and goes on where that one was."""
     after = 1
