@@ -201,9 +201,12 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
 
 
 def credit(amount: Decimal, reason: str, account: Account, bill: Bill, *, number: int) -> Row:
-    """What an invoice used up of a credit; `amount` is positive."""
-    said = f"Credit: {reason}"
-    return _money(-amount, account, bill, bill.period, said, category="Credit", kind="credit", number=number)
+    """What an invoice used up of a credit; a negative `amount` is given back to it, for a month that was invoiced before."""
+    back = amount < 0
+    said, correction = (f"Credit given back: {reason}", "Correction") if back else (f"Credit: {reason}", None)
+    return _money(
+        -amount, account, bill, bill.period, said, category="Credit", kind="credit", number=number, correction=correction
+    )  # fmt: skip
 
 
 def credit_note(amount: Decimal, reason: str, account: Account, bill: Bill, used: Period) -> Row:

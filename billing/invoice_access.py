@@ -206,8 +206,9 @@ def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
         )  # fmt: skip
     nothing = ("", "", "", "", "")
     for used in document.used:
+        what = "credit given back" if used.given_back else "credit"
         yield (
-            *head, document.business_line, month, month, f"credit: {used.reason}", *nothing, f"{-used.amount:f}",
+            *head, document.business_line, month, month, f"{what}: {used.reason}", *nothing, f"{-used.amount:f}",
             document.currency,
         )  # fmt: skip
     for note in one.row.notes.all() if one.row else ():

@@ -73,7 +73,11 @@ class Invoice(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["appcode", "month"], name="invoice_once"),
             models.CheckConstraint(condition=Q(total=F("subtotal") - F("credited")), name="invoice_adds_up"),
-            models.CheckConstraint(condition=Q(credited__gte=0), name="invoice_credited"),
+            # Credits pay for no more than was used, and are given back for no more than was taken back.
+            models.CheckConstraint(
+                condition=Q(credited=0) | Q(credited__gt=0, total__gte=0) | Q(credited__lt=0, total__lte=0),
+                name="invoice_credited",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -140,7 +144,8 @@ KEY = ("month", "business_line", "sku", "price_id", "per_hour", "discount")
 
 
 class InvoiceCredit(models.Model):
-    """What an invoice used up of a credit; `entry` is the line of the ledger that says so."""
+    """What an invoice used up of a credit, or gave back to it (a negative amount); `entry` is the line of the ledger that says
+    so."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="credits")
     credit = models.ForeignKey("billing.Credit", on_delete=models.PROTECT, related_name="uses")
@@ -153,7 +158,7 @@ class InvoiceCredit(models.Model):
         ordering: ClassVar = ["invoice", "place"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["invoice", "credit"], name="invoice_credit_once"),
-            models.CheckConstraint(condition=Q(amount__gt=0), name="invoice_credit_positive"),
+            models.CheckConstraint(condition=~Q(amount=0), name="invoice_credit_some"),
         ]
 
     def __str__(self) -> str:

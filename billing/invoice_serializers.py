@@ -23,7 +23,7 @@ class InvoiceSummary(Answer):
     business_line: str
     currency: str
     subtotal: str
-    credited: str = Field(description="Credits that were used up.")
+    credited: str = Field(description="Credits that were used up; a negative amount was given back to them.")
     total: str
     taken_back: str = Field(description="Credit notes.")
     to_pay: str
@@ -51,7 +51,7 @@ class LineDocument(Answer):
 class UsedCredit(Answer):
     credit: int
     reason: str
-    amount: str
+    amount: str = Field(description="A negative one was given back to the credit.")
 
 
 class LedgerSpan(Answer):

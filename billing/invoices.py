@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -69,18 +69,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Available:
-    """What is left of a credit, in the order in which credits are used: what ends first goes first."""
+    """A credit, in the order in which credits are used: what ends first goes first. `left` is what a month may use of it, `spent`
+    what the invoices so far have used of it and not given back."""
 
     credit_id: int
     left: Decimal
+    spent: Decimal
     reason: str
 
 
 @dataclass(frozen=True)
 class Used:
+    """What an invoice uses of a credit; a negative amount is given back to it."""
+
     credit_id: int
     amount: Decimal
     reason: str
+
+    @property
+    def given_back(self) -> bool:
+        return self.amount < 0
 
 
 @dataclass(frozen=True)
@@ -200,14 +208,25 @@ def added(entries: Iterable[tuple[Key, int, Decimal]]) -> list[Line]:
 
 
 def use(credits_: Sequence[Available], subtotal: Decimal) -> tuple[Used, ...]:
-    """What of which credit pays for `subtotal`: never more than there is to pay, nor than is left."""
-    used, open_ = [], subtotal
-    for credit in credits_:
-        amount = min(credit.left, open_)
+    """What of which credit pays for `subtotal`: never more than there is to pay, nor than is left.
+
+    What a negative one takes back was paid for by credits before it was by money: they are given back first, what was used last
+    first, and never more than was used. Only the rest is owed in money.
+    """
+    if subtotal < 0:
+        back = _portions([(credit, credit.spent) for credit in reversed(credits_)], -subtotal)
+        return tuple(Used(credit.credit_id, -amount, credit.reason) for credit, amount in back)
+    used = _portions([(credit, credit.left) for credit in credits_], subtotal)
+    return tuple(Used(credit.credit_id, amount, credit.reason) for credit, amount in used)
+
+
+def _portions(most: Iterable[tuple[Available, Decimal]], wanted: Decimal) -> Iterator[tuple[Available, Decimal]]:
+    """What each gives of `wanted`, in this order and at most so much."""
+    for credit, limit in most:
+        amount = min(limit, wanted)
         if amount > 0:
-            used.append(Used(credit.credit_id, amount, credit.reason))
-            open_ -= amount
-    return tuple(used)
+            yield credit, amount
+            wanted -= amount
 
 
 def cents(charge: Decimal) -> Decimal:

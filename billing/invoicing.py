@@ -15,7 +15,7 @@ from decimal import Decimal
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Max, Min, Q, Sum
+from django.db.models import BooleanField, ExpressionWrapper, Max, Min, Q, Sum
 from django.utils import timezone
 
 from billing import invoices, mails, periods, posting, wakeups
@@ -158,7 +158,7 @@ def document_of(
 
 
 def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -> None:
-    """Writes what credits were used up into the ledger, and beside the invoices."""
+    """Writes what of credits was used up, or given back, into the ledger and beside the invoices."""
     since, until = span.period.window
     spent = [
         (row, place, used)
@@ -193,14 +193,17 @@ def owners_of(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
 
 
 def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[int, list[Available]]:
-    """What is left of the credits of each that hold in any part of the month, what ends first first."""
+    """What is left of the credits of each that hold in any part of the month, what ends first first; and of every credit what was
+    spent, for it may be given back."""
     found: dict[int, list[Available]] = {}
-    holding = Q(expires_at=None) | Q(expires_at__gt=period.since)
-    rows = Credit.objects.filter(holding, appcode__in=appcodes, valid_from__lt=period.until)
-    for row in rows.annotate(spent=Sum("entries__charge")).order_by("expires_at", "pk"):
-        left = row.amount + invoices.cents(row.spent or Decimal(0))
-        if left > 0:
-            found.setdefault(row.appcode_id, []).append(Available(row.pk, left, row.reason))
+    holding = Q(valid_from__lt=period.until) & (Q(expires_at=None) | Q(expires_at__gt=period.since))
+    rows = Credit.objects.filter(appcode__in=appcodes).annotate(
+        charged=Sum("entries__charge"), holds=ExpressionWrapper(holding, output_field=BooleanField())
+    )
+    for row in rows.filter(Q(holds=True) | Q(charged__lt=0)).order_by("expires_at", "pk"):
+        spent = -invoices.cents(row.charged or Decimal(0))
+        left = row.amount - spent if row.holds else Decimal(0)
+        found.setdefault(row.appcode_id, []).append(Available(row.pk, left, spent, row.reason))
     return found
 
 

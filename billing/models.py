@@ -317,7 +317,8 @@ class Discount(Scoped):
 
 
 class Credit(models.Model):
-    """Money given to an appcode, used up by its invoices (ledger entries of kind credit that name it) until it expires."""
+    """Money given to an appcode, used up by its invoices (ledger entries of kind credit that name it) until it expires; what a
+    correction takes back of what it paid for is given back to it."""
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="credits")
     amount = models.DecimalField(max_digits=16, decimal_places=2)

@@ -126,7 +126,10 @@ def _sums(sheet: Sheet) -> Table:
     notes = list(sheet.row.notes.all()) if sheet.row else []
     if document.used:
         rows.append(("Used", document.subtotal, False))
-    rows += [(f"Credit: {used.reason}", -used.amount, False) for used in document.used]
+    rows += [
+        (f"Credit{' given back' if used.given_back else ''}: {used.reason}", -used.amount, False)
+        for used in document.used
+    ]
     if notes:
         rows.append(("Total", document.total, True))
     rows += [(f"{note.number}: {note.reason}", -note.amount, False) for note in notes]

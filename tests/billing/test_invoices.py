@@ -1,5 +1,6 @@
 """Closing months: what was used is on exactly one invoice, to the second and the cent, whatever happens meanwhile."""
 
+import csv
 import datetime as dt
 import hashlib
 import io
@@ -18,8 +19,9 @@ from django.db import DatabaseError, IntegrityError, connection, connections, tr
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pypdf import PdfReader
 
-from billing import credit_notes, drafts, history, invoices, invoicing, metering, periods, posting
+from billing import credit_notes, drafts, exports, history, invoices, invoicing, metering, periods, posting
 from billing.models import (
     Closing,
     Credit,
@@ -35,6 +37,7 @@ from billing.models import (
     UsageSegment,
 )
 from billing.rating import UNIT, WIDE, quantities
+from billing.terms import credits_of, left
 from billing.usage import PodState
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, Event
@@ -77,7 +80,10 @@ def check(now: dt.datetime) -> None:
     for invoice in Invoice.objects.all():
         assert invoicing.problems(invoice) == []
         assert hashlib.sha256(invoice.document.canonical()).hexdigest() == invoice.sha256
-        assert invoice.total >= 0 or invoice.credited == 0
+        # Credits pay for what was used, and get back what is taken back of it.
+        assert invoice.credited == 0 or invoice.credited * invoice.total >= 0
+        assert invoice.credited * invoice.subtotal >= 0
+    in_the_order_of_months()
     last = Closing.objects.exclude(closed_at=None).order_by("-month").first()
     if last is None:
         return
@@ -96,9 +102,22 @@ def check(now: dt.datetime) -> None:
     assert nonzero(charges) == nonzero(line_charges)
     for credit in Credit.objects.all():
         spent = sum(row.amount for row in credit.uses.all())
-        assert spent <= credit.amount
+        assert 0 <= spent <= credit.amount
         assert spent == -sum(invoices.cents(row.charge) for row in credit.entries.all())
     assert now
+
+
+def in_the_order_of_months() -> None:
+    """Nobody is owed money as long as any credit is spent, nor more than was paid: lines are rounded once each."""
+    paid, spent, lines = Counter(), Counter(), Counter()
+    for invoice in Invoice.objects.order_by("month"):
+        code = invoice.appcode_id
+        paid[code] += invoice.total
+        spent[code] += invoice.credited
+        lines[code] += invoice.line_count
+        assert spent[code] >= 0
+        assert invoice.total >= 0 or spent[code] == 0
+        assert paid[code] >= -Decimal("0.005") * lines[code]
 
 
 def of_segments(until: dt.datetime) -> Counter:
@@ -287,6 +306,85 @@ def test_a_credit_cannot_be_spent_twice(ops, prices):
     LedgerEntry.objects.create(charge=-UNIT, **facts)
     with pytest.raises(IntegrityError, match="used up"), transaction.atomic():
         LedgerEntry.objects.create(charge=-1, **facts)
+    LedgerEntry.objects.create(charge=UNIT, **facts)
+    with pytest.raises(IntegrityError, match="less than that was used"), transaction.atomic():
+        LedgerEntry.objects.create(charge=1, **facts)
+
+
+def credited(invoice: Invoice) -> list[tuple[int, Decimal]]:
+    return [(row.credit_id, row.amount) for row in invoice.credits.all()]
+
+
+def test_what_a_credit_paid_for_and_a_correction_takes_back_is_the_credits(ops, prices):
+    given_ = credit(ops, "100")
+    record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    march = Invoice.objects.get()
+    assert (march.subtotal, march.credited, march.total) == (Decimal("2.40"), Decimal("2.40"), 0)
+    record(pod(ops.pk, end=HOUR // 2, cpu_milli=0, memory_mb=0))
+    draft = drafts.draft(ops, APRIL, IN_APRIL).document
+    assert draft.used == (invoices.Used(given_.pk, Decimal("-1.80"), "sorry"),)
+    invoicing.close_due(IN_MAY)
+    april = Invoice.objects.get(month=APRIL)
+    assert (april.subtotal, april.credited, april.total) == (Decimal("-1.80"), Decimal("-1.80"), 0)
+    (entry,) = LedgerEntry.objects.filter(kind="credit", charge__gt=0)
+    assert (entry.charge, entry.credit_id, entry.labels) == (
+        Decimal("1.8") * UNIT,
+        given_.pk,
+        {"invoice": april.number},
+    )
+    assert [left(row) for row in credits_of(Credit.objects.all())] == [Decimal("99.40")]
+    check(IN_MAY)
+    call_command("verify_invoices", stdout=io.StringIO())
+    call_command("replay", verify=True, stdout=io.StringIO())
+    # It can be used again.
+    record(pod(ops.pk, "p-2", begin=40 * DAY, end=40 * DAY + HOUR, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_JUNE)
+    assert credited(Invoice.objects.get(month=MAY)) == [(given_.pk, Decimal("1.20"))]
+    check(IN_JUNE)
+
+
+def test_a_credit_given_back_is_called_so_everywhere(ops, prices, client, root):
+    credit(ops, "100")
+    seen = replace(pod(ops.pk, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen)
+    invoicing.close_due(IN_APRIL)
+    record(replace(seen, estimated=False, finished_at=at(HOUR // 2)))
+    invoicing.close_due(IN_MAY)
+    client.force_login(root)
+    assert "Credit given back" in client.get("/invoices/ops-demo/2026-04").content.decode()
+    cells = list(csv.DictReader(io.StringIO(client.get("/invoices/ops-demo/2026-04?format=csv").content.decode())))
+    assert [(row["sku"], row["amount"]) for row in cells] == [("gpu", "-0.60"), ("credit given back: sorry", "0.60")]
+    paper = PdfReader(io.BytesIO(client.get("/invoices/ops-demo/2026-04?format=pdf").content)).pages[0].extract_text()
+    assert "Credit given back: sorry" in paper
+    rows = list(exports.rows(APRIL, None))
+    assert [(row.ChargeCategory, row.ChargeClass, row.BilledCost) for row in rows[-1:]] == [
+        ("Credit", "Correction", Decimal("0.60"))
+    ]
+    assert sum(row.BilledCost for row in rows) == 0
+
+
+def test_only_what_was_paid_in_money_is_owed_in_money(ops, prices):
+    """What ends first was used first, so it comes back last; nothing comes back twice."""
+    ending, endless = credit(ops, "0.50", until=at(30 * DAY)), credit(ops, "1")
+    first, second = (
+        replace(pod(ops.pk, uid, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True) for uid in ("p-1", "p-2")
+    )
+    record(first, second)
+    invoicing.close_due(IN_APRIL)
+    march = Invoice.objects.get()
+    assert (march.subtotal, march.total) == (Decimal("4.80"), Decimal("3.30"))
+    record(replace(first, estimated=False, finished_at=at(HOUR)))
+    invoicing.close_due(IN_MAY)
+    april = Invoice.objects.get(month=APRIL)
+    assert (april.subtotal, april.total) == (Decimal("-1.20"), 0)
+    assert credited(april) == [(endless.pk, Decimal("-1.00")), (ending.pk, Decimal("-0.20"))]
+    record(replace(second, estimated=False, finished_at=at(HOUR // 2)))
+    invoicing.close_due(IN_JUNE)
+    may = Invoice.objects.get(month=MAY)
+    assert (may.subtotal, may.total) == (Decimal("-1.80"), Decimal("-1.50"))
+    assert credited(may) == [(ending.pk, Decimal("-0.30"))]
+    check(IN_JUNE)
 
 
 def test_discounts_make_lines_of_their_own(ops, prices):
@@ -558,6 +656,39 @@ def test_segments_ledger_and_invoices_agree(ops, flight, drawn, steps_, portion)
             )
         with connection.cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        transaction.set_rollback(True)
+
+
+estimates = st.lists(
+    st.tuples(st.integers(0, 50 * DAY), st.integers(HOUR, 30 * DAY), st.integers(0, 30 * DAY), st.integers(0, 3)),
+    min_size=1, max_size=5,
+)  # fmt: skip
+grants = st.lists(st.tuples(st.decimals(min_value=1, max_value=400, places=2), st.integers(0, 3)), max_size=4)
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+@given(estimates, grants)
+def test_credits_come_back_whatever_was_estimated_too_high(ops, flight, prices, drawn, given_):
+    """Ends are estimated, and the true ones told some months later."""
+    with transaction.atomic():
+        story = Story(ops, flight, 1)
+        true = []
+        for n, (begin, estimate, length, told) in enumerate(drawn):
+            seen = replace(pod(ops.pk, f"e-{n}", begin=begin, end=begin + estimate), estimated=True)
+            metering.record([seen])
+            true.append((told, replace(seen, estimated=False, finished_at=at(begin + min(length, estimate)))))
+        for month in range(6):
+            for amount, _ in (each for each in given_ if each[1] == month):
+                story.step("credit", amount)
+            metering.record([state for told, state in true if told == month])
+            story.step("month", None)
+        # Invoices ask for what was used: whatever was taken back and forth, money and credits have paid for that.
+        billed = sum(invoice.subtotal for invoice in Invoice.objects.all())
+        exact = sum(Fraction(row.charge) for row in LedgerEntry.objects.exclude(kind="credit")) / UNIT
+        assert abs(Fraction(billed) - exact) <= Fraction(InvoiceLine.objects.count(), 200)
+        paid = sum(invoice.total for invoice in Invoice.objects.all())
+        spent = sum(credit.amount - left(credit) for credit in credits_of(Credit.objects.all()))
+        assert paid + spent == billed
         transaction.set_rollback(True)
 
 
