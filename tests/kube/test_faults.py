@@ -18,8 +18,10 @@ from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import Client
 from tests.kube.loops import CONVERGED, Loops
-from tests.kube.plane import Object, Plane
+from tests.kube.plane import Object, Plane, phase
 from tests.kube.proxy import Proxy, is_write, proxied
+from tests.kube.test_plane import indexed_job
+from tests.kube.test_plane import pod as any_pod
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
@@ -78,28 +80,26 @@ def test_the_api_server_is_away_while_runs_are_made_ended_and_watched(
     ending, staying = loops.create(people, "ending", workers=1), loops.create(people, "staying", workers=1, ps=1)
     loops.until_running(ending)
     before = {pod["metadata"]["uid"] for pod in loops.pods(loops.until_running(staying))}
-    writes, stop = [0], threading.Event()
+    writes, stop = itertools.count(1), threading.Event()
 
     def before_call(method: str, path: str) -> None:
-        if "-making-" in path and is_write(method, path):
-            writes[0] += 1
-            if writes[0] == 3:
-                plane.compact()
-                plane.stop_apiserver()
-                stop.set()
+        if "-making-" in path and is_write(method, path) and next(writes) == 3:
+            plane.compact()
+            plane.stop_apiserver()
+            stop.set()
 
     proxy.before = before_call
     making = loops.create(people, "making", workers=2, ps=1)
-    assert stop.wait(30)
+    assert stop.wait(60)
     proxy.before = lambda method, path: None
     stopped = time.monotonic()
     try:
         loops.disable(people, ending)
         for cluster in (making, ending):
-            loops.until(lambda run=cluster: AGAIN in loops.run(run).message, AWAY_SECONDS)  # type: ignore[misc]
-        loops.until(lambda: "does not answer" in trouble(), AWAY_SECONDS)
+            loops.until(lambda run=cluster: AGAIN in loops.run(run).message)  # type: ignore[misc]
+        loops.until(lambda: "does not answer" in trouble())
         assert loops.run(staying).phase == "Running"
-        loops.until(lambda: silence().startswith("Kubernetes has not answered for"), AWAY_SECONDS)
+        loops.until(lambda: silence().startswith("Kubernetes has not answered for"))
         time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - stopped)))
     finally:
         plane.start_apiserver()
@@ -125,13 +125,18 @@ def test_a_third_of_all_calls_fail_and_everything_still_happens_once(
     cluster = loops.create(people, workers=7, ps=1)
     run = loops.until_running(cluster, seconds=60)
     loops.end(run, "worker", 0)
-    loops.until(lambda: run.tasks.filter(phase="Succeeded").count() == 7)
+    loops.until(lambda: run.tasks.filter(phase="Succeeded").count() == 7, seconds=60)
     loops.disable(people, cluster)
     loops.until_phase(cluster, "Stopped", seconds=60)
-    loops.until_nothing_is_left(run)
+    loops.until_nothing_is_left(run, seconds=60)
     assert run.tasks.count() == 9
     loops.check_usage(run)
     assert proxy.failed > 5
+
+
+def are_warnings_listed(proxy: Proxy) -> bool:
+    """They are for display only, so nobody waits for them."""
+    return any(method == "GET" and "/events?" in path and "watch=1" in path for method, path in proxy.calls)
 
 
 def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
@@ -139,6 +144,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
 ) -> None:
     cluster = loops.create(people, workers=1)
     run = loops.until_running(cluster)
+    loops.until(lambda: are_warnings_listed(proxy))
     listed = len(proxy.lists)
     proxy.silent.set()
     loops.end(run, "worker", 0)
@@ -154,6 +160,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
 
 def test_nothing_is_listed_while_watches_are_well(proxy: Proxy, loops: Loops, people: Any) -> None:
     loops.until_running(loops.create(people, workers=1))
+    loops.until(lambda: are_warnings_listed(proxy))
     listed, watched = len(proxy.lists), len(proxy.calls)
     time.sleep(12)
     assert proxy.lists[listed:] == []
@@ -209,7 +216,14 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     assert not run.tasks.filter(role="worker", phase="Failed", disrupted=False).exists()
 
     # Labels and finalizers are taken off, so that nobody would see its end.
-    pod = next(each for each in loops.pods(run) if each["metadata"]["labels"][names.ROLE] == "worker")
+    # Of the Job that was deleted there may be some still.
+    pod = next(
+        each
+        for each in loops.pods(run)
+        if each["metadata"]["labels"][names.ROLE] == "worker"
+        and "deletionTimestamp" not in each["metadata"]
+        and phase(each) == "Running"
+    )
     path = loops.path("Pod", run, pod["metadata"]["name"])
     for taken in ([names.PORTAL], [names.RUN_ID], [names.ROLE, names.RUN_ID, names.PORTAL]):
         plane.request("PATCH", path, {"metadata": {"labels": dict.fromkeys(taken)}})
@@ -238,12 +252,13 @@ def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
     path = "/api/v1/namespaces/ops/resourcequotas"
     quota = {"metadata": {"name": "tests"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}}}
     plane.request("POST", path, quota)
-    plane.until(path, lambda found: found["tests"].get("status", {}).get("used", {}).get("pods") == "1")
     try:
+        plane.until(path, lambda found: found["tests"].get("status", {}).get("used", {}).get("pods") == "1")
+        plane.until_admitted("/api/v1/namespaces/ops/pods", any_pod("tried"), "exceeded quota: tests")
         batch = loops.create(people, "batch", workers=1, ps=2)
         service = loops.create(people, "service", mode="service")
         for cluster in (batch, service):
-            loops.until(lambda run=cluster: loops.run(run).reason == "NamespaceQuota", seconds=10)  # type: ignore[misc]
+            loops.until(lambda run=cluster: loops.run(run).reason == "NamespaceQuota")  # type: ignore[misc]
             run = loops.run(cluster)
             assert run.phase == "Queued"
             assert run.message.startswith("The quota of namespace ops (tests) is used up: ")
@@ -266,8 +281,10 @@ def test_a_quota_of_objects_is_waited_for(plane: Plane, loops: Loops, people: An
     loops.until_running(loops.create(people, "first"))
     path = "/api/v1/namespaces/ops/resourcequotas"
     plane.request("POST", path, {"metadata": {"name": "tests"}, "spec": {"hard": {"count/jobs.batch": "1"}}})
-    plane.until(path, lambda found: "used" in found["tests"].get("status", {}))
     try:
+        plane.until(path, lambda found: "used" in found["tests"].get("status", {}))
+        jobs = "/apis/batch/v1/namespaces/ops/jobs"
+        plane.until_admitted(jobs, indexed_job("tried", 1), "exceeded quota: tests")
         cluster = loops.create(people, "second")
         loops.until(lambda: "exceeded quota: tests" in loops.run(cluster).message)
         assert loops.run(cluster).reason == "CloudUnreachable"
@@ -281,10 +298,12 @@ def test_what_admission_refuses_is_told_in_its_words(plane: Plane, loops: Loops,
     limits = {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}
     path = "/api/v1/namespaces/ops/limitranges"
     plane.request("POST", path, {"metadata": {"name": "tests"}, "spec": limits})
+    refusal = "maximum memory usage per Container is 64Mi"
     try:
+        plane.until_admitted("/api/v1/namespaces/ops/pods", any_pod("tried"), refusal)
         cluster = loops.create(people, "refused", workers=1)
-        loops.until(lambda: loops.run(cluster).reason == "AdmissionDenied", seconds=10)
-        message = "The limits of namespace ops do not allow its pods: maximum memory usage per Container is 64Mi, but limit is"
+        loops.until(lambda: loops.run(cluster).reason == "AdmissionDenied")
+        message = f"The limits of namespace ops do not allow its pods: {refusal}, but limit is"
         assert loops.run(cluster).message.startswith(message)
     finally:
         plane.request("DELETE", f"{path}/tests")
@@ -466,7 +485,8 @@ def test_volumes_and_pods_that_nobody_owns_are_cleared_away(plane: Plane, loops:
         },
     }
     loops.disable(people, cluster)
-    run = loops.until_phase(cluster, "Stopped", seconds=60)
+    # That its Job cannot end the pod is seen after 20 s, and that nobody owns it after 10 more.
+    run = loops.until_phase(cluster, "Stopped", seconds=120)
     plane.request("POST", "/api/v1/persistentvolumes", volume)
     loops.until_nothing_is_left(run)
 
