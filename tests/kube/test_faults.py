@@ -149,7 +149,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_begun_again(
     proxy.silent.set()
     loops.end(run, "worker", 0)
     loops.end(run, "master", 0)
-    loops.until(lambda: silence() and trouble())
+    loops.until(lambda: silence() and trouble(), seconds=90)
     assert loops.run(cluster).phase == "Running"
     proxy.silent.clear()
     run = loops.until_phase(cluster, "Succeeded")
