@@ -53,7 +53,7 @@ PACKAGES = "containerd runc containernetworking-plugins iptables conntrack iprou
 SLOTS = range(1, 9)
 DNS = "10.96.0.10"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 # Written on an image of containerd's when it was imported: which archive it came from.
 ARCHIVE_LABEL = "gpu-cloud/archive"
 

@@ -33,7 +33,7 @@ from tests.kube.node import Node
 from tests.kube.plans import plan, role, run_ref
 from tests.terminal import Terminal, database_environment
 
-pytestmark = [pytest.mark.kube, pytest.mark.node]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
 
 IMAGE = ImageRef("shell", "docker.io/gpu-cloud/shell:1", "", "")
 
@@ -91,7 +91,7 @@ def until_ended(followed: Following, run: RunRef) -> None:
     followed.until(lambda: followed.of(run, "Succeeded") or followed.of(run, "Failed"))
 
 
-def heard(session: Session, seconds: float = 20) -> tuple[int | None, bytes, bytes]:
+def heard(session: Session, seconds: float = 60) -> tuple[int | None, bytes, bytes]:
     found = {"stdout": b"", "stderr": b""}
     end = time.monotonic() + seconds
     while session.exit_code is None:
@@ -102,6 +102,8 @@ def heard(session: Session, seconds: float = 20) -> tuple[int | None, bytes, byt
     return session.exit_code, found["stdout"], found["stderr"]
 
 
+LOCKSTEP = "for n in 1 2 3 4 5 6; do until [ -e /tmp/$n ]; do sleep 0.1; done; echo tick $n; done"
+TICKS = b"".join(b"tick %d\n" % n for n in range(1, 7))
 # It says when it is what Ctrl-C ends, and not the shell that is still about to start it.
 ASLEEP = b"sh -c 'echo asleep; exec sleep 1000'"
 
@@ -117,7 +119,7 @@ class TestLogs:
         run = start("i=0; while [ $i -lt 3000 ]; do echo line $i of a log; i=$((i+1)); done; printf end")
         until_ended(followed, run)
         text = b"".join(b"line %d of a log\n" % n for n in range(3000)) + b"end"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (everything := whole(cloud, run)).complete:
             assert time.monotonic() < deadline
         assert everything.data == text
@@ -144,19 +146,15 @@ class TestLogs:
         opened = []
         real = logs._open
         monkeypatch.setattr(logs, "_open", lambda *args, **more: (opened.append(more), real(*args, **more))[1])
-        # It goes on when it is followed.
-        run = start(
-            "echo up; until [ -e /tmp/go ]; do sleep 0.1; done; for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.5; done"
-        )
-        times, text = [], b""
+        # It writes a line when the one before has been read.
+        run = start(LOCKSTEP)
+        text, asked = b"", 0
         for chunk in followed.cloud.follow(run, "worker", 0, attempt=0):
             text += chunk.data
-            if b"up" in chunk.data:
-                assert heard(followed.cloud.exec(run, "worker", 0, ["touch", "/tmp/go"])) == (0, b"", b"")
-            if b"tick" in chunk.data:
-                times.append(time.monotonic())
-        assert text == b"up\n" + b"".join(b"tick %d\n" % n for n in range(1, 7))
-        assert times[-1] - times[0] > 1.0
+            if text.count(b"\n") == asked < 6:
+                asked += 1
+                assert heard(followed.cloud.exec(run, "worker", 0, ["touch", f"/tmp/{asked}"])) == (0, b"", b"")
+        assert text == TICKS
         # The connection, and what tells that this was all.
         assert len(opened) <= 5
 
@@ -169,7 +167,8 @@ class TestLogs:
             if time.monotonic() - began > 12:
                 break
         times = [at for at, _ in chunks]
-        assert max(after - before for before, after in zip([0.0, *times], times, strict=False)) < 10
+        # It is told after 8 s; the rest is for whatever else the machine does.
+        assert max(after - before for before, after in zip([0.0, *times], times, strict=False)) < 16
         assert b"".join(chunk.data for _, chunk in chunks) == b"once\n"
 
     def test_a_program_that_is_started_again_in_its_pod(self, followed: Following, start: Any) -> None:
@@ -193,12 +192,13 @@ class TestLogs:
         cursor only what was thrown away meanwhile."""
         cloud = followed.cloud
         run = start("head -c 12000000 /dev/zero | tr '\\0' x | fold -w 999; echo first; sleep 25; echo last; sleep 300")
-        text = 0
-        end = time.monotonic() + 60
+        text, tail = 0, b""
+        end = time.monotonic() + 150
         chunk = LogChunk(b"", 0, False)
         for chunk in cloud.follow(run, "worker", 0, attempt=0):
             text += len(chunk.data)
-            if b"first" in chunk.data:
+            tail = (tail + chunk.data)[-100:]
+            if b"first" in tail:
                 break
             assert time.monotonic() < end
         assert text > 12_000_000
@@ -271,7 +271,7 @@ class TestExec:
 
         def until(text: bytes) -> None:
             nonlocal shown
-            end = time.monotonic() + 10
+            end = time.monotonic() + 60
             while text not in shown:
                 assert time.monotonic() < end, shown
                 output = session.receive(0.5)
@@ -344,7 +344,7 @@ class Portal:
         document = {"kind": "cluster", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": body}
         return create_cluster(ClusterManifest.model_validate(document), acting_user=self.people.bob)
 
-    def until(self, happened: Any, seconds: float = 60.0) -> float:
+    def until(self, happened: Any, seconds: float = 150.0) -> float:
         from clusters.models import Run, Task
 
         began = time.monotonic()
@@ -406,20 +406,34 @@ def portal(ready: Node, people: Any, s3: Any, bucket: str, tmp_path: Path, setti
 PATH = "/appcodes/ops-demo/clusters/demo/runs/1/tasks"
 
 
+def touch(person: Any, path: str) -> None:
+    """In the container of the master."""
+    status, answer = person.post(f"{PATH}/master/0/exec", {"argv": ["touch", path]})
+    assert status == 200
+    frames = b"".join(answer.streaming_content).splitlines()
+    answer.close()
+    assert json.loads(frames[-1]) == {"exit_code": 0}
+
+
 @pytest.mark.django_db(transaction=True)
 class TestArchive:
     def test_a_log_outlives_its_pod(self, portal: Portal, client: Any, people: Any) -> None:
         bob = api_of(people.bob)
-        cluster = portal.create("for i in 1 2 3 4 5 6; do echo tick $i; sleep 1; done; echo ünï")
+        cluster = portal.create(f"{LOCKSTEP}; echo ünï")
         portal.until(lambda: portal.run(cluster).tasks.filter(phase="Running").exists())
-        # Followed while it runs …
+        # Followed while it runs: it writes a line when the one before has been read …
+        touch(bob, "/tmp/1")
         status, answer = bob.get(f"{PATH}/master/0/log?follow=true")
         assert status == 200
-        lines = [(time.monotonic(), data) for data in answer.streaming_content]
+        read, asked = b"", 1
+        for data in answer.streaming_content:
+            read += data
+            if read.count(b"\n") == asked < 6:
+                asked += 1
+                touch(bob, f"/tmp/{asked}")
         answer.close()
-        text = b"".join(b"tick %d\n" % n for n in range(1, 7)) + "ünï\n".encode()
-        assert b"".join(data for _, data in lines) == text
-        assert lines[-1][0] - lines[0][0] > 1
+        text = TICKS + "ünï\n".encode()
+        assert read == text
         run = portal.until_kept(cluster)
         task = run.tasks.get()
         assert (run.phase, task.log_state, task.log_size) == ("Succeeded", "kept", len(text))
@@ -469,7 +483,7 @@ class TestArchive:
         ended = False
         began = time.monotonic()
         while not ended:
-            assert time.monotonic() < began + 60, text
+            assert time.monotonic() < began + 150, text
             body = json.dumps({"master-0": position})
             answer = client.post(page, body, content_type="application/json").json()
             assert not answer["error"]
@@ -485,13 +499,18 @@ class TestArchive:
     def test_an_archive_that_is_away_holds_nobody_up_and_misses_nothing(
         self, portal: Portal, people: Any, client: Any
     ) -> None:
+        from clusters import archiving
+
         cluster = portal.create("trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0.1; done")
         portal.until_running(cluster)
+        bob = api_of(people.bob)
+        # A container runs a moment before its program does.
+        portal.until(lambda: bob.get(f"{PATH}/master/0/log")[1].content == b"up\n")
         portal.store.client.delete_bucket(Bucket=portal.bucket)
         began = time.monotonic()
         actions.disable(cluster, acting_user=people.bob)
         run = portal.until_gone(cluster)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < archiving.HOLD_SECONDS
         assert (run.phase, run.reason) == ("Stopped", "Disabled")
         portal.until(lambda: run.tasks.get().log_message)
         told = run.tasks.get().log_message
@@ -505,7 +524,7 @@ class TestArchive:
         portal.store.client.create_bucket(Bucket=portal.bucket)
         portal.until(lambda: run.tasks.get().log_state == "kept")
         assert run.tasks.get().log_message == ""
-        assert api_of(people.bob).get(f"{PATH}/master/0/log")[1].content.count(b"asked to end\n") == 1
+        assert bob.get(f"{PATH}/master/0/log")[1].content.count(b"asked to end\n") == 1
         [piece] = client.post(f"{page}/read", body, content_type="application/json").json()["pieces"]
         assert ("asked to end\n" in piece["text"], piece["ended"], piece["note"]) == (True, True, "")
 
@@ -517,15 +536,15 @@ class TestArchive:
         cluster = portal.create("echo up; exec sleep 600")
         portal.until_running(cluster)
         portal.stop("worker")
+        began = time.monotonic()
         actions.disable(cluster, acting_user=people.bob)
         # A worker that ended the run and died before it had copied the log.
         run = portal.run(cluster)
         run.tasks.update(log_state="due")
         reconcile.reconcile(run.pk)
-        began = time.monotonic()
         portal.until_gone(cluster)
         # Its pod was held for a while, in vain.
-        assert archiving.HOLD_SECONDS - 1 < time.monotonic() - began < archiving.HOLD_SECONDS + 12
+        assert archiving.HOLD_SECONDS - 1 < time.monotonic() - began < archiving.HOLD_SECONDS + 60
         archiving.copy_due()
         task = run.tasks.get()
         assert (task.log_state, task.log_message) == ("lost", "Its pod was gone before the log could be copied.")
@@ -585,15 +604,15 @@ class TestCommands:
         assert not any(secret in log.read_text() for log in tmp_path.glob("*.log"))
 
         terminal = Terminal("ops-demo/demo", "master", "0", columns=91, rows=33)
-        terminal.until(b"$ ")
+        terminal.until(b"$ ", 120)
         terminal.type(until_size(33, 91) + b"echo name=$NAME\r")
-        terminal.until(b"name=value\r\n")
+        terminal.until(b"name=value\r\n", 60)
         terminal.resize(120, 40)
         terminal.type(until_size(40, 120) + ASLEEP + b"\r")
-        terminal.until(b"\nasleep\r\n")
+        terminal.until(b"\nasleep\r\n", 60)
         terminal.type(b"\x03")
         terminal.type(b"echo again\r")
-        terminal.until(b"\nagain\r\n")
+        terminal.until(b"\nagain\r\n", 60)
         terminal.type(b"exit 7\r")
-        assert terminal.process.wait(20) == 7
+        assert terminal.process.wait(60) == 7
         assert termios.tcgetattr(terminal.slave) == terminal.before

@@ -18,6 +18,7 @@ from kubernetes.stream import stream
 from tests.kube import archives
 from tests.kube.node import Node
 from tests.kube.plane import GPU, Object, Refused, phase
+from tests.running import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.node]
 
@@ -40,7 +41,7 @@ class Room:
     def run(self, name: str, script: str, **changes: Any) -> Object:
         return self.create("/api/v1", pod(name, script, **changes))
 
-    def until(self, name: str, *phases: str, seconds: float = 60.0) -> Object:
+    def until(self, name: str, *phases: str, seconds: float = 120.0) -> Object:
         """The pod, when it is in one of those phases."""
         found = self.plane.until(
             self.pods, lambda pods: name in pods and phase(pods[name]) in phases, seconds, labelSelector=f"name={name}"
@@ -126,7 +127,7 @@ def test_times_are_those_of_containerd_to_the_second(room: Room) -> None:
     told = state(room.until("task", "Succeeded"))["state"]["terminated"]
     (known,) = room.node.containers(uid)
     assert (told["startedAt"], told["finishedAt"]) == (_api(known.started), _api(known.finished))
-    assert 1.5e9 < known.finished_at - known.started_at < 4e9
+    assert 1.5e9 < known.finished_at - known.started_at < 20e9
     assert (known.pod, known.name, known.exit_code, known.state) == ("task", "task", 0, "CONTAINER_EXITED")
 
 
@@ -135,6 +136,8 @@ def test_records_outlive_the_containers(room: Room) -> None:
     room.until("task", "Succeeded")
     room.plane.request("DELETE", f"{room.pods}/task")
     room.plane.until(room.pods, lambda pods: not pods)
+    # What containerd tells is written down a moment after it happened.
+    assert eventually(lambda: [each for each in room.node.containers(uid) if each.finished_at], 60)
     (known,) = room.node.containers(uid)
     assert 0 < known.created_at < known.started_at < known.finished_at
 
@@ -236,9 +239,13 @@ def test_too_much_memory_is_told_as_such(room: Room) -> None:
 
 
 def test_a_sidecar_ends_after_its_task(room: Room) -> None:
-    script = "trap 'echo stored; exit 0' TERM; while :; do sleep 0.1; done"
-    sidecar = {**container("sidecar", script), "restartPolicy": "Always"}
-    uid = room.run("task", "sleep 1", spec={"initContainers": [sidecar]})["metadata"]["uid"]
+    # A container runs a moment before its program does, so the task waits until that one listens.
+    script = "trap 'echo stored; exit 0' TERM; touch /both/up; while :; do sleep 0.1; done"
+    both = {"volumeMounts": [{"name": "both", "mountPath": "/both"}]}
+    sidecar = {**container("sidecar", script, **both), "restartPolicy": "Always"}
+    spec = {"initContainers": [sidecar], "volumes": [{"name": "both", "emptyDir": {}}]}
+    task = "until [ -e /both/up ]; do sleep 0.1; done"
+    uid = room.run("task", task, spec=spec, **both)["metadata"]["uid"]
     ended = room.until("task", "Succeeded")
     assert state(ended, "sidecar")["state"]["terminated"]["exitCode"] == 0
     assert room.log("task", "sidecar") == "stored\n"
@@ -310,5 +317,5 @@ def _exec(room: Room, script: str) -> tuple[str, str, int]:
         tty=False,
         _preload_content=False,
     )
-    channel.run_forever(timeout=20)
+    channel.run_forever(timeout=60)
     return channel.read_stdout(), channel.read_stderr(), channel.returncode
