@@ -11,7 +11,7 @@ from django.core.cache import cache
 from playwright.sync_api import Browser, Page, expect
 
 from portal.models import Delivery, Webhook
-from portal.webhooks import sending
+from portal.webhooks import posting, sending
 from tests.browser import SOON, chromium
 from tests.portal.receiver import receiving, say
 
@@ -32,6 +32,7 @@ def sign_in(
     """sign_in("alice", path, width=390, color_scheme="dark") → a page; what the console complains about fails the test."""
     settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = ["127.0.0.0/8"], True
     monkeypatch.setattr(sending, "LINGER", 0.0)
+    monkeypatch.setattr(posting, "ANSWER", 60.0)
     # So many sign-ins of one test after the other would be one person's guesses.
     cache.clear()
     complaints: list[str] = []

@@ -43,6 +43,8 @@ LOOPBACK = Rules(allowed=("127.0.0.0/8", "::1/128"))
 def allowed(settings: Any, monkeypatch: Any) -> None:
     settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = list(LOOPBACK.allowed), True
     monkeypatch.setattr(sending, "LINGER", 0.0)
+    # Where silence is not what is tested, a receiver on a busy machine is only slow.
+    monkeypatch.setattr(posting, "ANSWER", 90.0)
 
 
 @pytest.fixture
@@ -530,10 +532,7 @@ def test_one_that_cannot_be_written_down_takes_no_other_along(people: Any, recei
     assert row.claim is not None, "it goes out again when this has run out"
 
 
-def test_what_was_posted_is_written_down_though_the_connection_was_lost(
-    people: Any, receiver: Receiver, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(posting, "ANSWER", 120.0)
+def test_what_was_posted_is_written_down_though_the_connection_was_lost(people: Any, receiver: Receiver) -> None:
     hook(people.ops, people.alice, receiver.url)
     for _ in range(4):
         happen()
@@ -633,7 +632,6 @@ def test_the_next_sender_does_not_wait_for_the_slowest_of_the_last(
     people: Any, receiver: Receiver, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(sending, "LONGEST", 1.0)
-    monkeypatch.setattr(posting, "ANSWER", 120.0)
     free, taken = threading.Event(), threading.Event()
 
     def slowly(handler: Any, n: int) -> None:
