@@ -80,6 +80,10 @@ class Part:
         return hours(self.sku, self.quantity)
 
     @property
+    def family(self) -> str:
+        return family(self.sku)
+
+    @property
     def unit(self) -> str:
         return UNITS[family(self.sku)]
 

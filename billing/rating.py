@@ -291,6 +291,16 @@ def hourly(prices: Prices, at: dt.datetime, resources: Iterable[Resources], appc
     return decimal(sum((amount * Fraction(prices.at(sku, at, appcode_id)) for sku, amount in held), Fraction(0)))
 
 
+def planned(
+    prices: Prices, since: dt.datetime, seconds: int, resources: Iterable[Resources], appcode_id: int
+) -> Decimal:
+    """What all these pods together will cost an appcode if they are held from `since` on for so long: at known prices, each
+    second at its own."""
+    until = floor(since) + dt.timedelta(seconds=seconds)
+    segments = (Segment("", appcode_id, "", {}, one, floor(since)) for one in resources)
+    return decimal(sum((charge(each, prices, until) for each in segments), Fraction(0)))
+
+
 def money(charge: Decimal) -> Decimal:
     """A charge in UNITs as an amount of money."""
     return decimal(Fraction(charge) / UNIT)

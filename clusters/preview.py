@@ -12,7 +12,7 @@ from decimal import Decimal
 from django.utils import timezone
 
 from billing.metering import price_book
-from billing.rating import hourly
+from billing.rating import hourly, planned
 from billing.usage import Resources
 from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
 from clusters.catalogue import Resolved, resolve, usable_appcode
@@ -26,9 +26,27 @@ from portal.models import Appcode, User
 
 
 @dataclass(frozen=True)
+class Cost:
+    """For an hour at the prices of now, and at most until the time limit (None without one) at the prices that are known for
+    that time; in settings.CURRENCY, unrounded. A task that takes any GPU is paid by the model that it gets: `per_hour` is with
+    the dearest that its cloud has, `per_hour_low` with the cheapest."""
+
+    per_hour_low: Decimal
+    per_hour: Decimal
+    limit: Decimal | None
+
+    def __add__(self, other: Cost) -> Cost:
+        """Together; without a limit when one of them has none."""
+        limit = None if self.limit is None or other.limit is None else self.limit + other.limit
+        return Cost(self.per_hour_low + other.per_hour_low, self.per_hour + other.per_hour, limit)
+
+
+NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
+
+
+@dataclass(frozen=True)
 class Preview:
-    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach. `cost_limit` is the cost until
-    the time limit (None without one); money in settings.CURRENCY, unrounded."""
+    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach."""
 
     place: Place
     notice: str
@@ -36,8 +54,7 @@ class Preview:
     gpus: int
     fits: Fits
     sentence: str
-    cost_per_hour: Decimal
-    cost_limit: Decimal | None
+    cost: Cost
 
 
 def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
@@ -45,16 +62,16 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec = manifest.spec
     resolved = resolve(spec, appcode)
+    capacity = capacity_of(resolved.place.cloud)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     judgement = worst(
         judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
             {role: each.gpu_model for role, each in resolved.resources.items()},
-            capacity_of(resolved.place.cloud),
+            capacity,
         ),
     )
-    cost = _cost(spec, resolved, appcode)
     return Preview(
         place=resolved.place,
         notice=silences(timezone.now()).get(resolved.place.cloud, ""),
@@ -62,29 +79,30 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         gpus=resolved.gpus,
         fits=judgement.fits,
         sentence=judgement.message or "It can start now.",
-        cost_per_hour=cost.per_hour,
-        cost_limit=cost.limit,
+        cost=_cost(spec, resolved, appcode, capacity),
     )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """For an hour, and until the time limit (None without one), unrounded."""
-
-    per_hour: Decimal
-    limit: Decimal | None
-
-
 def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
-    """What a run of `spec` costs at today's prices. Raises Invalid where it cannot be run as it is."""
-    return _cost(spec, resolve(spec, appcode), appcode)
+    """What a run of `spec` costs. Raises Invalid where it cannot be run as it is."""
+    resolved = resolve(spec, appcode)
+    return _cost(spec, resolved, appcode, capacity_of(resolved.place.cloud))
 
 
-def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode) -> Cost:
-    roles = [(resolved.resources[role], each.count) for role, each in spec.active_roles.items()]
-    sizes = [Resources(each.gpus * n, each.gpu_model, each.cpu_milli * n, each.memory_mb * n) for each, n in roles]
-    per_hour = hourly(price_book(), timezone.now(), sizes, appcode.pk)
-    return Cost(per_hour, per_hour * spec.time_limit / 3600 if spec.time_limit else None)
+def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Cost:
+    prices, now = price_book(), timezone.now()
+    models = sorted({node.gpu_model for node in capacity.nodes if node.gpus}) or [""]
+    low = high = limit = Decimal(0)
+    for role, each in spec.active_roles.items():
+        held, n = resolved.resources[role], each.count
+        sizes = [
+            Resources(held.gpus * n, held.gpu_model or model, held.cpu_milli * n, held.memory_mb * n)
+            for model in (models if held.gpus and not held.gpu_model else [""])
+        ]
+        rates = [hourly(prices, now, [size], appcode.pk) for size in sizes]
+        low, high = low + min(rates), high + max(rates)
+        limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in sizes)
+    return Cost(low, high, limit if spec.time_limit else None)
 
 
 def capacity_of(cloud: str) -> Capacity:

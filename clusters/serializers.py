@@ -155,8 +155,11 @@ class PreviewDocument(Answer):
     gpus: int
     fits: Literal["now", "waits", "never"]
     message: str
-    cost_per_hour: Money
-    cost_limit: Money | None = Field(description="At most, by its time limit; null without one.")
+    cost_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")
+    cost_per_hour_low: Money = Field(description="With the cheapest one.")
+    cost_limit: Money | None = Field(
+        description="At most, by its time limit, at the prices that are known for that time; null without one."
+    )
 
 
 class FlavorDocument(Answer):
@@ -297,8 +300,9 @@ def preview_document(found: Preview) -> dict[str, Any]:
         gpus=found.gpus,
         fits=found.fits,
         message=found.sentence,
-        cost_per_hour=money(found.cost_per_hour),
-        cost_limit=None if found.cost_limit is None else money(found.cost_limit),
+        cost_per_hour=money(found.cost.per_hour),
+        cost_per_hour_low=money(found.cost.per_hour_low),
+        cost_limit=None if found.cost.limit is None else money(found.cost.limit),
     ).json_value()
 
 

@@ -20,6 +20,7 @@ from django.views.decorators.http import require_safe
 from billing import access, budget_access, history, makeup, measured, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.files import csv_file
+from billing.invoices import ORDER
 from billing.periods import Period
 from billing.rating import SECONDS_PER_HOUR, display
 from billing.usage import floor
@@ -102,6 +103,8 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
 def appcode(request: HttpRequest, code: str) -> HttpResponse:
     """One appcode, one row a cluster."""
     asked, one = ask(request), appcode_for(person(request), code)
+    if request.GET.get("part") == "box":
+        return _box(request, one)
     over_time = access.usage_over_time(Appcode.objects.filter(pk=one.pk), asked.period, asked.now, by="cluster")
     links = [
         (row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
@@ -124,6 +127,8 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
 def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
     """One cluster, one row a run. It is known by its usage: the cluster itself may be gone."""
     asked, one = ask(request), appcode_for(person(request), code)
+    if request.GET.get("part") == "box":
+        return _box(request, one, name)
     links = [
         (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
         for row in access.usage_by_run(one, name, asked.period, asked.now)
@@ -135,6 +140,18 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
         request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts,
         generated=_generated(one),
     )  # fmt: skip
+
+
+def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpResponse:
+    """This month of an appcode, or of one of its clusters, in a few figures: fetched by the pages about them."""
+    now = floor(timezone.now())
+    parts = makeup.parts(now, window=periods.month(now).window, appcodes=[one.pk], cluster=name)
+    by_family = {sku: sum((part.cost for part in parts if part.family == sku), Decimal(0)) for sku in ORDER}
+    context = {
+        "code": one.code, "name": name, "now": now, "sums": by_family, "generated": _generated(one),
+        "subtotal": sum(by_family.values(), Decimal(0)),
+    }  # fmt: skip
+    return render(request, "billing/_box.html", context)
 
 
 @require_safe

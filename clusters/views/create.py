@@ -22,7 +22,7 @@ from clusters.forms.importing import ImportForm, read_manifests
 from clusters.forms.offer import Offer
 from clusters.models import Cluster
 from clusters.news import notes
-from clusters.preview import Preview, preview
+from clusters.preview import NOTHING, Preview, preview
 from clusters.specs import MAX_NAME, ClusterManifest
 from datastores.access import datastores_for
 from portal.access import OPERATE, appcodes_for
@@ -105,23 +105,36 @@ def datastore_choices(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def import_clusters(request: HttpRequest) -> HttpResponse:
-    """Manifests from a file or pasted: all are created, or none with every error."""
+    """Manifests from a file or pasted: all are created, or none with every error. `check` only says what they would make and
+    cost."""
     user = person(request)
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
+    checked: list[tuple[ClusterManifest, Preview]] | None = None
     if request.method == "POST" and form.is_valid():
-        made = _tried(form, lambda: _import(read_manifests(form.text), user))
-        if made is not None:
+        if "check" in request.POST:
+            checked = _tried(form, lambda: _each(form.text, lambda one: (one, preview(one, acting_user=user))))
+            if checked is not None:
+                # What came as a file is kept, too.
+                form = ImportForm(initial={"manifest": form.text})
+        elif made := _tried(form, lambda: _import(form.text, user)):
             messages.success(request, f"Imported {', '.join(cluster.name for cluster in made)}.")
             return redirect("cluster", made[0].appcode.code, made[0].name) if len(made) == 1 else redirect("clusters")
-    return render(request, "clusters/import.html", {"form": form})
+    together = sum((found.cost for _, found in checked or ()), NOTHING)
+    return render(request, "clusters/import.html", {"form": form, "checked": checked, "together": together})
 
 
 @transaction.atomic
-def _import(manifests: list[ClusterManifest], user: User) -> list[Cluster]:
+def _import(text: str, user: User) -> list[Cluster]:
+    return _each(text, lambda manifest: actions.create_cluster(manifest, acting_user=user))
+
+
+def _each(text: str, make: Callable[[ClusterManifest], Made]) -> list[Made]:
+    """What is made of every manifest. Raises Invalid with the number of the one that is wrong, when there are several."""
+    manifests = read_manifests(text)
     made = []
     for number, manifest in enumerate(manifests, 1):
         try:
-            made.append(actions.create_cluster(manifest, acting_user=user))
+            made.append(make(manifest))
         except Invalid as invalid:
             if len(manifests) == 1:
                 raise

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
 from billing.models import Price
 from billing.usage import floor
-from clusters.models import Cluster, Run
+from clusters.models import CloudState, Cluster, Run
 from tests.api.client import api_of, manifest
 
 
@@ -49,6 +52,68 @@ def test_a_cluster_says_what_its_next_run_costs(client: Client, people: Any, pri
     client.force_login(people.mallory)
     assert client.get("/clusters/ops-demo/show2/cost").status_code == 404
     assert Run.objects.count() == 1
+
+
+@pytest.fixture
+def two_models(prices: None) -> None:
+    """The cloud has GPUs of two models, at 3.50 and at 1.20, and a machine without any."""
+    nodes = [
+        {"name": name, "gpu_model": model, "gpus": gpus, "gpus_free": gpus, "cpu_milli": 64000, "memory_mb": 64000}
+        for name, model, gpus in (("a", "A100", 4), ("b", "T4", 4), ("c", "", 0))
+    ]
+    CloudState.objects.update_or_create(name="local", defaults={"capacity": {"nodes": nodes, "queue": []}})
+
+
+def test_what_takes_any_gpu_costs_what_it_gets(client: Client, people: Any, two_models: None) -> None:
+    """Three tasks with a GPU of any model each: bills go by the model of the machine."""
+    asked = manifest("show2")
+    asked["spec"]["timeLimit"] = 7200
+    _, answer = api_of(people.bob).post("/appcodes/ops-demo/preview", asked)
+    low, high = (Decimal(answer[name]["amount"]) for name in ("costPerHourLow", "costPerHour"))
+    assert high - low == 3 * (Decimal("3.50") - Decimal("1.20"))
+    assert Decimal(answer["costLimit"]["amount"]) == 2 * high
+    assert api_of(people.bob).post("/appcodes/ops-demo/clusters", asked)[0] == 201
+    client.force_login(people.bob)
+    said = client.get("/clusters/ops-demo/show2/cost").content.decode()
+    assert f"{low:.2f}" in said
+    assert f"{high:.2f}" in said
+
+
+def test_a_price_that_changes_before_the_time_limit_counts(people: Any, two_models: None) -> None:
+    asked = manifest("show2")
+    asked["spec"]["timeLimit"] = 7200
+    api = api_of(people.bob)
+    _, before = api.post("/appcodes/ops-demo/preview", asked)
+    later = floor(timezone.now()) + dt.timedelta(hours=1)
+    Price.objects.create(sku="gpu:T4", per_hour=Decimal(100), valid_from=later)
+    _, after = api.post("/appcodes/ops-demo/preview", asked)
+    assert after["costPerHour"] == before["costPerHour"]
+    # Nearly an hour at the price of now and the rest at that of then, on the model that is dearest together.
+    grown = Decimal(after["costLimit"]["amount"]) - Decimal(before["costLimit"]["amount"])
+    whole = 3 * (Decimal("1.20") + 100 - 2 * Decimal("3.50"))
+    assert whole <= grown < whole + 3 * 100 * Decimal(60) / 3600
+
+
+def test_an_import_is_estimated_before_it_is_made(client: Client, people: Any, two_models: None) -> None:
+    both = [manifest("show2"), manifest("show3")]
+    _, one = api_of(people.bob).post("/appcodes/ops-demo/preview", both[0])
+    client.force_login(people.bob)
+    file = SimpleUploadedFile("both.json", json.dumps(both).encode())
+    page = client.post("/clusters/import", {"file": file, "check": "1"})
+    assert not Cluster.objects.exists()
+    assert page.context["together"].per_hour.quantize(Decimal("0.000001")) == 2 * Decimal(one["costPerHour"]["amount"])
+    said = page.content.decode()
+    assert said.count('data-label="Per hour"') == 3
+    # What came as a file is there to be sent.
+    assert json.loads(page.context["form"].initial["manifest"]) == both
+    both[1]["spec"]["image"] = "nothing"
+    wrong = client.post("/clusters/import", {"manifest": json.dumps(both), "check": "1"}).content.decode()
+    assert "manifest 2.spec.image" in wrong
+    client.force_login(people.victor)
+    assert (
+        "You need to be developer"
+        in client.post("/clusters/import", {"manifest": json.dumps(both[0]), "check": "1"}).content.decode()
+    )
 
 
 def test_a_quota_says_what_its_gpus_cost(client: Client, people: Any, prices: None) -> None:
