@@ -22,7 +22,7 @@ ENDED = ("Succeeded", "Failed", "Stopped")
 # Quotes, newlines, $() and Unicode have to arrive as typed; the others wait for the master, who ends the run.
 COMMAND = """printf '%s\\n' "it's \\"$GREETING\\"" '$(date)' 'ünï 🚀' "$PORTAL_ROLE-$TASK_INDEX"
 if [ "$PORTAL_ROLE" != master ]; then exec sleep 600; fi
-for n in 1 2 3; do echo "tick $n"; sleep 1; done"""
+for n in 1 2 3; do echo "tick $n"; sleep 2; done"""
 
 
 class Client:
@@ -93,7 +93,7 @@ def test_from_post_to_a_finished_metered_run(bob: Client) -> None:
     assert text == 'it\'s "$HOME | = x"\n$(date)\nünï 🚀\nmaster-0\ntick 1\ntick 2\ntick 3\n'
     assert lines[-1][0] - lines[0][0] > 1.5
 
-    assert eventually(lambda: bob.phase("rest-run") in ENDED, 60)
+    assert eventually(lambda: bob.phase("rest-run") in ENDED, 120)
     _, read = bob("GET", path)
     status = read["status"]
     assert (status["phase"], status["message"], status["run"]) == ("Succeeded", "The master has finished.", 1)
@@ -135,17 +135,17 @@ def test_disable_and_cancel(bob: Client) -> None:
     assert eventually(lambda: bob.phase("rest-long") == "Running", 120)
     assert bob("POST", f"{OPS}/rest-long/cancel")[0] == 409
     assert bob("POST", OPS, manifest("rest-wait", "exec sleep 600", "large-8-gpu"))[0] == 201
-    assert eventually(lambda: bob("GET", f"{OPS}/rest-wait")[1]["status"]["reason"] != "", 30)
+    assert eventually(lambda: bob("GET", f"{OPS}/rest-wait")[1]["status"]["reason"] != "", 60)
     waiting = bob("GET", f"{OPS}/rest-wait")[1]["status"]
     assert (waiting["phase"], waiting["gpuSeconds"]) == ("Queued", 0), waiting
     assert waiting["message"]
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
-    assert eventually(lambda: bob.phase("rest-wait") == "Stopped", 30)
+    assert eventually(lambda: bob.phase("rest-wait") == "Stopped", 60)
     # Seconds are whole: what began and ended within one cost nothing.
-    assert eventually(lambda: bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] > 0, 10)
+    assert eventually(lambda: bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] > 0, 60)
     assert bob("POST", f"{OPS}/rest-long/disable")[0] == 202
-    assert eventually(lambda: bob.phase("rest-long") == "Stopped", 30)
+    assert eventually(lambda: bob.phase("rest-long") == "Stopped", 90)
     assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Disabled by bob."
     first = bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"]
     time.sleep(1.1)  # a second in which nothing may be metered any more
@@ -157,7 +157,7 @@ def test_disable_and_cancel(bob: Client) -> None:
 def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> None:
     assert bob("POST", OPS, manifest("rest-logs", "echo here; exec sleep 600", "small"))[0] == 201
     log = f"{OPS}/rest-logs/runs/1/tasks/master/0/log?follow=1"
-    assert eventually(lambda: bob("GET", log.removesuffix("?follow=1")) == (200, "here\n"), 60)
+    assert eventually(lambda: bob("GET", log.removesuffix("?follow=1")) == (200, "here\n"), 120)
     streams = [bob.open("GET", log) for _ in range(4)]
     try:
         assert [stream.readline() for stream in streams] == [b"here\n"] * 4
@@ -175,12 +175,12 @@ def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> N
             reader.start()
         assert bob("POST", f"{OPS}/rest-logs/disable")[0] == 202
         for reader in readers:
-            reader.join(30)
+            reader.join(90)
         assert ends == [b""] * 4
     finally:
         for stream in streams:
             stream.close()
-    assert eventually(lambda: bob("GET", log) == (200, "here\n"), 10)
+    assert eventually(lambda: bob("GET", log) == (200, "here\n"), 60)
     assert bob("DELETE", f"{OPS}/rest-logs")[0] == 202
 
 
@@ -208,7 +208,7 @@ def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal)
     script = "set -euo pipefail\n" + "\necho\n".join(blocks)
     env = {**os.environ, "PORTAL_DATA": str(portal_up.data), "PORTAL_PORT": str(portal_up.port)}
     done = subprocess.run(
-        ["bash", "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "I am master 0" in done.stdout
