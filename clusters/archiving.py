@@ -7,27 +7,21 @@ transaction of that news and can still be read then; `Holding` keeps the control
 was done, for HOLD_SECONDS at most.
 
 `copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
-something is due, so it may die anywhere. Logs are collected in files here and stored as a whole, so that an object store
-that is away for a while holds up nothing. Neither metering nor the controller ever waits for a log.
+something is due, so it may die anywhere. Each log is copied by a thread (`log_copying`). Neither metering nor the controller
+ever waits for a log.
 
 Of a run with more tasks than can be followed at a time (FOLLOWED in each loop), the logs of the others are copied as they
-are, one portion after the other, before it is ended: what they write after that is missing, and they say so. The files of one
-process have LOGS_SPOOL_BYTES together; a log for which there is no room is cut, and says so, too.
+are, one portion after the other, before it is ended: what they write after that is missing, and they say so.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import logging
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import IO
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -35,9 +29,10 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.archive import Archive, archive, folder_of, key_of
+from clusters.archive import archive, folder_of
 from clusters.clouds import registry
-from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef, Seen, TaskSeen
+from clusters.clouds.base import Cloud, CloudError, Seen, TaskSeen
+from clusters.log_copying import Job, Outcome, copy
 from clusters.models import Run, Task
 from clusters.observe import readable
 
@@ -59,19 +54,7 @@ LONGEST_PREPARE = dt.timedelta(seconds=60)
 LOOPS, AT_ONCE, FOLLOWED = 2, 160, 128
 LOOP_LOCK = 6_117_100
 TICK = 0.5
-# A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
-ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
-# How long a log that was read waits here for the object store.
-STORE_SECONDS = 900.0
-IN_MEMORY = 256 * 1024
-PIECE = 1024 * 1024
-# How long a log waits for others to leave it room.
-ROOM_SECONDS = 10.0
-CUT = "The log is longer than {} MiB; only its beginning was kept."
-NO_ROOM = "The portal had no room for more of it; only its beginning was kept."
 EARLY = "What it wrote after its run was to end is missing: more than {} logs were to be kept at that moment."
-BROKEN_OFF = b"\n[The rest of this log was lost with its pod.]\n"
-GONE = "Its pod was gone before the log could be copied."
 
 
 def is_wanted(cloud: str) -> bool:
@@ -168,25 +151,6 @@ def _one_of_few() -> Iterator[bool]:
             cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [LOOP_LOCK, number])
 
 
-@dataclass(frozen=True)
-class Outcome:
-    state: str
-    size: int | None = None
-    message: str = ""
-
-
-@dataclass
-class Job:
-    """One log on its way, seen by the thread that copies it and by the loop that writes down how it goes."""
-
-    task: Task
-    is_ending: bool
-    is_followed: bool = True
-    opened: threading.Event = field(default_factory=threading.Event)
-    trouble: str = ""
-    written: str = ""
-
-
 class Copying:
     """One loop: the only one here with a database; each log has a thread."""
 
@@ -223,9 +187,10 @@ class Copying:
             _finish(task, Outcome(DUE, message=str(error)))
             return
         is_ending = task.phase not in ENDED
-        followed = sum(job.is_ending and job.is_followed for job in self._jobs.values())
-        job = Job(task, is_ending, is_followed=not is_ending or followed < FOLLOWED)
-        self._jobs[threads.submit(_copy, job, self._store, cloud, registry.run_ref(task.run))] = job
+        followed = sum(job.is_ending and not job.early for job in self._jobs.values())
+        early = EARLY.format(LOOPS * FOLLOWED) if is_ending and followed >= FOLLOWED else ""
+        job = Job(task, is_ending, early)
+        self._jobs[threads.submit(copy, job, self._store, cloud, registry.run_ref(task.run))] = job
 
     def _all_open(self) -> bool:
         return all(job.opened.is_set() for job in self._jobs.values())
@@ -272,141 +237,6 @@ def _claim(count: int) -> list[Task]:
     for task in found:
         task.log_state = DUE
     return found
-
-
-def _copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
-    """Runs in a thread without a database."""
-    task = job.task
-    try:
-        with _room.use() as room, tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
-            size, message = _collect(job, cloud, ref, file, room)
-            key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
-            return _store(job, lambda: store.keep(key, file, size), file, size, message)
-    except _Absent:
-        return Outcome(LOST, message=GONE)
-    except (CloudError, OSError) as error:
-        return Outcome(DUE, message=str(error))
-    except Exception:
-        log.exception("the log of %s-%s of run %s cannot be copied", task.role, task.index, ref.id)
-        return Outcome(DUE, message="The portal failed; its log says more.")
-    finally:
-        job.opened.set()
-
-
-class _Absent(Exception):
-    pass
-
-
-def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], room: Share) -> tuple[int, str]:
-    """Writes the whole log, to its end; its size, and what people should know of it."""
-    task = job.task
-    left, said = settings.LOGS_MAX_BYTES, ""
-    follow: Callable[..., Iterator[LogChunk]] = cloud.follow if job.is_followed else functools.partial(_as_it_is, cloud)
-    for chunk in _patiently(job, follow(ref, task.role, task.index, attempt=task.attempt)):
-        if chunk.absent and not file.tell():
-            raise _Absent
-        if file.tell() + len(chunk.data) > IN_MEMORY and not room.take(len(chunk.data)):
-            said = NO_ROOM
-            break
-        file.write(chunk.data[:left])
-        left -= len(chunk.data)
-        if chunk.absent:
-            file.write(BROKEN_OFF)
-        if left < 0:
-            said = CUT.format(settings.LOGS_MAX_BYTES // 2**20)
-            break
-        if not (job.is_followed or chunk.complete or chunk.data):
-            said = EARLY.format(LOOPS * FOLLOWED)
-            break
-    if said:
-        file.write(f"\n[{said}]\n".encode())
-    return file.tell(), said
-
-
-def _as_it_is(cloud: Cloud, ref: RunRef, role: str, index: int, *, attempt: int) -> Iterator[LogChunk]:
-    """The log up to now; the last piece is empty unless the log is complete."""
-    offset, cursor = 0, ""
-    while True:
-        chunk = cloud.log(ref, role, index, attempt=attempt, offset=offset, limit=PIECE, cursor=cursor)
-        yield chunk
-        if chunk.complete or not chunk.data:
-            return
-        offset, cursor = chunk.offset, chunk.cursor
-
-
-class Room:
-    """What the files of all logs that are on their way in this process may take together."""
-
-    def __init__(self) -> None:
-        self._used = 0
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> bool:
-        with self._changed:
-            has = bool(self._changed.wait_for(lambda: self._used + size <= settings.LOGS_SPOOL_BYTES, ROOM_SECONDS))
-            if has:
-                self._used += size
-            return has
-
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-    @contextmanager
-    def use(self) -> Iterator[Share]:
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self.give(share.taken)
-
-
-@dataclass
-class Share:
-    """What one log has of it."""
-
-    room: Room
-    taken: int = 0
-
-    def take(self, size: int) -> bool:
-        has = self.room.take(size)
-        self.taken += size if has else 0
-        return has
-
-
-_room = Room()
-
-
-def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
-    """Raises CloudError when the end does not come."""
-    most = ENDING_SECONDS if job.is_ending else SILENCE_SECONDS
-    last = time.monotonic()
-    for chunk in chunks:
-        # The first chunk comes when the log is open, however little is in it.
-        job.opened.set()
-        if chunk.data:
-            last = time.monotonic()
-        elif not chunk.complete and time.monotonic() - last > most:
-            raise CloudError("The cloud does not say that the log is at its end.")
-        yield chunk
-
-
-def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int, message: str) -> Outcome:
-    """Tries again while the object store is away: what was read here may be nowhere else any more."""
-    end, pause = time.monotonic() + STORE_SECONDS, SHORTEST.total_seconds()
-    while True:
-        try:
-            file.seek(0)
-            keep()
-        except CloudError as error:
-            job.trouble = str(error)
-            if time.monotonic() > end:
-                raise
-            time.sleep(pause)
-            pause = min(2 * pause, 30.0)
-        else:
-            return Outcome(KEPT, size, message)
 
 
 def _finish(task: Task, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 from django.utils.timezone import now
 
-from clusters import actions, archiving, reconcile
+from clusters import actions, archiving, log_copying, reconcile
 from clusters.clouds.base import CloudError, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
 from clusters.models import Run, Task
@@ -160,24 +160,24 @@ def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
 
 
 def test_logs_on_their_way_take_no_more_than_their_room(loop, people, manifest, store, settings, monkeypatch):
-    monkeypatch.setattr(archiving, "ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(log_copying, "ROOM_SECONDS", 0.1)
     settings.LOGS_SPOOL_BYTES = 2**20
     many = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
     cluster = actions.create_cluster(manifest("demo", many), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
     archiving.copy_due()
     task = Task.objects.get(run=run)
-    assert (task.log_state, task.log_message) == ("kept", archiving.NO_ROOM)
+    assert (task.log_state, task.log_message) == ("kept", log_copying.NO_ROOM)
     [text] = store().values()
-    assert len(text) == task.log_size < 2**20 + archiving.IN_MEMORY + 1000
+    assert len(text) == task.log_size < 2**20 + log_copying.IN_MEMORY + 1000
     assert text.startswith(b"xxx")
-    assert text.endswith(f"[{archiving.NO_ROOM}]\n".encode())
-    assert archiving._room._used == 0
+    assert text.endswith(f"[{log_copying.NO_ROOM}]\n".encode())
+    assert log_copying._room._used == 0
     # The page says so beside the log.
     from clusters.clouds.base import LogChunk
     from clusters.logs import RunLogs
 
-    assert RunLogs(run).note("master", 0, 0, LogChunk(text, len(text), True)) == archiving.NO_ROOM
+    assert RunLogs(run).note("master", 0, 0, LogChunk(text, len(text), True)) == log_copying.NO_ROOM
 
 
 def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store, monkeypatch):
