@@ -157,7 +157,7 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
 
 
 def _ask_to_end(run: Run, reason: str, message: str) -> None:
-    """Shared with the time limit (`reconcile.sweep`): the run's row must be locked or freshly read in this transaction."""
+    """Shared with the time limit (`sweeping`): the run's row must be locked or freshly read in this transaction."""
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
     run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
     run.wait_reason = run.wait_message = ""

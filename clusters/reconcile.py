@@ -2,8 +2,8 @@
 
 A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, renews it while a step
 takes long, and writes back only while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after
-telling and before recording is followed by one that tells again. What is left undone is found by `sweep`, which is the only
-thing that may not be lost.
+telling and before recording is followed by one that tells again. What is left undone is found by `sweeping`, which is the
+only thing that may not be lost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.db import DatabaseError, connection, transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.utils import timezone
 
 from billing.budget_access import why_blocked
-from billing.metering import price_book
-from billing.usage import MAX_SKEW
-from clusters import archiving, volumes, wakeups
-from clusters.actions import end_by_portal
+from clusters import archiving, volumes
 from clusters.admission import Quota, judge_quota
 from clusters.catalogue import needs, why_not
 from clusters.clouds.base import (
@@ -40,7 +37,7 @@ from clusters.clouds.base import (
     Source,
 )
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
-from clusters.models import FOUGHT, Cluster, Run, Task
+from clusters.models import FOUGHT, Cluster, Run
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
@@ -61,21 +58,14 @@ ASK_AGAIN = dt.timedelta(seconds=30)
 CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
-SWEEP_LIMIT = 500
 # The key of the advisory lock under which logs of deleted clusters are removed: "purge" in ASCII.
 PURGING = 0x7075726765
-# A price may hold from a moment before its row could be seen.
-PRICE_SEEN = dt.timedelta(seconds=10)
-# For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
-# than MAX_SKEW, and a sweep may come late.
-AHEAD = 2 * MAX_SKEW
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
 QUEUE_LIMIT = 100
 BUDGET = "BudgetUsedUp"
 # Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
 HELD = ("QuotaExceeded", "AppcodeDisabled", BUDGET)
 TROUBLE = "CloudUnreachable"
-SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def reconcile(run_id: int) -> None:
@@ -245,7 +235,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
     barred = _barred(appcode)
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
-    rows = Run.objects.filter(_waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
+    rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related("cluster__appcode"):
@@ -320,10 +310,11 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
 
 def waiting(appcode_id: int) -> QuerySet[Run]:
     """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
-    return Run.objects.filter(_waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
+    return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
 
 
-def _waits(at: dt.datetime) -> Q:
+def waits(at: dt.datetime) -> Q:
+    """Runs that could start at that time but for the portal."""
     return Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="") & (
         Q(not_before=None) | Q(not_before__lte=at)
     )
@@ -390,58 +381,3 @@ def _purge(cluster_id: int) -> None:
         log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
     else:
         Cluster.objects.filter(pk=cluster_id).update(purged=True)
-
-
-def sweep() -> None:
-    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, old prices, logs to be
-    copied, and deleted clusters whose logs are left."""
-    at = timezone.now()
-    overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
-    for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
-        _end_overdue(run_id)
-    _renew_costs(at)
-    free = Q(claimed_until=None) | Q(claimed_until__lt=at)
-    # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
-    longest_ago = F("claimed_until").asc(nulls_first=True)
-    lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
-    for run_id in lost.values_list("pk", flat=True)[:SWEEP_LIMIT]:
-        wakeups.wake(run_id)
-    queues = Run.objects.filter(_waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
-    for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
-        wakeups.wake_waiting(appcode_id)
-    if Task.objects.filter(archiving.is_due(at)).exists():
-        wakeups.wake_logs()
-    alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
-    dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
-    for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
-        wakeups.wake_purge(cluster_id)
-    for volume_id in volumes.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
-        wakeups.wake_volume(volume_id)
-
-
-@transaction.atomic
-def _renew_costs(at: dt.datetime) -> None:
-    """Reckons usage and cost of living runs anew when the rate that they carry is an old one: a price has changed since, or a
-    task began or ended since, by the clock of its node, which was ahead when it told. There may be no more news of it."""
-    since = OuterRef("usage_as_of")
-    overtaken = Q(began_at__gt=since, began_at__lte=at) | Q(finished_at__gt=since, finished_at__lte=at)
-    # In this order, because nearly all living runs are quiet: of those no task is looked at.
-    stale = Q(usage_as_of__gt=at - AHEAD) & Q(Exists(Task.objects.filter(overtaken, run=OuterRef("pk"))))
-    if changed := price_book().last_change(at):
-        stale |= Q(usage_as_of__lt=changed + PRICE_SEEN)
-    rows = Run.objects.filter(stale, gone=False).order_by("pk")
-    rows = rows.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
-    refresh(list(rows[:SWEEP_LIMIT]), timezone.now())
-
-
-@transaction.atomic
-def _end_overdue(run_id: int) -> None:
-    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
-    if run.desired == Run.Desired.RUNNING and not run.verdict:
-        end_by_portal(run, "TimeLimit", f"It reached its time limit of {span(run.spec['timeLimit'])}.")
-
-
-def span(seconds: int) -> str:
-    """A length of time as people say it, exactly: 90 seconds, 5 minutes, 1 hour, 2 days."""
-    size, unit = next((size, unit) for size, unit in SPANS if seconds % size == 0)
-    return f"{seconds // size} {unit}" + ("" if seconds == size else "s")

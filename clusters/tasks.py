@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from clusters import archiving, measuring, overspending, reconcile, volumes
+from clusters import archiving, measuring, overspending, reconcile, sweeping, volumes
 from clusters.wakeups import wake
 
 
@@ -48,7 +48,7 @@ def measure_cloud(name: str) -> None:
 
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
-    reconcile.sweep()
+    sweeping.sweep()
 
 
 @shared_task(name="clusters.tasks.stop_over_budget")

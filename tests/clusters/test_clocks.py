@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from billing.metering import totals
-from clusters import actions, observe, reconcile, watch
+from clusters import actions, observe, sweeping, watch
 from clusters.clouds.base import Batch, TaskSeen
 from clusters.models import Run
 
@@ -37,7 +37,7 @@ def swept(run, monkeypatch):
         before = run.usage_as_of
         with monkeypatch.context() as patch:
             patch.setattr(timezone, "now", lambda: at)
-            reconcile.sweep()
+            sweeping.sweep()
         run.refresh_from_db()
         assert run.usage_as_of in (before, at)
         return run.usage_as_of == at
@@ -81,4 +81,4 @@ def test_runs_of_which_every_time_has_come_are_left_alone(run, swept):
     told(run, began_at, role="master")
     at = told(run, began_at)
     assert not swept(at + dt.timedelta(seconds=5))
-    assert not swept(at + 2 * reconcile.AHEAD)
+    assert not swept(at + 2 * sweeping.AHEAD)

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from billing.models import Observation, UsageSegment
-from clusters import actions, reconcile
+from clusters import actions, reconcile, sweeping
 from clusters.clouds.registry import cloud
 from clusters.models import Cluster, Run, Task
 from portal.errors import Conflict, Invalid
@@ -173,7 +173,7 @@ def test_a_time_limit_ends_a_run(loop, people, manifest):
     run = loop.until_phase(cluster, "Running")
     assert run.deadline is not None
     Run.objects.filter(pk=run.pk).update(deadline=run.started_at)
-    reconcile.sweep()
+    sweeping.sweep()
     assert loop.until_phase(cluster, "Stopped").reason == "TimeLimit"
 
 

@@ -12,7 +12,7 @@ from django.utils.timezone import now
 from billing.actions import add_price
 from billing.models import Price
 from billing.usage import floor
-from clusters import actions, reconcile
+from clusters import actions, reconcile, sweeping
 from clusters.clouds.base import CloudError
 from clusters.models import Cluster, Flavor, Run
 from clusters.preview import preview
@@ -217,7 +217,7 @@ def test_clicks_workers_and_sweeps_at_once_end_in_order(loop, people, manifest):
         lambda: actions.disable(cluster, acting_user=people.bob),
         lambda: actions.delete_cluster(cluster, acting_user=people.alice),
         lambda: reconcile.admit_waiting(people.ops.pk),
-        reconcile.sweep,
+        sweeping.sweep,
         lambda: loop.listen(),
     )
     assert not [result for result in results if isinstance(result, Exception)], results
@@ -312,7 +312,7 @@ def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
     run = loop.until_phase(cluster, "Running")
     assert run.cost_rate == Decimal("0.01")
     add_price("gpu", Decimal(360), None, acting_user=people.root)
-    reconcile.sweep()
+    sweeping.sweep()
     assert current(cluster).cost_rate == Decimal("0.1")
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
@@ -320,20 +320,20 @@ def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
 
 
 def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogue, people, manifest, monkeypatch):
-    monkeypatch.setattr(reconcile, "SWEEP_LIMIT", 2)
+    monkeypatch.setattr(sweeping, "SWEEP_LIMIT", 2)
     woken = []
-    monkeypatch.setattr(reconcile.wakeups, "wake", woken.append)
+    monkeypatch.setattr(sweeping.wakeups, "wake", woken.append)
     runs = [current(actions.create_cluster(manifest(f"c{n}"), acting_user=people.bob)).pk for n in range(4)]
     del woken[:]
     for _ in range(2):
-        reconcile.sweep()
+        sweeping.sweep()
         Run.objects.filter(pk__in=woken).update(claimed_until=now() - dt.timedelta(seconds=1))
     assert sorted(woken) == runs
     del woken[:]
     Run.objects.update(wait_reason="QuotaExceeded")
     queues = []
-    monkeypatch.setattr(reconcile.wakeups, "wake_waiting", queues.append)
-    reconcile.sweep()
+    monkeypatch.setattr(sweeping.wakeups, "wake_waiting", queues.append)
+    sweeping.sweep()
     assert (woken, queues) == ([], [people.ops.pk])
 
 
@@ -359,7 +359,7 @@ def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
 
 
 def test_a_length_of_time_is_said_exactly():
-    spans = [reconcile.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
+    spans = [sweeping.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
     assert spans == ["1 minute", "90 seconds", "1 hour", "90 minutes", "1 day", "2 days"]
 
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from billing.models import Observation, Quarantined, UsageSegment
-from clusters import actions, reconcile, watch
+from clusters import actions, sweeping, watch
 from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState, Cluster, Run, Task
@@ -268,7 +268,7 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
     assert cloud("local").capacity().queue == ()
-    reconcile.sweep()
+    sweeping.sweep()
 
 
 def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
