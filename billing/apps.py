@@ -6,10 +6,11 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import mails, metering, metrics
-        from portal import costs, notices
+        from billing import history, mails, metering, metrics
+        from portal import costs, examples, notices
         from portal import metrics as portal_metrics
 
         costs.price_gpus_with(metering.gpu_prices)
+        examples.known_by(history.is_generated)
         portal_metrics.add(metrics.metrics)
         notices.send_with(mails.tell)

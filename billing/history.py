@@ -20,18 +20,22 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from django.db import connection, transaction
-from django.db.models import ProtectedError
+from django.db.models import Min, ProtectedError
 
 from billing import budget_access, budgets, capacity, invoicing, measured, metering, posting, waste
 from billing.models import (
     Budget,
     BudgetStep,
     CapacityRecord,
+    Closing,
+    Discount,
     GeneratedAppcode,
     GpuCounter,
+    Invoice,
     LedgerEntry,
     MeasuredDay,
     MeasuredHour,
+    MonthlyUsage,
     Observation,
     Outcome,
     Ownership,
@@ -43,7 +47,7 @@ from billing.periods import DAY
 from billing.usage import PodState, floor
 from portal.errors import Conflict
 from portal.events import record
-from portal.models import Appcode, Membership, OrgNode, User
+from portal.models import Appcode, Membership, OrgNode, User, Webhook
 
 # The migration dashboard_guards knows this name, too.
 CLOUD = "generated example"
@@ -289,6 +293,10 @@ def codes() -> set[int]:
     return set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
 
 
+def is_generated(appcode: Appcode) -> bool:
+    return GeneratedAppcode.objects.filter(appcode=appcode).exists()
+
+
 @transaction.atomic
 def make(now: dt.datetime, *, owner: User) -> int:
     """Makes the history of the weeks before `now` and says how many runs it has. Raises Conflict when there is one."""
@@ -381,6 +389,8 @@ def remove(*, acting_user: User | None) -> int:
     when something real has come to depend on one: then nothing is removed."""
     metering.keep_others_out()
     posting.keep_others_out()
+    # Whoever makes invoices at this moment holds the closing of their month.
+    list(Closing.objects.select_for_update())
     generated = list(GeneratedAppcode.objects.select_for_update().values_list("appcode_id", flat=True))
     if not generated:
         return 0
@@ -404,7 +414,11 @@ def remove(*, acting_user: User | None) -> int:
     told = GpuCounter.objects.filter(code__in=Appcode.objects.filter(pk__in=generated).values("code"))
     list(told.order_by("code", "business_line", "gpu_model").select_for_update())
     told.delete()
-    Price.objects.filter(**of_example).delete()
+    _closings()
+    for terms in (Price, Discount):
+        terms._default_manager.filter(**of_example).delete()
+        terms._default_manager.filter(business_line__in=_own_lines(generated)).delete()
+    Webhook.objects.filter(**of_example).delete()
     Ownership.objects.filter(**of_example).delete()
     GeneratedAppcode.objects.filter(**of_example).delete()
     try:
@@ -415,3 +429,19 @@ def remove(*, acting_user: User | None) -> int:
         raise Conflict(f"Something real depends on the example ({', '.join(kept)}); nothing was removed.") from error
     record("history.removed", actor=acting_user, message=f"The example data of {len(generated)} appcodes was removed.")
     return len(generated)
+
+
+def _own_lines(generated: Sequence[int]) -> set[str]:
+    """Business lines of the example to which nothing else ever belonged; what was priced by those of others keeps its price."""
+    lines = {path for path, _, _ in LINES}
+    others = Ownership.objects.filter(business_line__in=lines).exclude(appcode_id__in=generated)
+    return lines - set(others.values_list("business_line", flat=True))
+
+
+def _closings() -> None:
+    """As if the example had never been: months are closed from the first one on in which anything was used. To be called when
+    its invoices and sums are gone."""
+    kept = [model._default_manager.aggregate(first=Min("month"))["first"] for model in (Invoice, MonthlyUsage)]
+    first = min(filter(None, kept), default=None)
+    before = Closing.objects.all() if first is None else Closing.objects.filter(month__lt=first)
+    before.delete()

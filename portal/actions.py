@@ -17,6 +17,7 @@ from django.db import models, transaction
 from portal import events
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
+from portal.examples import keep_disabled
 from portal.models import ApiToken, Appcode, Membership, OrgNode, User
 from portal.specs import MAX_GPU_QUOTA, MAX_OWNERS, MAX_TOKEN_DAYS, AppcodeManifest
 
@@ -108,11 +109,13 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
 
 @transaction.atomic
 def approve_appcode(appcode: Appcode, *, acting_user: User, gpu_quota: int | None = None) -> Appcode:
-    """Makes it active: a request, a refused one, or a disabled one again. Raises Conflict when it is active already."""
+    """Makes it active: a request, a refused one, or a disabled one again. Raises Conflict when it is active already, and for an
+    example."""
     require_administrator(acting_user)
     appcode = _locked(appcode)
     if appcode.state == State.ACTIVE:
         raise Conflict(f"{appcode.code} is active already.")
+    keep_disabled(appcode)
     verb = "enabled" if appcode.state == State.DISABLED else "approved"
     appcode.state, appcode.note = State.ACTIVE, ""
     if gpu_quota is not None:

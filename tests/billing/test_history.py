@@ -7,14 +7,20 @@ import time
 from decimal import Decimal
 
 import pytest
+from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from billing import history, metering, posting
+from billing import actions, credit_notes, history, invoicing, metering, metrics, periods, posting, terms, waste
+from billing.actions import Scope
 from billing.models import (
     CapacityRecord,
+    Closing,
     DailyUsage,
+    Discount,
     GeneratedAppcode,
+    GpuCounter,
+    Invoice,
     LedgerEntry,
     MeasuredDay,
     MeasuredHour,
@@ -22,13 +28,15 @@ from billing.models import (
     MonthlyUsage,
     Observation,
     Outcome,
+    Ownership,
     Price,
     UsageSegment,
     Waste,
 )
 from billing.usage import PodState
+from portal import actions as portal_actions
 from portal.errors import Conflict
-from portal.models import Appcode, OrgNode
+from portal.models import Appcode, Delivery, Event, OrgNode, Webhook
 
 pytestmark = pytest.mark.django_db
 
@@ -93,6 +101,83 @@ def test_removed_without_a_trace_and_nothing_real_with_it(people):
     assert posting.wrong_sums() == {"billing_dailyusage": [], "billing_monthlyusage": []}
     assert history.remove(acting_user=people.root) == 0
     assert history.make(timezone.now(), owner=people.alice)
+
+
+def everything() -> dict[str, int]:
+    """Rows of every table but the log of what happened, which is never rewritten."""
+    log = {Event, Delivery}
+    return {model._meta.label: model._base_manager.count() for model in apps.get_models() if model not in log}
+
+
+def test_what_people_gave_to_an_example_goes_with_it(people):
+    waste.look()
+    before = everything()
+    history.make(timezone.now(), owner=people.alice)
+    example, root = Appcode.objects.get(code="example-ads"), people.root
+    line = history.LINES[0][0]
+    for scope in (Scope(example), Scope(None, line)):
+        terms.add_discount("*", Decimal(10), None, None, "tried", acting_user=root, scope=scope)
+        actions.add_price("gpu", Decimal(3), None, acting_user=root, scope=scope)
+    terms.give_credit(example, Decimal(10), "tried", None, None, acting_user=root)
+    Webhook.objects.create(
+        appcode=example, name="tried", url="https://example.com", host="example.com", kinds=["*"], secret="x"
+    )
+    invoicing.close_due(timezone.now() + dt.timedelta(days=40))
+    credit_notes.issue(Invoice.objects.filter(appcode=example).first(), Decimal(1), "tried", acting_user=root)
+    assert Closing.objects.exclude(closed_at=None).count() >= 2
+    assert list(metrics.metrics())
+    assert GpuCounter.objects.exists()
+    assert history.remove(acting_user=root) == len(history.TEAMS)
+    assert everything() == before
+    assert history.make(timezone.now(), owner=people.alice)
+
+
+def test_months_in_which_something_real_was_used_stay_closed(people):
+    now = timezone.now()
+    first = periods.month(now).since.date()
+    used = periods.month(now - dt.timedelta(days=first.day + 35)).since
+    _use(people.ops, used + dt.timedelta(days=3))
+    history.make(now, owner=people.alice)
+    invoicing.close_due(now + dt.timedelta(days=40))
+    months = list(Closing.objects.values_list("month", "mark"))
+    history.remove(acting_user=people.root)
+    kept = Closing.objects.values_list("month", "mark")
+    assert list(kept) == [(month, mark) for month, mark in months if month >= used.date()] != []
+    assert [invoicing.problems(invoice) for invoice in Invoice.objects.all()] == [[]]
+    # Nobody but the removal of an example takes a closing back.
+    with pytest.raises(IntegrityError, match="has begun"), transaction.atomic():
+        Closing.objects.all().delete()
+
+
+def test_terms_of_a_business_line_of_the_example_that_something_real_belonged_to_stay(people):
+    history.make(timezone.now(), owner=people.alice)
+    line = history.LINES[0][0]
+    actions.add_price("gpu", Decimal(3), None, acting_user=people.root, scope=Scope(None, line))
+    terms.add_discount("*", Decimal(10), None, None, "tried", acting_user=people.root, scope=Scope(None, line))
+    home, people.ops.org_node = people.ops.org_node, OrgNode.objects.get(path=line)
+    people.ops.save()
+    with pytest.raises(Conflict, match="ops-demo"), transaction.atomic():
+        history.remove(acting_user=people.root)
+    people.ops.org_node = home
+    people.ops.save()
+    now = timezone.now().replace(microsecond=0)
+    for days, owner in ((9, line), (5, home.path)):
+        Ownership.objects.create(appcode=people.ops, business_line=owner, valid_from=now - dt.timedelta(days=days))
+    assert history.remove(acting_user=people.root)
+    assert Price.objects.filter(business_line=line).exists()
+    assert Discount.objects.filter(business_line=line).exists()
+
+
+def test_an_example_stays_disabled(people, client):
+    history.make(timezone.now(), owner=people.alice)
+    example = Appcode.objects.get(code="example-ads")
+    with pytest.raises(Conflict, match="generated example and stays disabled"):
+        portal_actions.approve_appcode(example, acting_user=people.root)
+    client.force_login(people.root)
+    page = client.post("/appcodes/example-ads/approve", follow=True).content.decode()
+    assert "stays disabled; request an appcode of your own" in page
+    example.refresh_from_db()
+    assert example.state == Appcode.State.DISABLED
 
 
 def test_what_is_real_is_never_declared_generated(people):
