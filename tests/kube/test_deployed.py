@@ -37,7 +37,7 @@ from tests.kube.plane import Object, condition
 from tests.kube.test_deployment import HOST, NAMESPACE, filled_in
 from tests.running import eventually
 
-pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(1800)]
 
 PASSWORD, LOGS_KEY = secrets.token_hex(16), f"LOGS{secrets.token_hex(8).upper()}"
 # What an administrator enters before anybody can work: an appcode with its owner, a size, an image, a price.
@@ -70,7 +70,7 @@ class Deployed:
             f"--namespace={NAMESPACE}",
             *arguments,
         ]
-        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=700, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -220,7 +220,7 @@ class Person:
             self.cookies[name] = value
         return answer
 
-    def run(self, name: str, command: str, flavor: str = "small", seconds: float = 120) -> dict[str, Any]:
+    def run(self, name: str, command: str, flavor: str = "small", seconds: float = 240) -> dict[str, Any]:
         """Creates a cluster of one task and returns its status at the end."""
         spec = {"image": "python", "command": command, "roles": {"master": {"flavor": flavor}}}
         manifest = {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
@@ -238,11 +238,15 @@ class Person:
         return dict(status)
 
 
+def are_ready(pods: dict[str, Object]) -> bool:
+    return bool(pods) and all(condition(pod, "Ready") == "True" for pod in pods.values())
+
+
 def test_it_becomes_ready_by_itself(deployed: Deployed) -> None:
-    deployed.kubectl("wait", "--for=condition=complete", "job/migrate", "--timeout=180s")
+    deployed.kubectl("wait", "--for=condition=complete", "job/migrate", "--timeout=600s")
     for role in ("web", "worker", "beat", "controller"):
-        deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=180s")
-        assert all(condition(pod, "Ready") == "True" for pod in deployed.pods(role).values())
+        deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=600s")
+        assert eventually(lambda role=role: are_ready(deployed.pods(role)), 120)
     said = deployed.kubectl("logs", "job/migrate", "--all-containers")
     assert "main: " in said
     assert PASSWORD not in said
@@ -258,10 +262,18 @@ def test_its_programs_are_confined(deployed: Deployed) -> None:
         deployed.kubectl("exec", "deployment/beat", "--", "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+def is_up(deployed: Deployed) -> bool:
+    """False also as long as the gateway itself does not, or not with its certificate."""
+    try:
+        return deployed.gateway().request("GET", "/readyz").status == 200
+    except urllib3.exceptions.HTTPError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def alice(deployed: Deployed) -> Person:
     deployed.kubectl("exec", "-i", "deployment/web", "--", "python", "manage.py", "shell", given=SETUP)
-    assert eventually(lambda: deployed.gateway().request("GET", "/readyz").status == 200)
+    assert eventually(lambda: is_up(deployed), 120)
     return Person(deployed, "alice")
 
 
@@ -276,8 +288,9 @@ def test_people_sign_in_through_the_ingress(alice: Person) -> None:
 def test_a_cluster_runs_to_its_end_in_the_kubernetes_that_the_portal_is_in(alice: Person, deployed: Deployed) -> None:
     status = alice.run("hello", "echo $PORTAL_ROLE-$TASK_INDEX", flavor="small-1-gpu")
     assert status["phase"] == "Succeeded", status
-    log = alice("GET", "/api/v1/appcodes/ops-demo/clusters/hello/runs/1/tasks/master/0/log")
-    assert "master-0" in log.data.decode()
+    log = "/api/v1/appcodes/ops-demo/clusters/hello/runs/1/tasks/master/0/log"
+    # Its pod is gone, and it may be on its way into the archive still.
+    assert eventually(lambda: "master-0" in alice("GET", log).data.decode(), 60)
 
 
 def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, deployed: Deployed) -> None:
@@ -299,21 +312,25 @@ def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, de
         person.start()
     try:
         deployed.kubectl("rollout", "restart", "deployment/web")
-        deployed.kubectl("rollout", "status", "deployment/web", "--timeout=180s")
-        assert eventually(lambda: not before & set(deployed.pods("web")), 60)
+        deployed.kubectl("rollout", "status", "deployment/web", "--timeout=600s")
+        assert eventually(lambda: not before & set(deployed.pods("web")), 180)
+        # How many come meanwhile depends on the machine.
+        assert eventually(lambda: len(answers) > 100, 120)
     finally:
         done.set()
         for person in people:
             person.join()
-    assert len(answers) > 100
     assert [answer for answer in answers if answer != 200] == []
 
 
 def test_a_controller_that_is_killed_hands_over(alice: Person, deployed: Deployed) -> None:
     pods = {pod["status"]["podIP"]: name for name, pod in deployed.pods("controller").items()}
-    first = deployed.leader()
-    assert len(pods.keys() - {first}) == 1
+    assert len(pods) == 2
+    # One that lost its connection may be waiting for the lock again just now.
+    leaders: list[str] = []
+    assert eventually(lambda: leaders.append(deployed.leader()) or leaders[-1] in pods, 60)
+    first = leaders[-1]
     deployed.kubectl("delete", "pod", pods[first], "--grace-period=0", "--force")
     # To the other one, or to the one that the Deployment made instead: whichever has waited longer for the lock.
-    assert eventually(lambda: deployed.leader() not in ("", first), 60)
+    assert eventually(lambda: deployed.leader() not in ("", first), 120)
     assert alice.run("again", "true")["phase"] == "Succeeded"

@@ -25,14 +25,14 @@ from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Controller, Loops
 from tests.kube.node import Container, Node
 
-pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(1500), pytest.mark.django_db(transaction=True)]
 
 # Clusters, workers of each, and the flavor of master and workers: 212 tasks, of which the node takes some forty at once.
 CLUSTERS = [(16, "tiny")] * 12 + [(3, "tiny-gpu")] * 2
 AT_LEAST = 200
 # Of clusters that somebody stops in the middle; how many of their tasks ever run is a matter of luck.
 STOPPED = [(2, "tiny")] * 2
-SECONDS = 420.0
+SECONDS = 1200.0
 
 
 @pytest.fixture
@@ -77,6 +77,8 @@ def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, 
     while Run.objects.filter(gone=False).exists():
         controller = Controller(killed, tmp_path)
         try:
+            # How long a process takes to start depends on the machine; it is to be killed at its work.
+            loops.until(lambda log=controller.log: b"following kubernetes" in log.read_bytes(), 120)  # type: ignore[misc]
             until = time.monotonic() + chance.uniform(0.5, 15.0)
             while time.monotonic() < until and Run.objects.filter(gone=False).exists():
                 assert time.monotonic() < began + SECONDS, (

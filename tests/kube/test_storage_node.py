@@ -33,7 +33,7 @@ from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node
 from tests.kube.plans import plan, role, run_ref
 
-pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
 
 # It has all that a task needs: bash and coreutils.
 IMAGE = ImageRef("rclone", images.TAGS["rclone"], "", "")
@@ -116,7 +116,7 @@ def with_data(run: RunRef, store: Store, bucket: str, program: str) -> Plan:
     )
 
 
-def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
+def until(happened: Callable[[], object], seconds: float = 120.0) -> None:
     """For what nobody tells: objects in a bucket."""
     deadline = time.monotonic() + seconds
     while not happened():
@@ -125,14 +125,14 @@ def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def ended(following: Following, run: RunRef) -> TaskSeen:
-    following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 60)
+    following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 150)
     (task,) = following.of(run)
     return task
 
 
 def gone(cloud: KubernetesCloud, following: Following, run: RunRef) -> RunGone:
     cloud.delete(run)
-    following.until(lambda: following.is_gone(run), 120)
+    following.until(lambda: following.is_gone(run), 240)
     found = following.is_gone(run)
     assert found
     return found
@@ -147,7 +147,7 @@ def test_input_is_there_and_output_is_stored_during_the_run_and_at_its_end(
         "until [ -e /tmp/go ]; do sleep 0.1; done; echo step 8 > /elearn/output/checkpoint"
     )
     cloud.apply(with_data(run, store, bucket, program))
-    following.until(lambda: following.of(run, "Running"), 60)
+    following.until(lambda: following.of(run, "Running"), 120)
     until(lambda: store.content(bucket, "out/seen") == "hellostep 7")
     assert following.of(run, "Running")
     pods = node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods")
@@ -184,12 +184,12 @@ def test_a_run_that_is_stopped_has_its_output_stored(
 ) -> None:
     body = f"cd /elearn/output; {program}; echo step 8 > checkpoint; echo ready; while :; do sleep 0.1; done"
     cloud.apply(with_data(run, store, bucket, body))
-    following.until(lambda: following.of(run, "Running"), 60)
+    following.until(lambda: following.of(run, "Running"), 120)
     until(lambda: cloud.log(run, "master", 0, attempt=0).data == b"ready\n")
     begun = time.monotonic()
     told = gone(cloud, following, run)
     # It has its grace and not the two minutes that are kept for storing.
-    assert time.monotonic() - begun < GRACE + 30
+    assert time.monotonic() - begun < GRACE + 90
     (task,) = following.of(run)
     assert (task.exit_code, told.stored) == (code, True)
     assert store.content(bucket, "out/checkpoint") == saved
@@ -224,15 +224,15 @@ def test_what_a_failed_task_wrote_is_stored(
 def test_trouble_with_storing_is_told_while_the_task_runs(
     cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
 ) -> None:
-    program = "until [ -e /tmp/go ]; do date > /elearn/output/now; sleep 0.1; done"
+    program = "until [ -e /tmp/go ]; do date >> /elearn/output/now; sleep 0.1; done"
     cloud.apply(with_data(run, store, bucket, program))
-    following.until(lambda: following.of(run, "Running"), 60)
+    following.until(lambda: following.of(run, "Running"), 120)
     until(lambda: store.content(bucket, "out/now"))
     assert "failed" not in following.storage(run)
     (store.folder / bucket).rename(store.folder / "away")
-    following.until(lambda: following.storage(run)[-1] == "failed", 60)
+    following.until(lambda: following.storage(run)[-1] == "failed", 120)
     (store.folder / "away").rename(store.folder / bucket)
-    following.until(lambda: following.storage(run)[-1] == "ready", 60)
+    following.until(lambda: following.storage(run)[-1] == "ready", 120)
     assert following.of(run, "Running")
     assert gone(cloud, following, run).stored
 
@@ -242,7 +242,7 @@ def test_output_that_cannot_be_stored_is_told_with_its_reason(
 ) -> None:
     program = "echo step 8 > /elearn/output/checkpoint; until [ -e /tmp/go ]; do sleep 0.1; done"
     cloud.apply(with_data(run, store, bucket, program))
-    following.until(lambda: following.of(run, "Running"), 60)
+    following.until(lambda: following.of(run, "Running"), 120)
     # At once: something may be written into it just now.
     (store.folder / bucket).rename(store.folder.parent / bucket)
     told = gone(cloud, following, run)
@@ -300,7 +300,8 @@ def test_a_volume_keeps_what_runs_write_each_in_its_folder(
         cloud.apply(one_task(third, reader, Mount("/elearn/input", True, whole)))
         assert ended(following, third).exit_code == 1
         said = cloud.log(third, "master", 0, attempt=0).data
-        assert said.startswith(b"1\n2\n")
+        # Two pipes: which of them is read first is chance.
+        assert [line for line in said.splitlines() if line.isdigit()] == [b"1", b"2"]
         assert b"Read-only file system" in said
         gone(cloud, following, third)
     finally:
