@@ -24,6 +24,7 @@ from django.db.models import Q
 
 from billing import focus, periods, spans
 from billing.dashboard_models import GeneratedAppcode
+from billing.files import inert
 from billing.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoice_models import CreditNote, Invoice, InvoiceCredit
 from billing.ledger import Entry
@@ -159,7 +160,7 @@ def csv_chunks(found: Iterator[Row]) -> Iterator[bytes]:
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
     for count, row in enumerate(found, 1):
-        writer.writerow(map(focus.text, row))
+        writer.writerow(focus.text(inert(cell)) for cell in row)
         if count % PORTION == 0:
             yield _taken(out)
     yield _taken(out)

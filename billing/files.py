@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from django.http import HttpResponse
+
+# What spreadsheets read as the beginning of a formula (OWASP, CSV injection), unless it is nothing but a number.
+FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+Cell = TypeVar("Cell")
+
+
+def inert(cell: Cell) -> Cell | str:
+    """A cell that no spreadsheet reckons with: text that would begin a formula gets an apostrophe. Numbers stay."""
+    if isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return cell
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(head)
-    writer.writerows(rows)
+    writer.writerows(map(inert, row) for row in rows)
     return out.getvalue()
 
 

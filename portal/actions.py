@@ -19,7 +19,7 @@ from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
 from portal.examples import keep_disabled
 from portal.models import ApiToken, Appcode, Membership, OrgNode, User
-from portal.specs import MAX_GPU_QUOTA, MAX_OWNERS, MAX_TOKEN_DAYS, AppcodeManifest
+from portal.specs import MAX_GPU_QUOTA, MAX_OWNERS, MAX_TOKEN_DAYS, AppcodeManifest, no_formula, one_line
 
 MAX_TOKENS = 50
 MAX_NOTE = 300
@@ -214,7 +214,11 @@ def save_org_node(node: OrgNode, *, acting_user: User) -> OrgNode:
     The namespace of a business line with appcodes below it stays: their runs and volumes live there.
     """
     require_administrator(acting_user)
-    node.namespace = node.namespace or None
+    node.namespace, node.title = node.namespace or None, node.title.strip()
+    try:
+        one_line(no_formula(node.title))
+    except ValueError as error:
+        raise Invalid.at("title", message=str(error)) from error
     new = node.pk is None
     old = None if new else OrgNode.objects.select_for_update().get(pk=node.pk)
     if old and old.path != node.path:

