@@ -41,6 +41,7 @@ SECTION = ParagraphStyle(
 BIG = ParagraphStyle("big", BODY, fontName="Helvetica-Bold", fontSize=13, leading=17, alignment=TA_RIGHT)
 BOLD = ParagraphStyle("bold", BODY, fontName="Helvetica-Bold")
 BOLD_NUMBER = ParagraphStyle("bold-number", BOLD, alignment=TA_RIGHT)
+GENERATED = "Generated example data: nobody ran it and nobody pays for it."
 # Frames keep six points on each side.
 WIDTH = A4[0] - 36 * mm - 12
 
@@ -52,6 +53,7 @@ def invoice(sheet: Sheet) -> bytes:
     state = "" if row else f" ({sheet.state})"
     story: list[Any] = [
         _head(f"Invoice{state}", document.number if row else "", f"{sheet.to_pay:,} {document.currency}"),
+        *([_text(GENERATED, BOLD)] if sheet.generated else []),
         Spacer(1, 5 * mm),
         _facts(
             [

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import credit_notes, invoice_access, invoicing, mails, pdf, periods
+from billing import credit_notes, history, invoice_access, invoicing, mails, pdf, periods
 from billing.exports import FORMATS
 from billing.files import csv_file, download
 from billing.forms import CreditNoteForm
@@ -65,6 +65,7 @@ def invoice_list(request: HttpRequest) -> HttpResponse:
         "rows": [(row, invoice_access.to_pay(row), told[row.number]) for row in shown],
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": invoice_access.open_months(appcodes, now), "now": now,
+        "generated": "some" if appcodes.filter(pk__in=history.codes()).exists() else "",
         "chart": _chart(months[:12]), "sum": next((found for found in months if found[0] == asked), None),
     }  # fmt: skip
     return render(request, "billing/invoices.html", context)
@@ -103,6 +104,7 @@ def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNote
     context = {
         "appcode": appcode, "sheet": sheet, "document": document, "row": sheet.row, "draft": sheet.draft, "own": own,
         "late": late, "form": form, "may_manage": may(person(request), appcode, MANAGE),
+        "generated": "all" if sheet.generated else "",
         "several_lines": len({line.key.business_line for line in document.lines}) > 1,
         "told": invoice_access.told(invoice_access.mail_of(sheet.row)) if sheet.row else None,
         "usage_query": period_query(period),
@@ -124,6 +126,7 @@ def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) ->
     shown, following = page_of(request, found.select_related("segment"), "id", ENTRIES)
     totals = found.aggregate(quantity=Sum("quantity"), charge=Sum("charge"))
     context = {
+        "generated": "all" if row.appcode_id in history.codes() else "",
         "row": row, "line": line.line, "place": place, "entries": [EntryRow(entry) for entry in shown],
         "next_cursor": following, "complete": (totals["quantity"], totals["charge"]) == (line.quantity, line.charge),
         "usage_query": period_query(periods.month_of(line.month)), "late": line.month != row.month,
@@ -167,6 +170,7 @@ def months(request: HttpRequest) -> HttpResponse:
     sums = {month: (count, total) for month, count, total in invoice_access.closed_months(Appcode.objects.all(), 240)}
     rows = [(row, *sums.get(row.month, (0, Decimal(0)))) for row in Closing.objects.order_by("-month")]
     context = {
+        "generated": "some" if Invoice.objects.filter(appcode__in=history.codes()).exists() else "",
         "rows": rows, "now": now, "unsent": invoice_access.unsent(), "sends": mails.configured(),
         "grace": invoicing.grace(), "this": periods.month_of(now.date().replace(day=1)),
     }  # fmt: skip
