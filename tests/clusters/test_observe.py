@@ -33,7 +33,7 @@ def tell(*items):
     watch.apply_batch("local", Batch("t.1", items))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tasks_seen)
 def test_the_database_tells_tasks_apart_as_the_pure_function_does(run, tasks):
     Task.objects.all().delete()
