@@ -321,11 +321,13 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
 def test_nfs_is_a_volume_that_only_this_run_can_claim() -> None:
     found = made(role("master"), mounts=(Mount("/elearn/input", True, NfsSource("nfs.example", "/data/digits")),))
     name = "demo-mnist-3-1042-volume0"
-    volume = found["PersistentVolume", name]
-    assert volume["metadata"] == {"name": name, "labels": LABELS}
+    # It lies in no namespace, so that two portals would give it the same name.
+    behind = f"ops-{name}"
+    volume = found["PersistentVolume", behind]
+    assert volume["metadata"] == {"name": behind, "labels": LABELS}
     assert volume["spec"]["nfs"] == {"server": "nfs.example", "path": "/data/digits", "readOnly": True}
     assert volume["spec"]["claimRef"]["namespace"] == "ops"
-    assert found["PersistentVolumeClaim", name]["spec"]["volumeName"] == name
+    assert found["PersistentVolumeClaim", name]["spec"]["volumeName"] == behind
     pod = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
     claim = {"claimName": name, "readOnly": True}
     assert {"name": "data0", "persistentVolumeClaim": claim} in pod["volumes"]
@@ -383,7 +385,7 @@ def test_tasks_see_the_folder_of_their_run_and_it_is_made_as_who_they_are() -> N
     assert pod["terminationGracePeriodSeconds"] == 10
     nfs = NfsSource("nfs.example", "/data/out/mnist/3", "/data/out")
     found = made(role("master"), mounts=(Mount("/elearn/output", False, nfs),))
-    assert found["PersistentVolume", "demo-mnist-3-1042-volume0"]["spec"]["nfs"]["path"] == "/data/out"
+    assert found["PersistentVolume", "ops-demo-mnist-3-1042-volume0"]["spec"]["nfs"]["path"] == "/data/out"
     pod = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
     assert pod["initContainers"][0]["command"][-1] == "/data0/mnist/3"
     assert pod["containers"][0]["volumeMounts"][-1]["subPath"] == "mnist/3"

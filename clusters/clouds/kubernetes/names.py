@@ -79,8 +79,14 @@ def secret_name(run: RunRef) -> str:
 
 
 def volume_name(run: RunRef, mount: int) -> str:
-    """The claim (and the cluster-wide volume behind it) of the run's mount number `mount`."""
+    """The claim of the run's mount number `mount`."""
     return f"{base_name(run)}-volume{mount}"
+
+
+def persistent_volume_name(run: RunRef, mount: int) -> str:
+    """What is behind that claim. It lies in no namespace, and portals that share a Kubernetes cluster count their runs alike;
+    a namespace belongs to one of them."""
+    return f"{run.namespace}-{volume_name(run, mount)}"
 
 
 def claim_name(volume: VolumeRef) -> str:

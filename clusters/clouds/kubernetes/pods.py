@@ -38,6 +38,8 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
+            # Otherwise kubelet changes the group of each file of a volume before every start.
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [

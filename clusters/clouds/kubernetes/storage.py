@@ -218,14 +218,14 @@ def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
 def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list[dict[str, Any]]:
     """A volume that only this claim of this namespace may have: no other that names it is ever bound to it. The size means
     nothing for NFS, but must be there."""
-    name = names.volume_name(plan.run, number)
+    name, behind = names.volume_name(plan.run, number), names.persistent_volume_name(plan.run, number)
     size = {"storage": "1Gi"}
     modes = ["ReadOnlyMany" if read_only else "ReadWriteMany"]
     return [
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": name},
+            "metadata": {"name": behind},
             "spec": {
                 "capacity": size,
                 "accessModes": modes,
@@ -249,7 +249,7 @@ def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list
             "spec": {
                 "accessModes": modes,
                 "storageClassName": "",
-                "volumeName": name,
+                "volumeName": behind,
                 "resources": {"requests": size},
             },
         },
