@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import termios
-import time
 
 import pytest
 
@@ -141,7 +140,7 @@ class TestApi:
 
 def run(*argv, stdin=b""):
     done = subprocess.run(
-        shell_into(*argv), input=stdin, capture_output=True, env=database_environment(), timeout=60, check=False
+        shell_into(*argv), input=stdin, capture_output=True, env=database_environment(), timeout=120, check=False
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -153,18 +152,18 @@ class TestShellInto:
         terminal.type(b"stty size; echo role=$PORTAL_ROLE\r")
         assert b"33 91" in terminal.until(b"role=master\r\n")
         terminal.resize(120, 40)
-        time.sleep(0.5)  # a window tells nobody when its new size has arrived
-        terminal.type(b"stty size; echo done\r")
-        assert b"40 120" in terminal.until(b"\ndone\r\n")
+        # A window tells nobody when its new size has arrived.
+        terminal.type(b"until stty size | grep -qx '40 120'; do sleep 0.1; done; echo resi''zed\r")
+        terminal.until(b"resized\r\n")
         # Ctrl-C ends what runs inside, and nothing else.
-        terminal.type(b"sleep 1000; echo ended with $?\r")
-        time.sleep(0.5)
+        terminal.type(b"sh -c 'echo asl''eep; exec sleep 1000'; echo ended with $?\r")
+        terminal.until(b"asleep")
         terminal.type(b"\x03")
         terminal.type(b"\recho still-here\r")
         terminal.until(b"\rstill-here\r\n")
         assert terminal.process.poll() is None
         terminal.type(b"exit 7\r")
-        assert terminal.process.wait(20) == 7
+        assert terminal.process.wait(60) == 7
         assert termios.tcgetattr(terminal.slave) == terminal.before
         event = Event.objects.get(verb="task.exec")
         assert event.message.startswith("“sh” with 2 arguments was run in master-0, by ")
@@ -173,7 +172,7 @@ class TestShellInto:
         terminal = Terminal("ops-demo/demo", "master", "0")
         terminal.until(b"$ ")
         terminal.process.terminate()
-        assert terminal.process.wait(20) == 143
+        assert terminal.process.wait(60) == 143
         assert termios.tcgetattr(terminal.slave) == terminal.before
 
     def test_a_command_without_a_terminal(self, cluster):
