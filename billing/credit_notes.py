@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
@@ -19,20 +19,34 @@ from portal.events import record
 from portal.models import User
 
 
+def most(invoice: Invoice) -> Decimal:
+    """What all credit notes of an invoice may add up to: what was to pay, less what corrections on later invoices have taken back
+    of it. The database computes it, and refuses more."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT billing_credit_note_limit(%s)", [invoice.pk])
+        found: Decimal = cursor.fetchone()[0]
+    return found
+
+
 @transaction.atomic
 def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) -> CreditNote:
     """Takes back `amount` of a closed invoice. Raises Invalid with paths amount, reason."""
     require_administrator(acting_user)
-    # Notes of one invoice are numbered one after the other.
-    invoice = Invoice.objects.select_for_update().get(pk=invoice.pk)
+    # Notes of one invoice are numbered one after the other, and all of an appcode together are limited: in the order in which the
+    # database takes them, too.
+    all_ = Invoice.objects.select_for_update().filter(appcode=invoice.appcode_id).order_by("pk")
+    invoice = {row.pk: row for row in all_}[invoice.pk]
     given = invoice.notes.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)
+    limit = most(invoice)
     errors = []
     if not amount.is_finite() or amount <= 0 or amount != round(amount, 2):
         errors.append(FieldError(("amount",), "Give an amount over 0 with at most two decimals."))
-    elif amount > invoice.total - given:
-        left = max(invoice.total - given, Decimal(0))
+    elif amount > limit - given:
+        left, why = round(max(limit - given, Decimal(0)), 2), ""
+        if limit < invoice.total:
+            why = " The rest was taken back already: by corrections on later invoices, or by their credit notes."
         errors.append(
-            FieldError(("amount",), f"At most {left:,} {invoice.currency} of this invoice can be taken back.")
+            FieldError(("amount",), f"At most {left:,} {invoice.currency} of this invoice can be taken back.{why}")
         )
     if not reason.strip() or len(reason) > 300 or not reason.isprintable():
         errors.append(FieldError(("reason",), "Say why, in one line of at most 300 characters."))

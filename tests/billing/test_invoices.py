@@ -472,6 +472,72 @@ def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
     assert Event.objects.filter(verb="invoice.credit-note", appcode="ops-demo", actor=root).count() == 2
 
 
+def told_late(ops, *ends: int, given_: str = "") -> list[Invoice]:
+    """March, of an estimated end after two hours (2.40), and one invoice for each time at which another end was told."""
+    if given_:
+        credit(ops, given_)
+    seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen)
+    invoicing.close_due(IN_APRIL)
+    for end, now in zip(ends, (IN_MAY, IN_JUNE), strict=False):
+        record(replace(seen, estimated=False, finished_at=at(end)))
+        invoicing.close_due(now)
+    return list(Invoice.objects.order_by("month"))
+
+
+def at_most(invoice: Invoice, amount: str, root) -> None:
+    """Neither the action nor the database takes a cent more, and both take that."""
+    words = rf"At most {amount.replace('.', '[.]')} USD"
+    more = Decimal(amount) + Decimal("0.01")
+    with pytest.raises(Invalid, match=words) as caught:
+        credit_notes.issue(invoice, more, "a slow node", acting_user=root)
+    assert [error.path for error in caught.value.errors] == [("amount",)]
+    facts = {"invoice": invoice, "reason": "", "issued_at": IN_JUNE, "issued_by": "root", "sha256": ""}
+    with pytest.raises(IntegrityError, match="exceed"), transaction.atomic():
+        CreditNote.objects.create(number="x", amount=more, **facts)
+    if Decimal(amount):
+        credit_notes.issue(invoice, Decimal(amount), "a slow node", acting_user=root)
+        with pytest.raises(Invalid, match=r"At most 0[.]00 USD"):
+            credit_notes.issue(invoice, Decimal("0.01"), "a slow node", acting_user=root)
+
+
+@pytest.mark.parametrize(
+    ("end", "credit_", "sums", "left"),
+    [
+        (1, "", ("2.40", "-2.40"), "0.00"),
+        (HOUR // 2, "", ("2.40", "-1.80"), "0.60"),
+        # Of 2.40 a credit paid 2.00 and got back 1.80: 0.40 were paid in money, and none of them came back.
+        (HOUR // 2, "2", ("0.40", "0.00"), "0.40"),
+        # All of the credit came back, and 0.20 in money.
+        (600, "2", ("0.40", "-0.20"), "0.20"),
+        (1, "2", ("0.40", "-0.40"), "0.00"),
+    ],
+)
+def test_a_credit_note_takes_back_nothing_that_a_correction_has(ops, root, prices, end, credit_, sums, left):
+    march, april = told_late(ops, end, given_=credit_)
+    assert (march.total, april.total) == tuple(map(Decimal, sums))
+    at_most(march, left, root)
+    at_most(april, "0.00", root)
+    check(IN_JUNE)
+
+
+def test_nobody_gets_back_more_than_everything_paid(ops, root, prices):
+    """What April asked for as a correction of March, May takes back: it is no longer to be had from April, or not from March."""
+    record(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    seen = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen)
+    invoicing.close_due(IN_MAY)
+    record(replace(seen, estimated=False, finished_at=at(1)))
+    invoicing.close_due(IN_JUNE)
+    march, april, may = Invoice.objects.order_by("month")
+    assert [row.total for row in (march, april, may)] == [Decimal("2.40"), Decimal("1.20"), Decimal("-1.20")]
+    credit_notes.issue(march, Decimal("1.20"), "a slow node", acting_user=root)
+    at_most(april, "1.20", root)
+    with pytest.raises(Invalid, match=r"At most 0[.]00 USD .* taken back already"):
+        credit_notes.issue(march, Decimal("0.01"), "a slow node", acting_user=root)
+
+
 def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
     with connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
