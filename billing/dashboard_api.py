@@ -15,16 +15,26 @@ from rest_framework.views import APIView
 from billing import capacity, dashboard, history, makeup, measured, reconciliation, waste
 from billing.dashboard import GROUPS, STEPS, Dashboard, Group, Range
 from billing.dashboard_serializers import (
+    CorrectionPage,
+    IdleTaskPage,
+    QuarantinedPage,
     ReconciliationDocument,
     Removed,
     SegmentDocument,
+    SegmentPage,
     SpendingDocument,
     UtilisationDocument,
+    WasteCasePage,
     WasteDocument,
+    correction,
+    idle_task,
+    quarantined,
     reconciliation_document,
     segment_document,
+    segment_summary,
     spending_document,
     utilisation_document,
+    waste_case,
     waste_document,
 )
 from billing.models import LedgerEntry, Observation, UsageSegment
@@ -32,7 +42,7 @@ from billing.usage import floor
 from portal.access import appcodes_for, require_administrator
 from portal.api import person
 from portal.errors import Invalid
-from portal.pagination import text
+from portal.pagination import PAGE_PARAMETERS, page, page_of_sums, text
 
 DAYS = [
     OpenApiParameter("from", OpenApiTypes.DATE, description="The first day (UTC). Default: 30 days ago."),
@@ -143,6 +153,94 @@ class Reconciliation(APIView):
         administrator = scope.user.is_administrator
         found = reconciliation.report(scope.range, scope.now, appcodes=scope.appcodes, quarantine=administrator)
         return Response(reconciliation_document(scope.range, scope.now, found, scope.names))
+
+
+class WasteCases(APIView):
+    @extend_schema(
+        operation_id="dashboard_waste_cases",
+        summary="Every case of waste: failed runs, parameter servers that outlived their workers, GPUs that waited",
+        parameters=[*DAYS, *PAGE_PARAMETERS],
+        responses=WasteCasePage,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        rows = waste.cases(scope.range, appcodes=scope.appcodes)
+        return page(request, rows, order="-id", render=lambda row: waste_case(row).json_value())
+
+
+class IdleTasks(APIView):
+    @extend_schema(
+        operation_id="dashboard_waste_idle",
+        summary="Every task whose GPUs were held idle, as far as that was measured",
+        parameters=[*DAYS, *PAGE_PARAMETERS],
+        responses=IdleTaskPage,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        return page_of_sums(
+            request,
+            lambda before, most: measured.idle_tasks_before(scope.range, before, most, appcodes=scope.appcodes),
+            number_of=lambda each: each.segment_id,
+            render=lambda each: idle_task(each, scope.names).json_value(),
+        )
+
+
+class WithoutEnd(APIView):
+    @extend_schema(
+        operation_id="reconciliation_without_end",
+        summary="Every pod that still holds its resources although its run is over",
+        parameters=[DAYS[3], DAYS[4], *PAGE_PARAMETERS],
+        responses=SegmentPage,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        rows = reconciliation.endless(scope.now, scope.appcodes)
+        return page(request, rows, order="id", render=lambda row: segment_summary(row).json_value())
+
+
+class Flagged(APIView):
+    @extend_schema(
+        operation_id="reconciliation_flagged",
+        summary="Every segment with a time that had to be mended",
+        parameters=[*DAYS, *PAGE_PARAMETERS],
+        responses=SegmentPage,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        rows = reconciliation.flagged(scope.range, scope.appcodes)
+        return page(request, rows, order="-id", render=lambda row: segment_summary(row).json_value())
+
+
+class Corrections(APIView):
+    @extend_schema(
+        operation_id="reconciliation_corrections",
+        summary="Everything that the ledger took back, and what it charged instead",
+        parameters=[*DAYS, *PAGE_PARAMETERS],
+        responses=CorrectionPage,
+    )
+    def get(self, request: Request) -> Response:
+        scope = Scope(request)
+        return page_of_sums(
+            request,
+            lambda before, most: list(
+                reconciliation.corrections(scope.range, scope.appcodes, before=before, most=most)
+            ),
+            number_of=lambda each: each.number,
+            render=lambda each: correction(each, scope.names).json_value(),
+        )
+
+
+class Quarantine(APIView):
+    @extend_schema(
+        operation_id="reconciliation_quarantine",
+        summary="Every sighting that nobody has understood yet; administrators only",
+        parameters=PAGE_PARAMETERS,
+        responses=QuarantinedPage,
+    )
+    def get(self, request: Request) -> Response:
+        require_administrator(person(request))
+        rows = reconciliation.quarantined()
+        return page(request, rows, order="-id", render=lambda row: quarantined(row).json_value())
 
 
 class OneSegment(APIView):

@@ -13,8 +13,8 @@ from billing import measured, reconciliation, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.makeup import Part
-from billing.measured import Busy, Idle, Measured
-from billing.models import LedgerEntry, Observation, UsageSegment, Waste
+from billing.measured import Busy, Idle, IdleTask, Measured
+from billing.models import LedgerEntry, Observation, Quarantined, UsageSegment, Waste
 from billing.rating import display, money
 from billing.serializers import Cost, UsagePart, usage_parts
 from billing.serializers import money as cost
@@ -147,7 +147,7 @@ class IdleDocument(Spent):
     )
     hours: int = Field(description="Of tasks.")
     items: list[IdleCell]
-    tasks: list[IdleTaskDocument] = Field(description="The most expensive.")
+    tasks: list[IdleTaskDocument] = Field(description="The 100 most expensive; all of them are a list of their own.")
 
 
 class WasteDocument(Answer):
@@ -157,9 +157,9 @@ class WasteDocument(Answer):
     metadata: Days
     totals: list[WasteKind]
     items: list[WasteCell]
-    dearest: list[WasteCase]
+    dearest: list[WasteCase] = Field(description="The 100 dearest; all of them are a list of their own.")
     idle: IdleDocument
-    outliving_now: list[OutlivingServers]
+    outliving_now: list[OutlivingServers] = Field(description="At most 100, the longest first.")
 
 
 class SegmentSummary(Answer):
@@ -192,8 +192,33 @@ class QuarantinedDocument(Answer):
     raw: str
 
 
+class WasteCasePage(Answer):
+    items: list[WasteCase]
+    next: str | None
+
+
+class IdleTaskPage(Answer):
+    items: list[IdleTaskDocument]
+    next: str | None
+
+
+class SegmentPage(Answer):
+    items: list[SegmentSummary]
+    next: str | None
+
+
+class CorrectionPage(Answer):
+    items: list[CorrectionDocument]
+    next: str | None
+
+
+class QuarantinedPage(Answer):
+    items: list[QuarantinedDocument]
+    next: str | None
+
+
 class ReconciliationDocument(Answer):
-    """Lists have the latest; the numbers are of everything."""
+    """Lists have the latest 100 (the oldest, without an end), and pages of their own have all; the numbers are of everything."""
 
     kind: Literal["reconciliation"] = "reconciliation"
     metadata: Days
@@ -313,12 +338,6 @@ def waste_document(
     def summed(each: waste.Wasted) -> dict[str, Any]:
         return {"cases": each.count, "pod_seconds": each.seconds, **_spent(each.used)}
 
-    def case(row: Waste) -> WasteCase:
-        return WasteCase(
-            kind=row.kind, appcode=row.appcode.code, cluster=_label(row.labels, "cluster"), run=_label(row.labels, "run"),
-            began=row.since, ended=row.until, pod_seconds=row.seconds, **_spent(Used(row.gpu_seconds, row.charge)),
-        )  # fmt: skip
-
     return WasteDocument(
         metadata=days(range_, now),
         totals=[WasteKind(kind=kind, **summed(each)) for kind, each in found.kinds.items()],
@@ -328,18 +347,11 @@ def waste_document(
             for kind, each in column.items()
             if each.count
         ],
-        dearest=[case(row) for row in found.dearest],
+        dearest=[waste_case(row) for row in found.dearest],
         idle=IdleDocument(
             known_since=measured.forgotten_before(range_.since, now), hours=idle.hours, **_spent(idle.used),
             items=[IdleCell(since=since, hours=hours, **_spent(used)) for since, (hours, used) in idle.columns.items() if hours],
-            tasks=[
-                IdleTaskDocument(
-                    appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, task=each.task, pod=each.uid,
-                    segment=each.segment_id, gpu_model=each.gpu_model, hours=each.hours, began=each.since, ended=each.until,
-                    busy=str(display(each.busy_percent / 100, 4)), **_spent(each.used),
-                )
-                for each in idle.tasks
-            ],
+            tasks=[idle_task(each, names) for each in idle.tasks],
         ),
         outliving_now=[
             OutlivingServers(
@@ -349,6 +361,37 @@ def waste_document(
             for each in found.outliving
         ],
     ).json_value()  # fmt: skip
+
+
+def waste_case(row: Waste) -> WasteCase:
+    return WasteCase(
+        kind=row.kind, appcode=row.appcode.code, cluster=_label(row.labels, "cluster"), run=_label(row.labels, "run"),
+        began=row.since, ended=row.until, pod_seconds=row.seconds, **_spent(Used(row.gpu_seconds, row.charge)),
+    )  # fmt: skip
+
+
+def idle_task(each: IdleTask, names: dict[str, str]) -> IdleTaskDocument:
+    return IdleTaskDocument(
+        appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, task=each.task, pod=each.uid,
+        segment=each.segment_id, gpu_model=each.gpu_model, hours=each.hours, began=each.since, ended=each.until,
+        busy=str(display(each.busy_percent / 100, 4)), **_spent(each.used),
+    )  # fmt: skip
+
+
+def segment_summary(row: UsageSegment) -> SegmentSummary:
+    return SegmentSummary(**_summary(row))
+
+
+def correction(each: reconciliation.Correction, names: dict[str, str]) -> CorrectionDocument:
+    return CorrectionDocument(
+        segment=each.segment_id, pod=each.uid, appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster,
+        run=each.run, posted_at=each.posted_at, used_since=each.since, taken_back=cost(each.taken),
+        instead=cost(each.instead),
+    )  # fmt: skip
+
+
+def quarantined(row: Quarantined) -> QuarantinedDocument:
+    return QuarantinedDocument(seen_at=row.seen_at, cloud=row.cloud, reason=row.reason, raw=row.raw)
 
 
 def reconciliation_document(
@@ -362,19 +405,10 @@ def reconciliation_document(
         corrections=found.corrected,
         taken_back=cost(found.taken),
         quarantined=None if told is None else found.quarantined,
-        without_end=[SegmentSummary(**_summary(each.segment)) for each in found.endless],
-        flagged=[SegmentSummary(**_summary(row)) for row in found.flagged],
-        corrected=[
-            CorrectionDocument(
-                segment=each.segment_id, pod=each.uid, appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster,
-                run=each.run, posted_at=each.posted_at, used_since=each.since, taken_back=cost(each.taken),
-                instead=cost(each.instead),
-            )
-            for each in found.corrections
-        ],
-        quarantine=None
-        if told is None
-        else [QuarantinedDocument(seen_at=e.seen_at, cloud=e.cloud, reason=e.reason, raw=e.raw) for e in told],
+        without_end=[segment_summary(each.segment) for each in found.endless],
+        flagged=[segment_summary(row) for row in found.flagged],
+        corrected=[correction(each, names) for each in found.corrections],
+        quarantine=None if told is None else [quarantined(each) for each in told],
     ).json_value()  # fmt: skip
 
 

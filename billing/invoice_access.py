@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -19,8 +19,8 @@ from billing.invoices import Document, hours
 from billing.models import LedgerEntry
 from portal.models import Appcode
 
-# Of everything that one may see; who has more looks at one month.
-MAX_EXPORT = 20_000
+# Rows that are read at a time when all are wanted.
+PORTION = 2000
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
         )  # fmt: skip
 
 
-def list_cells(rows: Sequence[Invoice]) -> Iterator[tuple[object, ...]]:
+def list_cells(rows: Iterable[Invoice]) -> Iterator[tuple[object, ...]]:
     for row in rows:
         left = to_pay(row)
         yield (
@@ -246,7 +246,7 @@ ENTRY_HEAD = (
 )  # fmt: skip
 
 
-def entry_cells(rows: Sequence[LedgerEntry], currency: str) -> Iterator[tuple[object, ...]]:
+def entry_cells(rows: Iterable[LedgerEntry], currency: str) -> Iterator[tuple[object, ...]]:
     for row in rows:
         labels = [row.labels.get(name, "") for name in ("cluster", "run", "role", "index")]
         yield (

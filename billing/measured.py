@@ -9,10 +9,10 @@ its GPUs; of a pod that billing has not heard of nothing is kept.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -211,9 +211,17 @@ SELECT s.appcode_id, s.id, s.uid, coalesce(s.labels->>'cluster', ''), coalesce(s
 FROM (
     SELECT uid, count(*) AS hours, min(hour) AS since, max(hour) + interval '1 hour' AS until,
         sum(measured_ms)::bigint AS measured_ms, sum(busy_ms)::bigint AS busy_ms, sum(charge) AS charge
-    FROM priced GROUP BY uid ORDER BY charge DESC, uid LIMIT %(most)s
-) summed JOIN billing_usagesegment s USING (uid) ORDER BY charge DESC, measured_ms DESC, s.id
+    FROM priced GROUP BY uid ORDER BY {inner}
+) summed JOIN billing_usagesegment s USING (uid) {outer}
 """)
+DEAREST = BY_TASK.format(
+    inner=sql.SQL("charge DESC, uid LIMIT %(most)s"), outer=sql.SQL("ORDER BY charge DESC, measured_ms DESC, s.id")
+)
+# By numbers that stay, for lists that are read page by page.
+LATEST = BY_TASK.format(
+    inner=sql.SQL("uid"),
+    outer=sql.SQL("WHERE %(before)s::bigint IS NULL OR s.id < %(before)s ORDER BY s.id DESC LIMIT %(most)s"),
+)
 
 
 def record(uses: Iterable[Use]) -> None:
@@ -351,18 +359,43 @@ def of_pods(
 
 def idle(range_: Range, *, appcodes: Sequence[int] | None = None) -> Idle:
     """GPUs that were held idle in the range; two queries and the price book's."""
-    parameters: dict[str, Any] = {
-        "first": midnight(range_.since), "last": midnight(range_.until), "least": IDLE_MINUTES, "most": MOST_ROWS,
-        "appcodes": None if appcodes is None else list(appcodes), **terms_of(price_book()),
-    }  # fmt: skip
-    condition = sql.SQL("true" if appcodes is None else "m.appcode_id = ANY(%(appcodes)s)")
     columns = {since: (0, Used()) for since, _ in range_.columns}
+    parameters = _wanted(range_, appcodes)
     with connection.cursor() as cursor:
-        cursor.execute(cast("Any", IDLE.format(terms=TERMS, condition=condition, select=BY_DAY)), parameters)
+        cursor.execute(_idle(BY_DAY, appcodes), parameters)
         for day, hours, measured_ms, charge in cursor.fetchall():
             place = range_.place(day)
             columns[place] = columns[place][0] + hours, columns[place][1] + Used(measured_ms // 1000, charge)
-        cursor.execute(cast("Any", IDLE.format(terms=TERMS, condition=condition, select=BY_TASK)), parameters)
+        cursor.execute(_idle(DEAREST, appcodes), {**parameters, "most": MOST_ROWS})
         tasks = [IdleTask(*row) for row in cursor.fetchall()]
     hours = sum(count for count, _ in columns.values())
     return Idle(hours, sum((used for _, used in columns.values()), Used()), columns, tasks)
+
+
+def idle_tasks(range_: Range, *, appcodes: Sequence[int] | None = None) -> Iterator[IdleTask]:
+    """All tasks whose GPUs were held idle in the range, the dearest first, in the memory of a few."""
+    with connection.chunked_cursor() as cursor:
+        cursor.execute(_idle(DEAREST, appcodes), {**_wanted(range_, appcodes), "most": None})
+        while rows := cursor.fetchmany(PORTION):
+            yield from (IdleTask(*row) for row in rows)
+
+
+def idle_tasks_before(
+    range_: Range, before: int | None, most: int, *, appcodes: Sequence[int] | None = None
+) -> list[IdleTask]:
+    """The same from segments with lower numbers than `before`, the latest first."""
+    with connection.cursor() as cursor:
+        cursor.execute(_idle(LATEST, appcodes), {**_wanted(range_, appcodes), "before": before, "most": most})
+        return [IdleTask(*row) for row in cursor.fetchall()]
+
+
+def _idle(select: sql.Composable, appcodes: Sequence[int] | None) -> Any:
+    condition = sql.SQL("true" if appcodes is None else "m.appcode_id = ANY(%(appcodes)s)")
+    return IDLE.format(terms=TERMS, condition=condition, select=select)
+
+
+def _wanted(range_: Range, appcodes: Sequence[int] | None) -> dict[str, Any]:
+    return {
+        "first": midnight(range_.since), "last": midnight(range_.until), "least": IDLE_MINUTES,
+        "appcodes": None if appcodes is None else list(appcodes), **terms_of(price_book()),
+    }  # fmt: skip

@@ -5,7 +5,7 @@ nobody understood, and what the ledger had to take back. All of it can be follow
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -19,6 +19,8 @@ from billing.rating import money
 from billing.usage import FLAGS
 
 MOST_ROWS = 100
+# Rows that are read at a time when all are wanted.
+PORTION = 2000
 # A run is called over before the last of its pods is, and news take a moment.
 PATIENCE = dt.timedelta(minutes=10)
 # Segments of volumes.
@@ -35,27 +37,33 @@ PLACES = {
     "month": "greatest(date_trunc('month', ended AT TIME ZONE 'UTC')::date, %(first)s)",
 }
 # What one posting took back of one segment, and what it wrote instead.
-CORRECTIONS = f"""
+TAKEN = f"""
 WITH taken AS (
-    SELECT segment_id, posted_at, min(uid) AS uid, min(appcode_id) AS appcode_id,
+    SELECT max(id) AS number, segment_id, posted_at, min(uid) AS uid, min(appcode_id) AS appcode_id,
         coalesce(min(labels->>'cluster'), '') AS cluster, coalesce(min(labels->>'run'), '') AS run,
         min(since) AS since, count(*) AS lines, sum(charge) AS charge
     FROM billing_ledgerentry
     WHERE reverses_id IS NOT NULL AND posted_at >= %(since)s AND posted_at < %(until)s AND {OF_APPCODES}
     GROUP BY segment_id, posted_at
 )
+"""  # noqa: S608
+# Numbers of the ledger grow with the time of posting.
+CORRECTIONS = f"""{TAKEN}
 SELECT taken.*, coalesce((
     SELECT sum(e.charge) FROM billing_ledgerentry e
     WHERE e.segment_id = taken.segment_id AND e.kind = 'usage' AND e.posted_at = taken.posted_at
-), 0) AS instead, count(*) OVER (), sum(charge) OVER ()
-FROM taken ORDER BY posted_at DESC, segment_id DESC LIMIT %(most)s
+), 0) AS instead
+FROM taken WHERE %(before)s::bigint IS NULL OR number < %(before)s ORDER BY number DESC LIMIT %(most)s
 """  # noqa: S608
+CORRECTED = f"{TAKEN} SELECT count(*), coalesce(sum(charge), 0) FROM taken"  # noqa: S608
 
 
 @dataclass(frozen=True)
 class Correction:
-    """`taken` is what was reversed (never positive), `instead` what the same posting charged for the segment."""
+    """`taken` is what was reversed (never positive), `instead` what the same posting charged for the segment. `number` is that
+    of the last line that was taken back."""
 
+    number: int
     segment_id: int
     posted_at: dt.datetime
     uid: str
@@ -100,46 +108,70 @@ class Report:
 
 def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None, quarantine: bool) -> Report:
     """What is open now, and what was mended or corrected in the range; a fixed number of queries."""
-    codes = None if appcodes is None else list(appcodes)
-    wanted: dict[str, Any] = {
-        "appcodes": codes, "first": range_.since, "since": midnight(range_.since), "until": midnight(range_.until),
-        "most": MOST_ROWS,
-    }  # fmt: skip
-    segments = UsageSegment.objects.all() if codes is None else UsageSegment.objects.filter(appcode__in=codes)
+    wanted = {**_wanted(range_, appcodes), "first": range_.since}
     columns: dict[dt.date, dict[str, int]] = {since: {} for since, _ in range_.columns}
     flags = dict.fromkeys(FLAGS, 0)
-    corrections, corrected, taken = [], 0, Decimal(0)
     with connection.cursor() as cursor:
         cursor.execute(FLAGGED.format(place=PLACES[range_.step]), wanted)
         for place, flag, count in cursor.fetchall():
             columns[place][flag] = count
             flags[flag] = flags.get(flag, 0) + count
-        cursor.execute(CORRECTIONS, wanted)
-        for row in cursor.fetchall():
-            segment_id, at, uid, code, cluster, run, since, lines, charge, instead, corrected, whole = row
-            amounts = money(charge), money(instead)
-            corrections.append(Correction(segment_id, at, uid, code, cluster, run, since, lines, *amounts))
-            taken = money(whole)
-    in_range = segments.exclude(flags=[]).filter(ended__gte=wanted["since"], ended__lt=wanted["until"])
-    unresolved = Quarantined.objects.filter(resolved_at=None)
+        cursor.execute(CORRECTED, wanted)
+        corrected, taken = cursor.fetchone()
+    unresolved = quarantined()
     return Report(
-        open=segments.filter(ended=None).exclude(VOLUME).count(),
-        endless=_endless(segments, now),
+        open=_segments(appcodes).filter(ended=None).exclude(VOLUME).count(),
+        endless=list(with_outcomes(endless(now, appcodes).order_by("started", "pk")[:MOST_ROWS])),
         flags=flags,
         columns=columns,
-        flagged=list(in_range.select_related("appcode").order_by("-ended", "pk")[:MOST_ROWS]),
-        corrections=corrections,
+        flagged=list(flagged(range_, appcodes).order_by("-ended", "pk")[:MOST_ROWS]),
+        corrections=list(corrections(range_, appcodes, most=MOST_ROWS)),
         corrected=corrected,
-        taken=taken,
+        taken=money(taken),
         quarantine=list(unresolved[:MOST_ROWS]) if quarantine else None,
         quarantined=unresolved.count() if quarantine else 0,
     )
 
 
-def _endless(segments: QuerySet[UsageSegment], now: dt.datetime) -> list[Endless]:
-    """Open segments whose consumer has ended: those that nobody saw the end of, the oldest first."""
+def flagged(range_: Range, appcodes: Sequence[int] | None) -> QuerySet[UsageSegment]:
+    """Those that ended in the range with a time that had to be mended."""
+    ended = {"ended__gte": midnight(range_.since), "ended__lt": midnight(range_.until)}
+    return _segments(appcodes).exclude(flags=[]).filter(**ended).select_related("appcode")
+
+
+def endless(now: dt.datetime, appcodes: Sequence[int] | None) -> QuerySet[UsageSegment]:
+    """Open segments whose consumer has ended: those that nobody saw the end of."""
     over = Outcome.objects.filter(ended_at__lt=now - PATIENCE)
-    rows = segments.filter(ended=None, consumer__in=over.values("consumer")).select_related("appcode")
-    found = list(rows.order_by("started", "pk")[:MOST_ROWS])
-    words = {each.consumer: each for each in over.filter(consumer__in={row.consumer for row in found})}
+    return _segments(appcodes).filter(ended=None, consumer__in=over.values("consumer")).select_related("appcode")
+
+
+def with_outcomes(rows: Iterable[UsageSegment]) -> list[Endless]:
+    """Rows of `endless`, each with what its consumer came to."""
+    found = list(rows)
+    words = {each.consumer: each for each in Outcome.objects.filter(consumer__in={row.consumer for row in found})}
     return [Endless(row, words[row.consumer].word, words[row.consumer].ended_at) for row in found]
+
+
+def quarantined() -> QuerySet[Quarantined]:
+    return Quarantined.objects.filter(resolved_at=None)
+
+
+def corrections(
+    range_: Range, appcodes: Sequence[int] | None, *, before: int | None = None, most: int | None = None
+) -> Iterator[Correction]:
+    """What was taken back in the range, the latest first, in the memory of a few: those with lower numbers than `before`, and
+    `most` of them (None: all)."""
+    with connection.chunked_cursor() as cursor:
+        cursor.execute(CORRECTIONS, {**_wanted(range_, appcodes), "before": before, "most": most})
+        while rows := cursor.fetchmany(PORTION):
+            for *facts, charge, instead in rows:
+                yield Correction(*(*facts, money(charge), money(instead)))
+
+
+def _segments(appcodes: Sequence[int] | None) -> QuerySet[UsageSegment]:
+    return UsageSegment.objects.all() if appcodes is None else UsageSegment.objects.filter(appcode__in=list(appcodes))
+
+
+def _wanted(range_: Range, appcodes: Sequence[int] | None) -> dict[str, Any]:
+    since, until = midnight(range_.since), midnight(range_.until)
+    return {"appcodes": None if appcodes is None else list(appcodes), "since": since, "until": until}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from django.db import connection, transaction
-from django.db.models import Count, Sum
+from django.db.models import Count, QuerySet, Sum
 
 from billing import posting
 from billing.dashboard import Range, Used, midnight
@@ -26,6 +26,9 @@ PORTION = 50_000
 # Parameter servers are told to end when the last worker has; what they need for that is no waste.
 GRACE_SECONDS = 60
 MOST_ROWS = 100
+DEAREST = ("-charge", "-gpu_seconds", "pk")
+# Rows that are read at a time when all are wanted.
+CHUNK = 2000
 EXPLAINED = {
     Waste.Kind.FAILED: "Failed runs",
     Waste.Kind.OUTLIVED: "Parameter servers that outlived their workers",
@@ -218,17 +221,24 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None = 
             kinds[kind] += found
         cursor.execute(OUTLIVING, {**wanted, "now": now, "grace": GRACE_SECONDS, "most": MOST_ROWS})
         outliving = [Outliving(*row) for row in cursor.fetchall()]
-    rows = Waste.objects.filter(until__gte=wanted["since"], until__lt=wanted["until"]).select_related("appcode")
+    return Report(kinds, columns, list(cases(range_, appcodes=appcodes).order_by(*DEAREST)[:MOST_ROWS]), outliving)
+
+
+def cases(range_: Range, *, appcodes: Sequence[int] | None = None) -> QuerySet[Waste]:
+    """Everything that was wasted by things that ended in the range."""
+    rows = Waste.objects.filter(until__gte=midnight(range_.since), until__lt=midnight(range_.until))
     if appcodes is not None:
         rows = rows.filter(appcode__in=list(appcodes))
-    return Report(kinds, columns, list(rows.order_by("-charge", "-gpu_seconds", "pk")[:MOST_ROWS]), outliving)
+    return rows.select_related("appcode")
 
 
 def total(range_: Range, *, appcodes: Sequence[int] | None = None) -> dict[str, Wasted]:
     """Sums by kind of what ended in the range; one query."""
-    rows = Waste.objects.filter(until__gte=midnight(range_.since), until__lt=midnight(range_.until))
-    if appcodes is not None:
-        rows = rows.filter(appcode__in=list(appcodes))
-    found = rows.order_by().values_list("kind").annotate(Count("pk"), Sum("seconds"), Sum("gpu_seconds"), Sum("charge"))
+    found = (
+        cases(range_, appcodes=appcodes)
+        .order_by()
+        .values_list("kind")
+        .annotate(Count("pk"), Sum("seconds"), Sum("gpu_seconds"), Sum("charge"))
+    )
     sums = {kind: Wasted(count, seconds, Used(gpus, charge)) for kind, count, seconds, gpus, charge in found}
     return {kind: sums.get(kind, Wasted()) for kind in Waste.Kind.values}

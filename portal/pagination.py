@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
+from django.db import models
 from django.db.models import Model, Q, QuerySet
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
@@ -25,6 +26,7 @@ MAX_SEARCH = 200
 MAX_CURSOR = 400
 
 Row = TypeVar("Row", bound=Model)
+Thing = TypeVar("Thing")
 
 PAGE_PARAMETERS = [
     OpenApiParameter("cursor", str, description="Where the page starts: take it from `next` of the page before."),
@@ -41,12 +43,39 @@ def page(request: Request, rows: QuerySet[Row], *, order: str, render: Callable[
     column, descending = order.removeprefix("-"), order.startswith("-")
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
     if cursor := text(request, "cursor", longest=MAX_CURSOR):
-        rows = rows.filter(**{f"{column}__{'lt' if descending else 'gt'}": _position(rows, column, cursor)})
-    found = list(rows.order_by(order)[: limit + 1])
+        rows = rows.filter(
+            **{f"{column}__{'lt' if descending else 'gt'}": _position(rows.model._meta.get_field(column), cursor)}
+        )
+    return _answer(request, list(rows.order_by(order)[: limit + 1]), limit, lambda row: getattr(row, column), render)
+
+
+def page_of_sums(
+    request: Request,
+    found: Callable[[int | None, int], Sequence[Thing]],
+    *,
+    number_of: Callable[[Thing], int],
+    render: Callable[[Thing], Any],
+) -> Response:
+    """The same of what the database adds up: `found(before, most)` are those with lower numbers than `before` (None: all), the
+    highest first."""
+    limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
+    cursor = text(request, "cursor", longest=MAX_CURSOR)
+    before = _position(models.BigIntegerField(), cursor) if cursor else None
+    return _answer(request, found(before, limit + 1), limit, number_of, render)
+
+
+def _answer(
+    request: Request,
+    found: Sequence[Thing],
+    limit: int,
+    position: Callable[[Thing], object],
+    render: Callable[[Thing], Any],
+) -> Response:
+    """`found` may have one more than there is room for."""
     following = None
     if len(found) > limit:
         query = request.query_params.copy()
-        query["cursor"] = base64.urlsafe_b64encode(str(getattr(found[limit - 1], column)).encode()).decode().rstrip("=")
+        query["cursor"] = base64.urlsafe_b64encode(str(position(found[limit - 1])).encode()).decode().rstrip("=")
         following = request.build_absolute_uri(f"{request.path}?{query.urlencode()}")
     return Response({"items": [render(row) for row in found[:limit]], "next": following})
 
@@ -96,12 +125,12 @@ def flag(request: Request, name: str) -> bool:
     raise Invalid.at(name, message="Say true or false.")
 
 
-def _position(rows: QuerySet[Row], column: str, cursor: str) -> Any:
+def _position(field: Any, cursor: str) -> Any:
     try:
         value = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         if "\0" in value:
             raise ValueError("NUL")
-        position = rows.model._meta.get_field(column).to_python(value)  # type: ignore[union-attr]
+        position = field.to_python(value)
     except (binascii.Error, ValueError, ValidationError) as error:
         raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.") from error
     if isinstance(position, int) and not -(2**63) <= position < 2**63:

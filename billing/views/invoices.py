@@ -8,7 +8,7 @@ from decimal import Decimal
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -16,13 +16,13 @@ from django.views.decorators.http import require_POST, require_safe
 
 from billing import credit_notes, history, invoice_access, invoicing, mails, pdf, periods
 from billing.exports import FORMATS
-from billing.files import csv_file, download
+from billing.files import csv_file, csv_stream, download
 from billing.forms import CreditNoteForm
 from billing.invoice_access import (
     ENTRY_HEAD,
     LINE_HEAD,
     LIST_HEAD,
-    MAX_EXPORT,
+    PORTION,
     EntryRow,
     Sheet,
     entry_cells,
@@ -45,7 +45,7 @@ DEAREST = 8
 
 
 @require_safe
-def invoice_list(request: HttpRequest) -> HttpResponse:
+def invoice_list(request: HttpRequest) -> HttpResponseBase:
     """Closed invoices of my appcodes, the latest first, and above them what is open."""
     appcodes, code = appcodes_for(person(request)), selected_appcode(request)
     appcodes = appcodes.filter(code=code) if code else appcodes
@@ -57,7 +57,7 @@ def invoice_list(request: HttpRequest) -> HttpResponse:
         rows = rows.filter(month=asked)
     if "format" in request.GET:
         name = f"invoices-{asked:%Y-%m}" if asked else "invoices"
-        return csv_file(name, LIST_HEAD, list_cells(list(rows.order_by("-month", "code")[:MAX_EXPORT])))
+        return csv_stream(name, LIST_HEAD, list_cells(rows.order_by("-month", "code").iterator(PORTION)))
     shown, following = page_of(request, rows, "-id")
     told = invoice_access.mails_of(shown)
     context = {
@@ -113,7 +113,7 @@ def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNote
 
 
 @require_safe
-def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) -> HttpResponse:
+def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) -> HttpResponseBase:
     """The entries of the ledger that a line adds up, each with its segment."""
     row = _closed(request, code, month)
     line = row.lines.filter(place=place).select_related("invoice").first()
@@ -121,8 +121,8 @@ def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) ->
         raise Http404(f"{row.number} has no line {place}.")
     found = invoice_access.entries(line)
     if "format" in request.GET:
-        cells = entry_cells(list(found.order_by("pk")[:MAX_EXPORT]), row.currency)
-        return csv_file(f"{row.number}-line-{place}", ENTRY_HEAD, cells)
+        cells = entry_cells(found.order_by("pk").iterator(PORTION), row.currency)
+        return csv_stream(f"{row.number}-line-{place}", ENTRY_HEAD, cells)
     shown, following = page_of(request, found.select_related("segment"), "id", ENTRIES)
     totals = found.aggregate(quantity=Sum("quantity"), charge=Sum("charge"))
     context = {

@@ -8,7 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from billing.files import csv_file, inert
+from billing import files
+from billing.files import csv_file, csv_stream, inert
 
 
 def read(response):
@@ -21,7 +22,8 @@ def read(response):
 )
 def test_text_that_would_begin_a_formula_does_not(text):
     assert inert(text) == f"'{text}"
-    assert read(csv_file("a", ["a"], [[text]])) == [["a"], [f"'{text}"]]
+    for answer in (csv_file, csv_stream):
+        assert read(answer("a", ["a"], [[text]])) == [["a"], [f"'{text}"]]
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,21 @@ def test_text_that_would_begin_a_formula_does_not(text):
 )
 def test_everything_else_stays(cell):
     assert inert(cell) is cell
+
+
+def test_a_file_has_all_rows_however_many(monkeypatch):
+    """Also those that go by way of the disk."""
+    monkeypatch.setattr(files, "IN_MEMORY", 100)
+    rows = [[number, "text"] for number in range(5000)]
+    response = csv_stream("a", ["number", "words"], iter(rows))
+    assert response.streaming
+    found = read(response)
+    assert found == [["number", "words"], *([str(number), words] for number, words in rows)]
+
+
+def test_a_file_that_would_be_too_large_is_refused_and_not_cut(settings):
+    settings.EXPORT_MAX_BYTES = 2**20
+    response = csv_stream("a", ["words"], (["x" * 1000] for _ in range(2000)))
+    assert response.status_code == 413
+    assert "more than 1 MiB" in response.content.decode()
+    assert "Content-Disposition" not in response

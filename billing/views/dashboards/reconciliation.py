@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 
 from django.conf import settings
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from billing import access, reconciliation
-from billing.files import csv_file
+from billing.files import csv_file, csv_stream
 from billing.models import UsageSegment
 from billing.rating import display
 from billing.usage import FLAGS
@@ -21,13 +22,16 @@ from portal.views import person
 
 
 @require_safe
-def reconciled(request: HttpRequest) -> HttpResponse:
+def reconciled(request: HttpRequest) -> HttpResponseBase:
     """Pods without an end, mended times, corrections; for administrators what nobody understood, too."""
     asked = ask(request)
     administrator = person(request).is_administrator
+    table = request.GET.get("table", "flagged")
+    if request.GET.get("format") == "csv" and table != "columns":
+        return _rows_csv(asked, table, quarantine=administrator)
     found = reconciliation.report(asked.range, asked.now, appcodes=counted(asked), quarantine=administrator)
     if request.GET.get("format") == "csv":
-        return _reconciliation_csv(request, asked, found)
+        return _columns_csv(asked, found)
     drawn = [
         (label, {flag.replace("-", " "): Decimal(count) for flag, count in found.columns[since].items()})
         for label, since in labelled(asked.range)
@@ -56,35 +60,45 @@ def _segment_url(asked: Asked, row: UsageSegment) -> str:
     )
 
 
-def _reconciliation_csv(request: HttpRequest, asked: Asked, found: reconciliation.Report) -> HttpResponse:
-    """`?table=` columns, flagged, corrections, endless or quarantine."""
-    table = request.GET.get("table", "flagged")
-    name = f"reconciliation-{table}-{asked.range.since:%F}-{asked.range.last_day:%F}"
-    if table == "columns":
-        rows = (
-            (label, flag, count)
-            for label, since in labelled(asked.range)
-            for flag, count in sorted(found.columns[since].items())
-        )
-        return csv_file(name, (asked.range.step, "flag", "segments"), rows)
+def _name(asked: Asked, table: str) -> str:
+    return f"reconciliation-{table}-{asked.range.since:%F}-{asked.range.last_day:%F}"
+
+
+def _columns_csv(asked: Asked, found: reconciliation.Report) -> HttpResponse:
+    rows = (
+        (label, flag, count)
+        for label, since in labelled(asked.range)
+        for flag, count in sorted(found.columns[since].items())
+    )
+    return csv_file(_name(asked, "columns"), (asked.range.step, "flag", "segments"), rows)
+
+
+def _rows_csv(asked: Asked, table: str, *, quarantine: bool) -> HttpResponseBase:
+    """All rows of `?table=` flagged, corrections, endless or quarantine."""
+    if table not in ("flagged", "corrections", "endless", "quarantine") or (table == "quarantine" and not quarantine):
+        raise Http404("There is no such table.")
+    name, appcodes, portion = _name(asked, table), counted(asked), reconciliation.PORTION
     if table == "corrections":
         cells = (
             (each.posted_at.isoformat(), asked.codes.get(str(each.appcode_id), ""), each.cluster, each.run, each.uid,
              each.since.isoformat(), each.lines, display(each.taken, 6), display(each.instead, 6), settings.CURRENCY)
-            for each in found.corrections
+            for each in reconciliation.corrections(asked.range, appcodes)
         )  # fmt: skip
         columns = (
             "posted_at", "appcode", "cluster", "run", "pod", "used_from", "lines", "taken_back", "instead", "currency",
         )  # fmt: skip
-        return csv_file(name, columns, cells)
+        return csv_stream(name, columns, cells)
     if table == "quarantine":
-        if found.quarantine is None:
-            raise Http404("There is no such table.")
-        told = ((each.seen_at.isoformat(), each.cloud, each.reason, each.raw) for each in found.quarantine)
-        return csv_file(name, ("seen_at", "cloud", "reason", "raw"), told)
+        unresolved = reconciliation.quarantined().iterator(portion)
+        told = ((each.seen_at.isoformat(), each.cloud, each.reason, each.raw) for each in unresolved)
+        return csv_stream(name, ("seen_at", "cloud", "reason", "raw"), told)
     head = ("pod", "appcode", "cluster", "run", "started", "ended", "flags")
-    segments = [each.segment for each in found.endless] if table == "endless" else found.flagged
-    return csv_file(
+    segments: Iterable[UsageSegment]
+    if table == "endless":
+        segments = reconciliation.endless(asked.now, appcodes).order_by("started", "pk").iterator(portion)
+    else:
+        segments = reconciliation.flagged(asked.range, appcodes).order_by("-ended", "pk").iterator(portion)
+    return csv_stream(
         name, head,
         (
             (row.uid, row.appcode.code, row.labels.get("cluster", ""), row.labels.get("run", ""), row.started.isoformat(),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from billing import measured, waste
 from billing.dashboard import Used
-from billing.files import csv_file
+from billing.files import csv_file, csv_stream
 from billing.measured import IdleTask
 from billing.models import Waste
 from billing.rating import SECONDS_PER_HOUR, display, money
@@ -56,18 +56,21 @@ class Case:
 
 
 @require_safe
-def wasted(request: HttpRequest) -> HttpResponse:
+def wasted(request: HttpRequest) -> HttpResponseBase:
     """What was held for nothing, and what is at this moment."""
     asked = ask(request)
+    known = measured.forgotten_before(asked.range.since, asked.now)
+    table = request.GET.get("table", "")
+    if request.GET.get("format") == "csv" and table != "columns":
+        if table == "idle":
+            return _idle_csv(asked, measured.idle_tasks(asked.range, appcodes=counted(asked)), known)
+        return _cases_csv(asked)
     found = waste.report(asked.range, asked.now, appcodes=counted(asked))
     cases = [_case(asked, row) for row in found.dearest]
     idle = measured.idle(asked.range, appcodes=counted(asked))
     idle_cases = [(each, asked.codes.get(str(each.appcode_id), ""), *_idle_urls(asked, each)) for each in idle.tasks]
-    known = measured.forgotten_before(asked.range.since, asked.now)
     if request.GET.get("format") == "csv":
-        if request.GET.get("table") == "idle":
-            return _idle_csv(asked, idle.tasks, known)
-        return _waste_csv(request, asked, found, cases, idle)
+        return _columns_csv(asked, found, idle)
     titles = {kind: waste.EXPLAINED[Waste.Kind(kind)] for kind in found.kinds}
     drawn = [
         (
@@ -81,10 +84,11 @@ def wasted(request: HttpRequest) -> HttpResponse:
         for each in found.outliving
     ]
     context = {
-        **common(asked), "cases": cases[:SHOWN], "more": len(cases) - SHOWN, "outliving": outliving,
+        **common(asked), "cases": cases[:SHOWN],
+        "more": sum(each.count for each in found.kinds.values()) - SHOWN, "outliving": outliving,
         "kinds": [(titles[kind], kind, each) for kind, each in found.kinds.items()],
         "idle": idle, "idle_cases": idle_cases[:SHOWN],
-        "idle_more": len(idle_cases) - SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": busy_notes(request),
+        "idle_more": len(idle_cases) > SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": busy_notes(request),
         "looked": _looked(asked) and (known is None or known < asked.range.until),
         "known": known,
         "chart": draw_columns("What was held for nothing", drawn, urls=column_urls(request, asked), unit=settings.CURRENCY),
@@ -111,7 +115,7 @@ def _idle_urls(asked: Asked, each: IdleTask) -> tuple[str, str]:
     return run, segment_url(asked, each.appcode_id, each.cluster, each.run, each.segment_id)
 
 
-def _idle_csv(asked: Asked, tasks: Sequence[IdleTask], known: dt.date | None) -> HttpResponse:
+def _idle_csv(asked: Asked, tasks: Iterable[IdleTask], known: dt.date | None) -> HttpResponseBase:
     """Its name says what is forgotten, for where no task is left no row can."""
     head = (
         "appcode",
@@ -127,7 +131,7 @@ def _idle_csv(asked: Asked, tasks: Sequence[IdleTask], known: dt.date | None) ->
         *USED_HEAD,
         "known_from",
     )
-    return csv_file(
+    return csv_stream(
         f"idle-{asked.range.since:%F}-{asked.range.last_day:%F}{f'-known-from-{known:%F}' if known else ''}", head,
         (
             (asked.codes.get(str(each.appcode_id), ""), each.cluster, each.run, each.task, each.uid, each.gpu_model, each.hours,
@@ -161,34 +165,39 @@ def _run_url(
     return f"{reverse('billing_run', args=[code, cluster, run])}?{days}"
 
 
-def _waste_csv(
-    request: HttpRequest, asked: Asked, found: waste.Report, cases: list[Case], idle: measured.Idle
-) -> HttpResponse:
-    name = f"waste-{asked.range.since:%F}-{asked.range.last_day:%F}"
-    if request.GET.get("table") == "columns":
-        rows = (
-            (
-                label,
-                kind,
-                each.count,
-                each.seconds,
-                *used_cells(each.used),
-                (kind == "idle" and measured.forgotten_before(since, asked.now)) or "",
-            )
-            for label, since in labelled(asked.range)
-            for kind, each in sorted({**found.columns[since], "idle": _as_waste(*idle.columns[since])}.items())
+def _name(asked: Asked) -> str:
+    return f"waste-{asked.range.since:%F}-{asked.range.last_day:%F}"
+
+
+def _columns_csv(asked: Asked, found: waste.Report, idle: measured.Idle) -> HttpResponse:
+    rows = (
+        (
+            label,
+            kind,
+            each.count,
+            each.seconds,
+            *used_cells(each.used),
+            (kind == "idle" and measured.forgotten_before(since, asked.now)) or "",
         )
-        return csv_file(
-            f"{name}-by-{asked.range.step}",
-            (asked.range.step, "kind", "cases", "seconds", *USED_HEAD, "known_from"),
-            rows,
-        )
-    head = ("kind", "appcode", "cluster", "run", "from", "to", "seconds", *USED_HEAD)
+        for label, since in labelled(asked.range)
+        for kind, each in sorted({**found.columns[since], "idle": _as_waste(*idle.columns[since])}.items())
+    )
     return csv_file(
-        name, head,
+        f"{_name(asked)}-by-{asked.range.step}",
+        (asked.range.step, "kind", "cases", "seconds", *USED_HEAD, "known_from"),
+        rows,
+    )
+
+
+def _cases_csv(asked: Asked) -> HttpResponseBase:
+    """All of them, the dearest first."""
+    head = ("kind", "appcode", "cluster", "run", "from", "to", "seconds", *USED_HEAD)
+    rows = waste.cases(asked.range, appcodes=counted(asked)).order_by(*waste.DEAREST).iterator(waste.CHUNK)
+    return csv_stream(
+        _name(asked), head,
         (
             (case.row.kind, case.code, case.cluster, case.run, case.row.since.isoformat(), case.row.until.isoformat(),
              case.row.seconds, *used_cells(Used(case.row.gpu_seconds, case.row.charge)))
-            for case in cases
+            for case in (_case(asked, row) for row in rows)
         ),
     )  # fmt: skip
