@@ -9,13 +9,14 @@ with a higher number for a month whose mark is set came too late; the next invoi
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BooleanField, ExpressionWrapper, Max, Min, Q, Sum
+from django.db.models import BooleanField, Exists, ExpressionWrapper, Max, Min, OuterRef, Q, Sum
 from django.utils import timezone
 
 from billing import invoices, mails, periods, posting, wakeups
@@ -266,17 +267,74 @@ def forget(appcodes: Sequence[int]) -> None:
 # Proof
 
 
-def problems(invoice: Invoice) -> list[str]:
-    """What is wrong with a closed invoice: its hash, and its lines against the ledger."""
+def proof() -> Iterator[tuple[Invoice | None, list[str]]]:
+    """Every closed invoice with what is wrong with it; without one, what is wrong with a month or the ledger: there is an invoice
+    for whoever used anything, and for every credit that was spent."""
+    closings = list(Closing.objects.exclude(mark=None).order_by("month"))
+    for closing in closings:
+        span = span_of(closing)
+        sums = lines_of(span)
+        for invoice in _to_prove(Q(month=closing.month)):
+            yield invoice, problems(invoice, span, sums.pop(invoice.appcode_id, []))
+        if closing.closed_at and sums:
+            codes = Appcode.objects.in_bulk(sums)
+            yield None, [f"{invoices.number(closing.month, codes[pk].code)}: it is not there" for pk in sorted(sums)]
+    for one, next_ in pairwise(closings):
+        if periods.following(one.month) != next_.month:
+            yield None, [f"{one.month:%B %Y}: the closing of the month after it is not there"]
+    for invoice in _to_prove(~Q(month__in=Closing.objects.exclude(mark=None).values("month"))):
+        yield invoice, [f"{invoice.number}: its month was never closed", *problems(invoice)]
+    used = Exists(InvoiceCredit.objects.filter(entry=OuterRef("pk")))
+    for entry_ in LedgerEntry.objects.filter(~used, credit__isnull=False).order_by("pk"):
+        yield None, [f"entry {entry_.pk} of the ledger: there is no invoice that used this credit"]
+
+
+def _to_prove(which: Q) -> Iterator[Invoice]:
+    rows = Invoice.objects.filter(which).order_by("pk").select_related("appcode")
+    return rows.prefetch_related("lines", "credits__entry", "notes").iterator(chunk_size=500)
+
+
+def problems(invoice: Invoice, span: Span | None = None, sums: Sequence[Line] = ()) -> list[str]:
+    """What is wrong with a closed invoice: its hash, its lines against the ledger (`sums` is what that says of the `span` of its
+    month, when it is known), and what its rows say beside the document that was hashed: people pay by that."""
     found = []
     document = invoice.document
     if document.sha256 != invoice.sha256:
         found.append(
             f"{invoice.number}: its rows have the hash {document.sha256}, but {invoice.sha256} was written on it"
         )
-    span = Span(invoice.month, 0, invoice.after, invoice.mark)
-    made = invoices.lines(lines_of(span, invoice.appcode_id).get(invoice.appcode_id, []), invoice.month)
+    if span is None:
+        span = Span(invoice.month, 0, invoice.after, invoice.mark)
+        sums = lines_of(span, invoice.appcode_id).get(invoice.appcode_id, [])
+    made = invoices.lines(sums, invoice.month)
     if [invoices.line_facts(line) for line in made] != [invoices.line_facts(line) for line in document.lines]:
         found.append(f"{invoice.number}: its lines are not what the ledger says")
-    found += [f"{note.number}: its hash is wrong" for note in invoice.notes.all() if note.note.sha256 != note.sha256]
+    # Closings of examples may have gone that were the ones before.
+    if invoice.mark != span.mark or invoice.after != (span.after or invoice.after):
+        found.append(f"{invoice.number}: it covers other entries of the ledger than its month")
+    found += [f"{invoice.number}: {name} is {is_}, but by its document {said}" for name, is_, said in _beside(invoice)]
+    for row in invoice.credits.all():
+        facts = (row.entry.kind, row.entry.credit_id, row.entry.appcode_id, row.entry.charge)
+        if facts != (LedgerEntry.Kind.CREDIT, row.credit_id, invoice.appcode_id, -row.amount * UNIT):
+            found.append(f"{invoice.number}: its credit {row.credit_id} is not what the ledger says")
+    for place, note in enumerate(sorted(invoice.notes.all(), key=lambda each: each.pk), 1):
+        if note.note.sha256 != note.sha256:
+            found.append(f"{note.number}: its hash is wrong")
+        if note.number != invoices.note_number(invoice.number, place):
+            found.append(f"{note.number}: it is number {place} of its invoice")
     return found
+
+
+def _beside(invoice: Invoice) -> Iterator[tuple[str, object, object]]:
+    """What stands in a row beside what was hashed, and differs from it: (name, as it is, as it should be)."""
+    document = invoice.document
+    pairs: list[tuple[str, object, object]] = [
+        ("the appcode", invoice.appcode.code, document.appcode),
+        ("the number", document.number, invoices.number(document.month, document.appcode)),
+        ("the number of lines", invoice.line_count, len(document.lines)),
+    ]
+    pairs += [
+        (f"the {name}", getattr(invoice, name), getattr(document, name)) for name in ("subtotal", "credited", "total")
+    ]
+    pairs += [(f"the amount of line {row.place}", row.amount, row.line.amount) for row in invoice.lines.all()]
+    return ((name, is_, said) for name, is_, said in pairs if is_ != said)

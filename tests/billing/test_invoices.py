@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -549,6 +550,72 @@ def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
     assert "ledger" in found[1]
     with pytest.raises(CommandError, match="1 of 1 invoices"):
         call_command("verify_invoices", stdout=io.StringIO())
+
+
+GUARDED = ("invoice", "invoiceline", "invoicecredit", "creditnote", "ledgerentry")
+
+
+def by_force(*statements: str) -> None:
+    """As somebody with all rights of the database could."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        for name in GUARDED:
+            cursor.execute(f"ALTER TABLE billing_{name} DISABLE TRIGGER USER")
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def proof() -> str:
+    out = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command("verify_invoices", stdout=out)
+    return f"{out.getvalue()}{caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE billing_invoice SET subtotal = subtotal + 1000, total = total + 1000", "total is 1001.00, but by its document"),
+        ("UPDATE billing_invoice SET credited = 0, total = subtotal", "credited is 0.00, but by its document 0.25"),
+        ("UPDATE billing_invoice SET line_count = 4", "number of lines is 4"),
+        ("UPDATE billing_invoiceline SET amount = amount + 1000 WHERE place = 2", "amount of line 2 is 1000.04"),
+        (
+            "UPDATE billing_invoice SET appcode_id = (SELECT id FROM portal_appcode WHERE code = 'flight-demo')",
+            "the appcode is flight-demo, but by its document ops-demo",
+        ),
+        ("UPDATE billing_ledgerentry SET charge = charge + 1 WHERE kind = 'credit'", "credit \\d+ is not what the ledger says"),
+        (
+            "DELETE FROM billing_invoicecredit; UPDATE billing_invoice SET credited = 0, total = subtotal",
+            "no invoice that used this credit",
+        ),
+        (
+            "DELETE FROM billing_invoiceline; DELETE FROM billing_invoicecredit; DELETE FROM billing_invoice",
+            "INV-202603-ops-demo: it is not there",
+        ),
+        ("UPDATE billing_invoice SET mark = mark + 1", "covers other entries of the ledger than its month"),
+        ("UPDATE billing_creditnote SET number = 'CN-202603-ops-demo-2'", "is number 1 of its invoice"),
+    ],
+)  # fmt: skip
+def test_the_proof_covers_what_people_pay_by(closed, flight, root, change, said):
+    credit_notes.issue(closed, Decimal("0.1"), "a slow node", acting_user=root)
+    call_command("verify_invoices", stdout=io.StringIO())
+    if change.startswith("DELETE FROM billing_invoiceline"):
+        change = f"DELETE FROM billing_creditnote; {change}"
+    by_force(*change.split("; "))
+    assert re.search(said, proof())
+
+
+def test_a_month_whose_closing_is_gone_is_missed(ops, prices):
+    record(*(pod(ops.pk, f"p-{n}", begin=n * 30 * DAY, end=n * 30 * DAY + 1) for n in range(3)))
+    assert invoicing.close_due(IN_JUNE) == 3
+    call_command("verify_invoices", stdout=io.StringIO())
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("ALTER TABLE billing_closing DISABLE TRIGGER USER")
+        cursor.execute("DELETE FROM billing_closing WHERE month = '2026-04-01'")
+    found = proof()
+    assert "March 2026: the closing of the month after it is not there" in found
+    assert "INV-202604-ops-demo: its month was never closed" in found
 
 
 def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice, root):
