@@ -83,7 +83,8 @@ def _chart(months: list[tuple[dt.date, int, Decimal]]) -> Columns | None:
 
 @require_safe
 def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
-    """One invoice: what it says, to whom it was sent, and its proof. `?format=` csv, pdf, or json (what was hashed)."""
+    """One invoice: what it says, to whom it was sent, and its proof. `?format=` csv, pdf, or, once it is closed, json (what was
+    hashed)."""
     appcode = appcode_for(person(request), code)
     sheet = invoice_access.sheet(appcode, month, floor(timezone.now()))
     name = sheet.document.number if sheet.row else f"{code}-{month:%Y-%m}-{sheet.state}"
@@ -93,6 +94,8 @@ def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
         case "pdf":
             return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")
         case "json":
+            if sheet.row is None:
+                raise Http404("It has no document before it is closed.")
             return download(sheet.document.canonical(), "application/json", f"{name}.json")
     return _page(request, appcode, sheet, CreditNoteForm())
 

@@ -201,6 +201,7 @@ def test_an_open_invoice_is_shown_in_every_form(client, people, closed):
     body = client.get(f"/api/v1/appcodes/ops-demo/invoices/{month}").json()
     assert (body["state"], body["sha256"], body["document"]["number"]) == ("open", None, "")
     assert client.get(f"/api/v1/appcodes/ops-demo/invoices/{month}/document").status_code == 404
+    assert client.get(f"/invoices/ops-demo/{month}?format=json").status_code == 404
     pdf = client.get(f"/invoices/ops-demo/{month}?format=pdf").content
     assert "not closed yet" in PdfReader(io.BytesIO(pdf)).pages[0].extract_text()
     listed = client.get("/invoices").content.decode()
