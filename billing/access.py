@@ -7,9 +7,10 @@ number of queries that does not depend on how much there is.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import islice
 from typing import Literal
 
 from django.db.models import Q, QuerySet
@@ -126,12 +127,25 @@ def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
 def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> list[SegmentRow]:
     """The parts in `period` of the segments of one run, at most MAX_SEGMENTS, in the order of their beginning; 3
     queries."""
+    found = _overlapping(appcode, cluster, run, period)[:MAX_SEGMENTS]
+    return _parts(found, period, price_book(), now)
+
+
+def every_segment(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> Iterator[SegmentRow]:
+    """The same of all segments, in portions."""
+    prices, found = price_book(), _overlapping(appcode, cluster, run, period).iterator(MAX_SEGMENTS)
+    while some := list(islice(found, MAX_SEGMENTS)):
+        yield from _parts(some, period, prices, now)
+
+
+def _overlapping(appcode: Appcode, cluster: str, run: str, period: Period) -> QuerySet[UsageSegment]:
     overlapping = Q(started__lt=period.until) & (Q(ended=None) | Q(ended__gt=period.since))
     named = UsageSegment.objects.alias(cluster=KT("labels__cluster"), run=KT("labels__run"))
-    rows = named.filter(overlapping, appcode=appcode, cluster=cluster, run=run)
-    prices = price_book()
-    found = rows.order_by("started", "uid")[:MAX_SEGMENTS]
-    parts = ((row.pk, row.segment.within(period.since, period.until)) for row in found)
+    return named.filter(overlapping, appcode=appcode, cluster=cluster, run=run).order_by("started", "uid")
+
+
+def _parts(rows: Iterable[UsageSegment], period: Period, prices: Prices, now: dt.datetime) -> list[SegmentRow]:
+    parts = ((row.pk, row.segment.within(period.since, period.until)) for row in rows)
     priced = [_priced(part, prices, now, pk) for pk, part in parts if part]
     looked = measured.of_pods((row.segment.uid for row in priced), period.since, period.until)
     return [replace(row, measured=looked.get(row.segment.uid)) for row in priced]

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from django.conf import settings
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
@@ -19,7 +19,7 @@ from django.views.decorators.http import require_safe
 
 from billing import access, budget_access, history, makeup, measured, periods
 from billing.access import Amount, SegmentRow, Usage
-from billing.files import csv_file
+from billing.files import csv_file, csv_stream
 from billing.invoices import ORDER
 from billing.periods import Period
 from billing.rating import SECONDS_PER_HOUR, display
@@ -155,13 +155,14 @@ def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpRes
 
 
 @require_safe
-def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse:
+def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponseBase:
     """One run, one row a segment: what held how much from when to when, at which price."""
     asked, one = ask(request), appcode_for(person(request), code)
-    rows = access.segments(one, name, number, asked.period, asked.now)
     if "format" in request.GET:
-        cells = (_segment_cells(row, asked.now) for row in rows)
-        return _csv(f"{code}-{name}-{number}", asked, SEGMENT_HEAD, cells)
+        every = access.every_segment(one, name, number, asked.period, asked.now)
+        cells = (_segment_cells(row, asked.now) for row in every)
+        return csv_stream(_file_name(f"{code}-{name}-{number}", asked), SEGMENT_HEAD, cells)
+    rows = access.segments(one, name, number, asked.period, asked.now)
     context = {
         "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
@@ -240,5 +241,8 @@ def _segment_cells(row: SegmentRow, now: dt.datetime) -> tuple[object, ...]:
 
 
 def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
-    period = f"{asked.period.since:%Y-%m-%d}-{asked.period.last_day:%Y-%m-%d}"
-    return csv_file(f"usage-{name}-{period}", head, rows)
+    return csv_file(_file_name(name, asked), head, rows)
+
+
+def _file_name(name: str, asked: Asked) -> str:
+    return f"usage-{name}-{asked.period.since:%Y-%m-%d}-{asked.period.last_day:%Y-%m-%d}"

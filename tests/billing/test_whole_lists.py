@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from billing import invoicing, measured, posting, reconciliation, waste
+from billing import access, invoicing, measured, posting, reconciliation, waste
 from billing.models import Invoice, LedgerEntry, Outcome, Price, Quarantined, UsageSegment, Waste
 from billing.usage import PodState
 from tests.billing.test_dashboard import HOUR, pod, tell
@@ -124,6 +124,17 @@ def test_the_first_of_them_stand_on_the_page_and_in_the_summary(client, much):
     assert client.get("/dashboard/reconciliation").content.decode().count("the CSV has all of them") == 3
     assert UsageSegment.objects.filter(ended=None).count() == Outcome.objects.filter(word="Stopped").count() == MANY
     assert Waste.objects.count() == MANY
+
+
+def test_the_file_of_a_run_has_all_its_segments(client, people, monkeypatch):
+    monkeypatch.setattr(access, "MAX_SEGMENTS", 3)
+    at = timezone.now() - dt.timedelta(minutes=9)
+    tell(*(pod(people.ops, at, at + dt.timedelta(minutes=n + 1), index=n) for n in range(MANY)))
+    client.force_login(people.alice)
+    days = f"from={at:%F}&to={timezone.now():%F}"
+    assert "the CSV has all of them" in client.get(f"/billing/ops-demo/show1/1?{days}").content.decode()
+    rows = table(client.get(f"/billing/ops-demo/show1/1?{days}&format=csv"))
+    assert sorted(int(row["index"]) for row in rows) == list(range(MANY))
 
 
 def test_a_line_of_an_invoice_has_all_its_entries(client, people):
