@@ -86,7 +86,8 @@ def closed(appcode: Appcode, month: dt.date) -> Invoice | None:
 
 @dataclass(frozen=True)
 class OpenMonth:
-    """A month that is not closed: what everybody asked for used so far, the dearest first."""
+    """A month that is not closed: what everybody asked for used so far, the dearest first. What is to pay only the invoices say:
+    they have credits and corrections of earlier months, too."""
 
     month: dt.date
     state: str

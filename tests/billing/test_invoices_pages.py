@@ -205,7 +205,34 @@ def test_an_open_invoice_is_shown_in_every_form(client, people, closed):
     pdf = client.get(f"/invoices/ops-demo/{month}?format=pdf").content
     assert "not closed yet" in PdfReader(io.BytesIO(pdf)).pages[0].extract_text()
     listed = client.get("/invoices").content.decode()
-    assert f"{timezone.now():%B %Y}, so far" in listed
+    assert f"Used in {timezone.now():%B %Y}, so far" in listed
+
+
+def test_the_list_of_open_months_says_what_was_used_and_the_invoice_what_is_to_pay(client, people, closed):
+    """What was used before credits: both say it in the same words, and neither calls it what is to pay."""
+    sign_in(client, people.bob)
+    month = periods.month(timezone.now())
+    Credit.objects.create(
+        appcode=people.ops, amount=Decimal("0.12"), reason="Again", valid_from=month.since, created_by="root"
+    )
+    use(people.ops, month.since, 1, cluster="now", gpus=1000)
+    posting.post()
+
+    def sums(address: str) -> dict[str, list[str]]:
+        page = client.get(address).content.decode()
+        rows = (
+            r'data-label="(Used)" class="num">(.*?)</td>|<th scope="row">(Used|So far)</th><td class="num">(.*?)</td>'
+        )
+        found: dict[str, list[str]] = {}
+        for label, sum_, label2, sum2 in re.findall(rows, page):
+            found.setdefault(label or label2, []).append(re.sub("<.*?>", "", sum_ or sum2).strip())
+        return found
+
+    listed, invoice = sums("/invoices"), sums(f"/invoices/ops-demo/{month.since:%Y-%m}")
+    assert "So far" not in listed
+    assert listed["Used"][0] == invoice["Used"][0] == "0.42 USD"
+    assert invoice["So far"] == ["0.30 USD"]
+    assert "Before credits, and without corrections of earlier months" in client.get("/invoices").content.decode()
 
 
 def test_the_list_adds_up_and_goes_on(client, people, closed, make_appcode):
