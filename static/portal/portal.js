@@ -306,7 +306,7 @@
       const saved = sessionStorage.getItem(draftOf(form));
       sessionStorage.removeItem(draftOf(form));
       // An answer to a sent form brings its own values; only a fresh form (after signing in again) gets them back.
-      if (!saved || $(".errorlist, .notice-error", form)) return;
+      if (!saved || form.hasAttribute("data-answered") || $(".errorlist, .notice-error", form)) return;
       const rest = JSON.parse(saved);
       $$("input, select, textarea", form).forEach((e) => {
         const at = rest.findIndex(([name]) => name === e.name);
