@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import secrets
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ MAX_SOCKET_PATH = 107
 LONGEST_SOCKET_NAME = "/.s.PGSQL.5432"
 # Generous: a program that ended is noticed anyway, and training may keep every core busy.
 READY_SECONDS = 120.0
+PORTS = range(20000, 30000)
 # The system user of last resort, see servers.py; the wheel's own name for it.
 POSTGRES_USER = "pgserver"
 
@@ -134,15 +136,19 @@ def program(name: str) -> str:
 
 
 def free_port(wanted: int = 0) -> int:
-    """`wanted` when nobody listens there, otherwise any free port of loopback."""
-    for port in (wanted, 0):
+    """`wanted` when nobody listens there, otherwise any free port of loopback.
+
+    It is taken from below those that systems give to outgoing connections (Linux: from 32768 on), and at random: nobody else
+    has it by the time that a server listens there.
+    """
+    for port in (*([wanted] if wanted else []), *(secrets.choice(PORTS) for _ in range(100))):
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 server.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(server.getsockname()[1])
+            return port
     raise ServiceError("No loopback port is free.")
 
 
