@@ -121,7 +121,7 @@ class Mirror:
             self.runs.note_stopped(seen.run_id)
         news: list[Seen] = [] if before and before.seen == seen else [seen]
         if seen.phase == "Pending" and reasons.misses_secret(seen.message):
-            news += self.parts.changed(uid, 0, seen.run_id, "A Secret of the run was deleted by hand.")
+            news += self.parts.changed(uid, "", seen.run_id, "A Secret of the run was deleted by hand.")
         return [*news, *self.runs.storage_news(seen.run_id), *(self.runs.gone(seen.run_id) if gone else [])]
 
     def decided(self, now: dt.datetime) -> list[Seen]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clusters.clouds.base import RunBlocked, RunChanged, RunRef, Seen
-from clusters.clouds.kubernetes import names, workloads
+from clusters.clouds.kubernetes import names, ownership, workloads
 from clusters.clouds.kubernetes.verdicts import Jobs
 from clusters.clouds.kubernetes.workloads import Why, Workload
 
@@ -30,7 +30,7 @@ class Parts:
         # Workloads whose pods were refused by a quota that has changed since.
         self.retry: dict[Key, None] = {}
         # The change that was told last, by uid.
-        self.told: dict[str, int] = {}
+        self.told: dict[str, str] = {}
         self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
         self._refused: dict[Key, Why] = {}
         self._blocked: dict[int, Why] = {}
@@ -58,9 +58,11 @@ class Parts:
         if workload.complete:
             self._refused.pop(key, None)
         news = self._note_blocked(run_id)
-        if not workload.whole and not workload.leaving and self._wanted(run_id) is not False:
-            why = f"{what} {workload.name} was changed by hand."
-            news += self.changed(metadata["uid"], int(metadata.get("generation", 0)), run_id, why)
+        if workload.whole:
+            self.told.pop(workload.uid, None)
+        elif not workload.leaving and self._wanted(run_id) is not False:
+            why = f"{what} {workload.name} was changed by hand{_for_good(what, metadata)}."
+            news += self.changed(workload.uid, _change(metadata), run_id, why)
         return news
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
@@ -73,8 +75,16 @@ class Parts:
             self.told.pop(metadata["uid"], None)
             return self._missed(what, metadata, ref.id)
         if not metadata.get("ownerReferences"):
-            return self.changed(metadata["uid"], 0, ref.id, f"{what} {metadata['name']} was taken from its run.")
-        return []
+            how = "taken from its run"
+        elif not ownership.is_as_applied(what, metadata):
+            how = "changed by hand"
+        else:
+            self.told.pop(metadata["uid"], None)
+            return []
+        if self._wanted(ref.id) is False:
+            # Ours: whose tasks end, of that the Service tells no addresses any more.
+            return []
+        return self.changed(metadata["uid"], _change(metadata), ref.id, f"{what} {metadata['name']} was {how}.")
 
     def note_volume(self, kind: str, volume: Object) -> None:
         metadata = volume["metadata"]
@@ -90,11 +100,11 @@ class Parts:
             return []
         return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
 
-    def changed(self, uid: str, generation: int, run_id: int, why: str) -> list[Seen]:
+    def changed(self, uid: str, change: str, run_id: int, why: str) -> list[Seen]:
         """Told once for each change: not everything that somebody added can be taken away by applying again."""
-        if self.told.get(uid) == generation:
+        if self.told.get(uid) == change:
             return []
-        self.told[uid] = generation
+        self.told[uid] = change
         return [RunChanged(run_id, why)]
 
     # -- what keeps pods from being made ---------------------------------------------------------------------------
@@ -133,6 +143,25 @@ class Parts:
             return [RunBlocked(run_id, "", "")]
         self._blocked[run_id] = why
         return [RunBlocked(run_id, *why)]
+
+
+def _for_good(kind: str, metadata: Object) -> str:
+    """What of a change stays when it is applied again. What a queue has set is as it should be."""
+    if workloads.QUEUE in (metadata.get("labels") or {}):
+        return ""
+    added = ownership.added(metadata)
+    left = {name: fields for name, fields in added.items() if name in ownership.FIXED.get(kind, set())}
+    return f", and has additions that the portal cannot take away: {ownership.in_words(left)}" if left else ""
+
+
+def _change(metadata: Object) -> str:
+    """Another one for each change. Services count no generations; whose word beneath `spec` is how old says the same."""
+    version = metadata.get("generation") or [
+        f"{entry.get('manager')} {entry.get('time')}"
+        for entry in metadata.get("managedFields") or []
+        if "f:spec" in (entry.get("fieldsV1") or {})
+    ]
+    return f"{version} of {len(metadata.get('ownerReferences') or ())}"
 
 
 def ref_of(metadata: Object, namespace: str = "") -> RunRef | None:

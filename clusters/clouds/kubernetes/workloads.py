@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusters.clouds.kubernetes import names
+from clusters.clouds.kubernetes import names, ownership
 from clusters.clouds.kubernetes.verdicts import JobState
 
 Object = Mapping[str, Any]
@@ -146,18 +146,8 @@ def _is_ended_by_us(metadata: Object) -> bool:
 
 
 def _is_whole(kind: str, metadata: Object) -> bool:
-    """Whether it still belongs to its run, nobody else has set anything beneath `spec`, and its size is still ours.
-
-    Read from who owns which field, as server-side apply keeps it, so that it is seen also after a time of not watching. A
-    size of 0 is nobody's.
-    """
+    """Whether it still belongs to its run, nobody else has set anything beneath `spec`, and its size is still ours: a size of 0
+    is nobody's."""
     if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
         return False
-    ours: set[str] = set()
-    for entry in metadata.get("managedFields") or []:
-        fields = set((entry.get("fieldsV1") or {}).get("f:spec") or {})
-        if entry.get("manager") == names.MANAGER and entry.get("operation") == "Apply":
-            ours |= fields
-        elif entry.get("subresource") != "status" and fields - (_OF_QUEUES if kind == "Job" else set()):
-            return False
-    return ("f:parallelism" if kind == "Job" else "f:replicas") in ours
+    return ownership.is_as_applied(kind, metadata, may=_OF_QUEUES if kind == "Job" else ())
