@@ -25,6 +25,7 @@ from clusters.clouds.base import (
     Batch,
     Capacity,
     Node,
+    PlaceChanged,
     RunBlocked,
     RunChanged,
     RunFound,
@@ -66,6 +67,7 @@ def apply_batch(cloud: str, batch: Batch) -> None:
         with transaction.atomic():
             write(cloud, [*_over(cloud, batch.unreadable, timezone.now()), *batch.items])
             _quarantine(cloud, batch.unreadable)
+            _tell_changes(cloud, batch.changes)
             _save_position(cloud, batch.position)
 
     _whatever_is_in_it(cloud, apply)
@@ -340,6 +342,11 @@ def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
             for run_id, ref in found.items()
         ]
     )  # fmt: skip
+
+
+def _tell_changes(cloud: str, changes: Sequence[PlaceChanged]) -> None:
+    about = f"cloud {cloud}"
+    record_all([entry("cloud.changed_by_hand", actor=None, object=about, message=each.message) for each in changes])
 
 
 def _keep_ids_apart(known: int) -> None:

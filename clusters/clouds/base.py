@@ -270,6 +270,15 @@ Seen = TaskSeen | StorageSeen | RunGone | RunBlocked | RunFound | RunChanged
 
 
 @dataclass(frozen=True)
+class PlaceChanged:
+    """Somebody changed what a cloud keeps around all runs of one place, a namespace: it puts that right itself, and
+    administrators are told `message`."""
+
+    place: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Unreadable:
     """Something that the cloud told and that could not be understood: `raw` is its text without anything secret, `reason` a
     sentence. `uid` is that of the thing and `run_id` its run, where at least these can be told.
@@ -290,12 +299,13 @@ class Batch:
     """News, in order, and the position after them (opaque; saved in the same transaction as the news).
 
     An empty batch is a heartbeat (a bookmark): the watch is alive and `position` may have moved. `unreadable` is to be kept for
-    people, and holds up nothing.
+    people, and holds up nothing; `changes` are for administrators.
     """
 
     position: str
     items: tuple[Seen, ...]
     unreadable: tuple[Unreadable, ...] = ()
+    changes: tuple[PlaceChanged, ...] = ()
 
 
 @dataclass(frozen=True)

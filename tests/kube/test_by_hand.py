@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.kubernetes import kubeconfig
-from tests.kube.following import portal_kubeconfig
+from clusters.clouds.base import NotOurs
+from clusters.clouds.kubernetes import cloud as kubernetes
+from clusters.clouds.kubernetes import kubeconfig, names
+from tests.kube.following import CountingClient, cloud_of, portal_kubeconfig
 from tests.kube.loops import Loops
-from tests.kube.plane import Object, Plane
+from tests.kube.plane import Object, Plane, Refused
+from tests.kube.plans import plan, run_ref, volume
 from tests.kube.test_faults import end_all, names_of, spec_of
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -74,3 +77,65 @@ def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops:
     loops.disable(people, cluster)
     loops.until_phase(cluster, "Stopped")
     assert told("") == 5
+
+
+def test_a_namespace_stays_closed(plane: Plane, loops: Loops, people: Any) -> None:
+    cluster = loops.create(people)
+    run = loops.until_running(cluster)
+    place, policy = f"/api/v1/namespaces/{run.namespace}", loops.path("NetworkPolicy", run, "gpu-cloud")
+    limits = loops.path("LimitRange", run, "gpu-cloud")
+    before = [plane.request("GET", policy)["spec"], plane.request("GET", limits)["spec"]]
+    labels = plane.request("GET", place)["metadata"]["labels"]
+    enforce = "pod-security.kubernetes.io/enforce"
+    assert labels[enforce] == "restricted"
+
+    def is_as_before() -> bool:
+        try:
+            found = [plane.request("GET", each)["spec"] for each in (policy, limits)]
+        except Refused:
+            return False
+        return found == before and plane.request("GET", place)["metadata"]["labels"] == labels
+
+    verb, number = "cloud.changed_by_hand", told("", "cloud.changed_by_hand")
+    plane.request("PATCH", place, {"metadata": {"labels": {enforce: "privileged"}}})
+    plane.request("DELETE", policy)
+    plane.request("DELETE", limits)
+    loops.until(is_as_before)
+    wrong = "its labels of Pod Security were changed, its NetworkPolicy is missing, its LimitRange is missing"
+    assert told(f"What bounds namespace {run.namespace} is not as it should be: {wrong}. It is put right.", verb) == 1
+    plane.request("PATCH", policy, {"spec": {"egress": [{}]}}, fieldManager="kubectl-edit")
+    edit(plane, limits, {"limits": [{"type": "Container", "max": {"cpu": "999"}}]})
+    loops.until(is_as_before)
+    loops.until(lambda: told("its NetworkPolicy was changed, its LimitRange was changed", verb) == 1)
+    assert told("", verb) == number + 2
+    assert loops.until_running(cluster).pk == run.pk
+
+
+def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "LOOK_SECONDS", 0.0)
+    name, every = f"again-{secrets.token_hex(4)}", "/api/v1/namespaces"
+    cloud = cloud_of(plane, f"hand-{secrets.token_hex(4)}")
+    cloud.apply_volume(volume(name))
+    plane.request("DELETE", f"{every}/{name}")
+    plane.until(every, lambda found: name not in found)
+    plane.make_namespace(name)
+    for order in (lambda: cloud.apply_volume(volume(name)), lambda: cloud.apply(plan(run=run_ref(name)))):
+        with pytest.raises(NotOurs, match="exists already and is not this portal's"):
+            order()
+    assert plane.request("GET", f"{every}/{name}/persistentvolumeclaims")["items"] == []
+    # Handed over, it is closed before anything is in it.
+    label = {names.PORTAL: cloud._settings.portal}
+    plane.request("PATCH", f"{every}/{name}", {"metadata": {"labels": label}})
+    client = cloud._client
+    assert isinstance(client, CountingClient)
+    cloud.apply_volume(volume(name))
+    assert plane.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies/gpu-cloud")
+    found = plane.request("GET", f"{every}/{name}")["metadata"]["labels"]
+    assert found["pod-security.kubernetes.io/enforce"] == "restricted"
+    # To look whether it is still the same changes nothing.
+    client.writes = 0
+    cloud.apply_volume(volume(name))
+    assert client.writes == 1
+    plane.request("DELETE", f"{every}/{name}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ from clusters.clouds.kubernetes.watch import Follower
 log = logging.getLogger(__name__)
 
 NAMESPACES_AT_ONCE = 4
+# A namespace that was looked at so lately is still the one it was.
+LOOK_SECONDS = 2.0
 
 
 class KubernetesCloud:
@@ -64,9 +67,11 @@ class KubernetesCloud:
         self._client = client
         self._settings = settings
         self._prometheus_token = prometheus_token
-        self._follower = Follower(client, settings.portal)
+        bounds = (*manifests.BOUNDS, "ResourceQuota") if settings.quota else manifests.BOUNDS
+        self._follower = Follower(client, settings.portal, bounds)
         self._pods = logs.Pods(client, settings.portal)
-        self._namespaces: set[str] = set()
+        # The uid of each namespace that was bounded by this process, and when it was looked at last.
+        self._namespaces: dict[str, tuple[str, float]] = {}
         self._upkeep: Upkeep | None = None
         # Namespaces that were there before this began to follow, and those that are being looked at.
         self._unsettled: set[str] = set()
@@ -149,7 +154,7 @@ class KubernetesCloud:
     def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         """Makes its namespace, too, when it is not there."""
         namespace = manifest["metadata"]["namespace"]
-        known = namespace in self._namespaces
+        known = self._is_known(namespace)
         if not known:
             self._apply_namespace(namespace)
         try:
@@ -160,17 +165,30 @@ class KubernetesCloud:
             self._apply_namespace(namespace)
             return self._client.apply(manifest)
 
+    def _is_known(self, namespace: str) -> bool:
+        """Whether it is the one that this process has bounded, and ours: somebody may have deleted it and made another."""
+        uid, looked_at = self._namespaces.get(namespace, ("", 0.0))
+        now = time.monotonic()
+        if not uid or now - looked_at < LOOK_SECONDS:
+            return bool(uid)
+        for found in self._client.get(path_of("Namespace"), fieldSelector=f"metadata.name={namespace}")["items"]:
+            if found["metadata"]["uid"] == uid and not manifests.foreign(found, self._settings):
+                self._namespaces[namespace] = uid, now
+                return True
+        return False
+
     def _apply_namespace(self, namespace: str) -> None:
-        """Once in a process: what an administrator changed in it by hand meanwhile is left alone until the next. Raises
-        NotOurs."""
+        """Once in a process: whoever watches puts back what somebody changes in it. Raises NotOurs."""
         first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
-        if patiently(self._claim, first):
+        uid, was_there = patiently(self._claim, first)
+        if was_there:
             self._drop_quota(namespace)
         self._client.apply_all(inside_it)
-        self._namespaces.add(namespace)
+        self._namespaces[namespace] = uid, time.monotonic()
 
-    def _claim(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the namespace was there before. Raises NotOurs: whose it is would be closed to all traffic but that of runs.
+    def _claim(self, manifest: Mapping[str, Any]) -> tuple[str, bool]:
+        """The namespace's uid, and whether it was there before. Raises NotOurs: whose it is would be closed to all traffic but
+        that of runs.
 
         What is written is what was looked at, or Unavailable is raised: an administrator may hand it over at any time."""
         metadata = manifest["metadata"]
@@ -180,12 +198,11 @@ class KubernetesCloud:
                 raise NotOurs(sentence)
             version = found["metadata"]["resourceVersion"]
             self._client.apply_once({**manifest, "metadata": {**metadata, "resourceVersion": version}})
-            return True
+            return found["metadata"]["uid"], True
         try:
-            self._client.create(manifest)
+            return self._client.create(manifest)["metadata"]["uid"], False
         except Taken as error:
             raise Unavailable("Somebody was quicker.") from error
-        return False
 
     def _drop_quota(self, namespace: str) -> None:
         """Where an administrator wants none any more."""
@@ -299,7 +316,7 @@ class KubernetesCloud:
         if mirror is None:
             return
         if self._upkeep is None or self._upkeep.mirror is not mirror:
-            self._upkeep = Upkeep(self._client, self._settings.portal, mirror)
+            self._upkeep = Upkeep(self._client, self._settings.portal, mirror, self._apply_namespace)
             self._unsettled = set(mirror.namespaces)
         self._upkeep.after(items)
         self._settle_namespaces()

@@ -20,6 +20,8 @@ _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 # What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
 LIMITS = "gpu-cloud"
+BOUNDS = ("NetworkPolicy", "LimitRange")
+SECURITY = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 
@@ -27,7 +29,6 @@ _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
     """A business line: Pod Security "restricted", sizes within limits, and no traffic but DNS unless a run allows it."""
     labels = {names.PORTAL: settings.portal}
-    security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
     container: Manifest = {
         "type": "Container",
         "default": {"cpu": "1", "memory": "1Gi"},
@@ -48,7 +49,7 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": namespace, "labels": labels | security},
+            "metadata": {"name": namespace, "labels": labels | SECURITY},
         },
         {
             "apiVersion": "v1",

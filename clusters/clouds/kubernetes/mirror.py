@@ -8,12 +8,14 @@ here; what else there is to know, and what follows from it, is kept by the part 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from clusters.clouds.base import Capacity, RunRef, Seen, TaskSeen
-from clusters.clouds.kubernetes import capacity, names, reasons, states
+from clusters.clouds.kubernetes import capacity, manifests, names, reasons, states
 from clusters.clouds.kubernetes.attempts import Attempts
+from clusters.clouds.kubernetes.bounds import Bounds
 from clusters.clouds.kubernetes.damage import Damages
 from clusters.clouds.kubernetes.ends import Ends
 from clusters.clouds.kubernetes.objects import Object, Pod, owner_of
@@ -25,11 +27,14 @@ from clusters.clouds.kubernetes.unreadable import has_ended, has_gone, unread_en
 
 
 class Mirror:
-    def __init__(self) -> None:
+    """`bounds` are the kinds of which there must be one in every namespace."""
+
+    def __init__(self, bounds: Collection[str] = manifests.BOUNDS) -> None:
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
         self.runs = Runs(self.pods)
         self.parts = Parts(self.runs.wanted)
+        self.bounds = Bounds(bounds)
         self.shares = capacity.Shares()
         self.attempts = Attempts()
         self.damages = Damages(self.pods, self.runs.owners)
@@ -78,8 +83,19 @@ class Mirror:
             self._namespaces.discard(name)
         else:
             self._namespaces.add(name)
+        self.bounds.note_namespace(kind, namespace, time.monotonic())
         if "deletionTimestamp" in namespace["metadata"]:
             self.runs.leave_behind(name)
+
+    def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Service, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
+        if what == "ResourceQuota":
+            self.parts.note_quota(kind, thing)
+        if what in ("Service", "NetworkPolicy") and ref_of(thing["metadata"]):
+            return self.parts.note_part(kind, what, thing)
+        if what != "Service":
+            self.bounds.note_part(kind, what, thing, time.monotonic())
+        return []
 
     # -- pods ------------------------------------------------------------------------------------------------------
 

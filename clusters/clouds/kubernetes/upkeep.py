@@ -33,12 +33,14 @@ REPAIRS, LONGEST_TRUCE, TRUCE_FORGOTTEN = 10, 300.0, 900.0
 
 
 class Upkeep:
-    """For one mirror. `after` is called by the thread that watches, and returns at once."""
+    """For one mirror; `bound` puts back what bounds a namespace. `after` is called by the thread that watches, and returns at
+    once."""
 
-    def __init__(self, client: Client, portal: str, mirror: Mirror) -> None:
+    def __init__(self, client: Client, portal: str, mirror: Mirror, bound: Callable[[str], None]) -> None:
         self._client = client
         self._portal = portal
         self.mirror = mirror
+        self._bound = bound
         self._due: dict[str, Pod | Owner] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
@@ -80,6 +82,8 @@ class Upkeep:
                 mirror.runs.left_behind.add(run_id)
         for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
+        for namespace in list(mirror.bounds.found):
+            self._begin(("repair", f"namespace {namespace}"), self._bound, namespace)
         for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)

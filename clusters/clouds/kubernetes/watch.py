@@ -11,13 +11,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.clouds.base import Batch, CloudError, Seen, Unreadable, WatchExpired
 from clusters.clouds.kubernetes import client, names, states, verdicts
 from clusters.clouds.kubernetes.client import Client, Unavailable, path_of
+from clusters.clouds.kubernetes.manifests import BOUNDS
 from clusters.clouds.kubernetes.mirror import Mirror
 from clusters.clouds.kubernetes.unreadable import ERRORS, finished_at, has_ended, has_gone, unreadable
 
@@ -71,6 +72,7 @@ def sources(portal: str) -> tuple[Source, ...]:
         Source("Namespace", ours, metadata=True),
         Source("Service", ours, metadata=True),
         Source("NetworkPolicy", ours, metadata=True),
+        Source("LimitRange", ours, metadata=True),
         Source("PersistentVolume", ours),
         Source("ResourceQuota", metadata=True),
     )
@@ -79,8 +81,10 @@ def sources(portal: str) -> tuple[Source, ...]:
 class Follower:
     """Lists and watches one API server into one mirror. One listing or watch at a time."""
 
-    def __init__(self, api: Client, portal: str) -> None:
+    def __init__(self, api: Client, portal: str, bounds: Collection[str] = BOUNDS) -> None:
+        """`bounds` are the kinds of which there must be one in every namespace."""
         self._client = api
+        self._bounds = bounds
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -89,7 +93,7 @@ class Follower:
         self._warnings = Warnings(api)
 
     def list(self) -> Batch:
-        mirror = Mirror()
+        mirror = Mirror(self._bounds)
         versions: dict[str, str] = {}
         items: list[Seen] = []
         unread: list[Unreadable] = []
@@ -135,10 +139,11 @@ class Follower:
                     if kind == "Job":
                         mirror.parts.jobs.hear(verdicts.version_of(event["object"]))
                 items += mirror.decided(dt.datetime.now(dt.UTC))
-                if items or unread or streams.are_alive():
+                changes = mirror.bounds.news(time.monotonic())
+                if items or unread or changes or streams.are_alive():
                     told_at = time.monotonic()
                     self._told = self._position(versions)
-                    yield Batch(self._told, tuple(items), tuple(unread))
+                    yield Batch(self._told, tuple(items), tuple(unread), tuple(changes))
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 self._delivering = False
@@ -332,12 +337,11 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
         return mirror.troubles.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):
         return mirror.parts.note_workload(event, kind, item)
-    if kind in ("Service", "NetworkPolicy"):
-        return mirror.parts.note_part(event, kind, item)
+    if kind in ("Service", "NetworkPolicy", "LimitRange", "ResourceQuota"):
+        return mirror.note_part(event, kind, item)
     silently: dict[str, Callable[[], None]] = {
         "Namespace": lambda: mirror.note_namespace(event, item),
         "PersistentVolume": lambda: mirror.parts.note_volume(event, item),
-        "ResourceQuota": lambda: mirror.parts.note_quota(event, item),
     }
     silently[kind]()
     return []
