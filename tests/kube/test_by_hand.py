@@ -11,14 +11,16 @@ import pytest
 
 from clusters.clouds.base import NotOurs
 from clusters.clouds.kubernetes import cloud as kubernetes
-from clusters.clouds.kubernetes import kubeconfig, names
+from clusters.clouds.kubernetes import kubeconfig, names, ownership
 from tests.kube.following import CountingClient, cloud_of, portal_kubeconfig
 from tests.kube.loops import Loops
-from tests.kube.plane import Object, Plane, Refused
+from tests.kube.plane import Object, Plane, Refused, phase
 from tests.kube.plans import plan, run_ref, volume
 from tests.kube.test_faults import end_all, names_of, spec_of
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+STRATEGIC = "application/strategic-merge-patch+json"
 
 
 @pytest.fixture
@@ -53,6 +55,20 @@ def edit(plane: Plane, path: str, spec: Object, content_type: str = "") -> Objec
     return edited["spec"]
 
 
+# The tasks go on meanwhile, so one that is started by kubectl must be allowed there.
+MINER = {
+    "name": "miner",
+    "image": "evil/miner:1",
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+}
+
+
 def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops: Loops, people: Any) -> None:
     cluster = loops.create(people, workers=1)
     run = loops.until_running(cluster)
@@ -77,6 +93,60 @@ def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops:
     loops.disable(people, cluster)
     loops.until_phase(cluster, "Stopped")
     assert told("") == 5
+
+
+def test_what_is_added_to_a_role_is_taken_away_again(plane: Plane, loops: Loops, people: Any) -> None:
+    """Not only what the portal says itself is put back."""
+    small, large = loops.create(people, "small", workers=1, ps=1), loops.create(people, "large", ps=2)
+
+    def put_right(cluster: Any, kind: str, role: str, spec: Object) -> None:
+        run = loops.until_running(cluster)
+        path = path_of(loops, run, kind, role)
+        before, thing, number = spec_of(plane, path), plane.request("GET", path), told(f"{kind} ")
+        assert edit(plane, path, spec, STRATEGIC) != before
+        loops.until(lambda: spec_of(plane, path) == before)
+        loops.until(lambda: told(f"{kind} {names_of(loops, run, role)} was changed by hand.") == number + 1)
+        loops.until_running(cluster)
+        # It is the very same one, and nobody else has a word in it any more.
+        now = plane.request("GET", path)["metadata"]
+        assert now["uid"] == thing["metadata"]["uid"]
+        assert ownership.is_as_applied(kind, now)
+        loops.until(lambda: "miner" not in str(loops.pods(run)))
+        loops.until_running(cluster)
+
+    put_right(small, "Deployment", "ps", {"template": {"spec": {"containers": [MINER]}}})
+    more = {"name": "task", "env": [{"name": "LD_PRELOAD", "value": "/tmp/evil.so"}]}
+    put_right(small, "Deployment", "ps", {"paused": True, "template": {"spec": {"containers": [more]}}})
+    put_right(small, "Job", "worker", {"activeDeadlineSeconds": 86400})
+    put_right(small, "Service", "", {"externalIPs": ["198.51.100.7"], "ports": [{"name": "more", "port": 22}]})
+    put_right(large, "StatefulSet", "ps", {"template": {"spec": {"containers": [MINER]}}})
+    assert told("", "run.not_put_right") == 0
+
+
+def test_what_cannot_be_taken_away_is_told(plane: Plane, loops: Loops, people: Any) -> None:
+    """The template of a Job that has begun is fixed, whoever has set it."""
+    cluster = loops.create(people, workers=1)
+    run = loops.until_running(cluster)
+    loops.stop_controller()
+    job, pods = path_of(loops, run, "Job", "worker"), loops.path("Pod", run)
+    label = loops.label(run, role="worker")
+    edit(plane, job, {"suspend": True})
+    # Nobody takes the finalizer off now.
+    ended = plane.until(pods, lambda found: any(map(has_ended, found.values())), labelSelector=label)
+    edit(plane, job, {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}})
+    edit(plane, job, {"suspend": False})
+    plane.until(
+        pods, lambda found: any(phase(found[name]) == "Running" for name in found.keys() - ended), labelSelector=label
+    )
+    loops.start_controller()
+    left = "and has additions that the portal cannot take away: spec.template.spec.nodeSelector"
+    loops.until(lambda: told(f"Job {names_of(loops, run, 'worker')} was changed by hand, {left}") == 1)
+    assert spec_of(plane, job)["suspend"] is False
+    loops.until_running(cluster)
+
+
+def has_ended(pod: Object) -> bool:
+    return phase(pod) in ("Succeeded", "Failed")
 
 
 def test_a_namespace_stays_closed(plane: Plane, loops: Loops, people: Any) -> None:

@@ -46,6 +46,7 @@ from clusters.clouds.kubernetes.client import (
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.clouds.kubernetes.upkeep import Upkeep
 from clusters.clouds.kubernetes.watch import Follower
+from clusters.clouds.kubernetes.whole import apply_whole
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class KubernetesCloud:
         made = [storage.volume_manifest(source, self._settings) for source in volumes.values()]
         made += manifests.run_manifests(plan, owner["metadata"]["uid"], self._settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
-        self._client.apply_all([each for each in made if not manifests.is_queued(each)])
+        apply_whole(self._client, [each for each in made if not manifests.is_queued(each)])
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
 
@@ -183,7 +184,7 @@ class KubernetesCloud:
         uid, was_there = patiently(self._claim, first)
         if was_there:
             self._drop_quota(namespace)
-        self._client.apply_all(inside_it)
+        apply_whole(self._client, inside_it)
         self._namespaces[namespace] = uid, time.monotonic()
 
     def _claim(self, manifest: Mapping[str, Any]) -> tuple[str, bool]:
