@@ -149,6 +149,17 @@ def has_ended(pod: Object) -> bool:
     return phase(pod) in ("Succeeded", "Failed")
 
 
+def test_a_job_suspended_by_hand_goes_on(plane: Plane, loops: Loops, people: Any) -> None:
+    cluster = loops.create(people, workers=2)
+    run = loops.until_running(cluster)
+    job = path_of(loops, run, "Job", "worker")
+    edit(plane, job, {"suspend": True})
+    loops.until(lambda: spec_of(plane, job)["suspend"] is False)
+    loops.until_running(cluster)
+    assert told(f"Job {names_of(loops, run, 'worker')} was changed by hand. The run is applied again.") == 1
+    assert not run.tasks.filter(phase="Failed", disrupted=False).exists()
+
+
 def test_a_namespace_stays_closed(plane: Plane, loops: Loops, people: Any) -> None:
     cluster = loops.create(people)
     run = loops.until_running(cluster)

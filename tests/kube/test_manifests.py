@@ -133,6 +133,7 @@ POD_SPEC = {
         "runAsUser": 1000,
         "runAsGroup": 1000,
         "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     },
     "containers": [
@@ -190,6 +191,7 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
         "kind": "Job",
         "metadata": metadata("demo-mnist-3-1042-worker", **{"gpu-cloud/role": "worker"}),
         "spec": {
+            "suspend": False,
             "completionMode": "Indexed",
             "completions": 100,
             "parallelism": 100,

@@ -461,6 +461,9 @@ def test_changes_by_others_are_told_once_each() -> None:
     assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
     queue = {"manager": "kueue", "operation": "Update", "fieldsV1": {"f:spec": {"f:suspend": {}, "f:template": {}}}}
     edited["metadata"] |= {"managedFields": [edited["metadata"]["managedFields"][0], queue], "generation": 3}
+    left = "Job w was changed by hand, and has additions that the portal cannot take away: spec.template."
+    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == [RunChanged(1042, left)]
+    edited["metadata"] |= {"labels": job(suspend=True)["metadata"]["labels"], "generation": 4}
     assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
     assert mirror.parts.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
     mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))

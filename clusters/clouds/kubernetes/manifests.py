@@ -231,8 +231,8 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
             "kind": "Job",
             "metadata": metadata,
             "spec": {
-                # Kueue lets it go. Only a Job that it owns says anything about this: see `KubernetesCloud.apply`.
-                **({"suspend": True} if settings.kueue_queue else {}),
+                # Kueue lets it go: see `KubernetesCloud.apply`. Without it nobody but the portal suspends a Job.
+                "suspend": bool(settings.kueue_queue),
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.count,
