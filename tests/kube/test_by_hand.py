@@ -12,11 +12,14 @@ import pytest
 from clusters.clouds.base import NotOurs
 from clusters.clouds.kubernetes import cloud as kubernetes
 from clusters.clouds.kubernetes import kubeconfig, names, ownership
+from clusters.clouds.kubernetes.client import Missing
+from clusters.clouds.kubernetes.client import path_of as path_in
 from tests.kube.following import CountingClient, cloud_of, portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane, Refused, phase
 from tests.kube.plans import plan, run_ref, volume
 from tests.kube.test_faults import end_all, names_of, spec_of
+from tests.kube.test_plane import pod as any_pod
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
@@ -220,3 +223,16 @@ def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
     cloud.apply_volume(volume(name))
     assert client.writes == 1
     plane.request("DELETE", f"{every}/{name}")
+
+
+def test_an_object_that_is_another_by_now_is_gone(plane: Plane, namespace: str) -> None:
+    """It was deleted by hand, finalizers and all, and there is one of its name again: nothing is tried again for ever."""
+    client = cloud_of(plane, "hand")._client
+    other = "11111111-1111-1111-1111-111111111111"
+    for kind, thing in (("Pod", any_pod("again")), ("ConfigMap", {"metadata": {"name": "again"}})):
+        plane.request("POST", path_in(kind, namespace), thing)
+        with pytest.raises(Missing):
+            client.patch(path_in(kind, namespace, "again"), {"metadata": {"uid": other, "labels": {"a": "b"}}})
+    # As the store says it, when it went between being read and being written.
+    with pytest.raises(Missing, match="UID in the precondition"):
+        client.request("DELETE", path_in("ConfigMap", namespace, "again"), body={"preconditions": {"uid": other}})

@@ -47,6 +47,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 # The API server was put back to an older state: what it said after that is forgotten, too.
 _IN_THE_FUTURE = "ResourceVersionTooLarge"
+_OTHER_UID = re.compile(r"UID in (the )?precondition")
 
 # kind → (API, plural, whether it lies in a namespace)
 KINDS = {
@@ -77,7 +78,7 @@ class Refused(CloudRefused):
 
 
 class Missing(Refused):
-    """404: the object, or the namespace in which it should be made."""
+    """404: the object, or the namespace in which it should be made. Also when there is another one of its name by now."""
 
 
 class Taken(Refused):
@@ -361,6 +362,13 @@ def _raise_event(status: Json) -> None:
     raise Unavailable(status.get("message", "The watch failed."))
 
 
+def _is_another(code: int, status: Json) -> bool:
+    """The object does not have the uid that was asked for: said by the check of what is written, or by the store."""
+    if code == 422:
+        return any(each.get("field") == "metadata.uid" for each in (status.get("details") or {}).get("causes") or [])
+    return code == 409 and bool(_OTHER_UID.search(status.get("message", "")))
+
+
 def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     try:
         status: Json = orjson.loads(data)
@@ -370,7 +378,7 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
     if answer.status == 410 or _IN_THE_FUTURE in causes:
         return WatchExpired(message)
-    if answer.status == 404:
+    if answer.status == 404 or _is_another(answer.status, status):
         return Missing(404, message)
     if "FieldManagerConflict" in causes:
         return Taken(409, message)
