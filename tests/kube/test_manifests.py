@@ -485,7 +485,7 @@ def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
                 ],
             }
         },
-        {"ipBlock": {"cidr": "::/0", "except": ["::1/128", "fc00::/7", "fd00:ec2::254/128", "fe80::/10"]}},
+        {"ipBlock": {"cidr": "::/0", "except": ["64:ff9b::/96", "::1/128", "fc00::/7", "fd00:ec2::254/128", "fe80::/10"]}},
     ]  # fmt: skip
     assert egress_to("https://s3.example") == {"to": public, "ports": [{"port": 443, "protocol": "TCP"}]}
     more = egress_to("http://s3.example", closed_networks=("10.0.0.1/32", "203.0.113.0/24"), storage_networks=opened)

@@ -25,8 +25,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _INSIDE = re.compile(r"[^.]+\.([^.]+)\.svc(\.[a-z0-9.-]+)?")
 _ANY = ("0.0.0.0/0", "::/0")
-_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Behind the prefix of NAT64 lie all addresses of IPv4, the private ones too.
+_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7", str(_NAT64))
 
 
 def dns(settings: Settings) -> Rule:
