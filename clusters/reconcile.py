@@ -37,6 +37,7 @@ from clusters.clouds.base import (
     Source,
 )
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.lanes import PutOff, lane
 from clusters.models import FOUGHT, Cluster, Run
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
@@ -75,6 +76,9 @@ def reconcile(run_id: int) -> None:
         try:
             with _kept(run_id, token):
                 _step(run_id, token)
+        except PutOff as error:
+            _pause(run_id, token, str(error), CLOUD_PAUSE, is_news=False)
+            return
         except CloudError as error:
             why = readable(str(error))
             log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
@@ -139,13 +143,15 @@ def _release(run_id: int, token: uuid.UUID) -> bool:
 
 
 @transaction.atomic
-def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta) -> None:
-    """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for."""
+def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta, *, is_news: bool = True) -> None:
+    """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for; what they
+    know of its cloud already says more than what `is_news` is not."""
     run = _ours(run_id, token)
     if run is not None:
         run.claim_token, run.claimed_until = None, timezone.now() + pause
         run.save(update_fields=["claim_token", "claimed_until"])
-        _wait(run, TROUBLE, readable(why))
+        if is_news or run.wait_reason != TROUBLE:
+            _wait(run, TROUBLE, readable(why))
 
 
 def _step(run_id: int, token: uuid.UUID) -> None:
@@ -157,15 +163,17 @@ def _step(run_id: int, token: uuid.UUID) -> None:
             Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=until)
             return
         try:
-            cloud_of(run).delete(run_ref(run))
+            with lane(run.cloud):
+                cloud_of(run).delete(run_ref(run))
         except NotOurs:
             _never_there(run_id, token)
         else:
             _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
-            plan = plan_of(run)
-            cloud_of(run).apply(plan)
+            with lane(run.cloud):
+                plan = plan_of(run)
+                cloud_of(run).apply(plan)
         except Invalid as refusal:
             _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
         except (CloudRefused, SourceError) as refusal:

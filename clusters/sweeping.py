@@ -7,18 +7,21 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from billing.metering import price_book
 from billing.usage import MAX_SKEW
 from clusters import archiving, volumes, wakeups
 from clusters.actions import end_by_portal
-from clusters.models import Cluster, Run, Task
+from clusters.models import CloudState, Cluster, Run, Task
 from clusters.observe import refresh
 from clusters.reconcile import HELD, unsettled, waits
 
 SWEEP_LIMIT = 500
+# Of each cloud that is away, so many runs find out whether it is back.
+PROBES = 4
 # A price may hold from a moment before its row could be seen.
 PRICE_SEEN = dt.timedelta(seconds=10)
 # For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
@@ -38,9 +41,15 @@ def sweep() -> None:
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
     # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
     longest_ago = F("claimed_until").asc(nulls_first=True)
+    away = list(CloudState.objects.exclude(trouble="").values_list("name", flat=True))
     lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
-    for run_id in lost.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+    for run_id in lost.exclude(cloud__in=away).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake(run_id)
+    if away:
+        place = Window(RowNumber(), partition_by="cloud", order_by=[longest_ago, "pk"])
+        probes = lost.filter(cloud__in=away).annotate(place=place).filter(place__lte=PROBES)
+        for run_id in probes.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+            wakeups.wake(run_id)
     queues = Run.objects.filter(waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
         wakeups.wake_waiting(appcode_id)

@@ -20,6 +20,7 @@ from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Plan, Vol
 from clusters.clouds.kubernetes.networks import why_closed
 from clusters.clouds.kubernetes.settings import Settings, quantity
 from clusters.clouds.registry import cloud, cloud_names
+from clusters.lanes import lane
 from clusters.models import LOCAL, KubernetesCluster, Run
 from clusters.observe import readable
 from clusters.places import place_of, title_of
@@ -177,7 +178,8 @@ def settle(volume_id: int) -> None:
 def _delete(volume: Volume) -> None:
     # A cloud that was taken off the list took its volumes along.
     if volume.cloud in cloud_names():
-        cloud(volume.cloud).delete_volume(ref(volume))
+        with lane(volume.cloud):
+            cloud(volume.cloud).delete_volume(ref(volume))
     with transaction.atomic():
         storage.meter(volume.pk, "", timezone.now())
         Volume.objects.filter(pk=volume.pk).delete()
@@ -188,7 +190,8 @@ def _grow(volume: Volume) -> None:
     # Only what was asked for: meanwhile somebody may have asked for more.
     rows = Volume.objects.filter(pk=volume.pk, size=volume.size)
     try:
-        cloud(volume.cloud).apply_volume(_source(volume, volume.size))
+        with lane(volume.cloud):
+            cloud(volume.cloud).apply_volume(_source(volume, volume.size))
     except CloudRefused as refusal:
         rows.update(refused_size=volume.size, trouble=readable(str(refusal)))
     else:

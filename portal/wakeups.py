@@ -22,6 +22,8 @@ QUIET = 5.0
 ONE_FOR_ALL = 1
 # Seconds for which a process does not even ask whether somebody was woken: a transaction may record a thousand events.
 NEAR = 0.2
+# Behind what the clock asks for, and what looks for everything that is due: those are few, and hundreds of rows may wait.
+BEHIND = 6
 _quiet_until = 0.0
 _near_until = 0.0
 
@@ -45,7 +47,7 @@ def send(task: str, *keys: int, once: str = "") -> None:
         return
     try:
         if not once or cache.add(once, 1, timeout=ONE_FOR_ALL):
-            current_app.send_task(task, keys, expires=60, retry=False)
+            current_app.send_task(task, keys, expires=60, retry=False, priority=BEHIND if keys else 0)
     except (OperationalError, RedisError) as error:
         _quiet_until = time.monotonic() + QUIET
         log.warning("the broker is out of reach, %s %s waits for its next round: %s", task, keys, error)

@@ -1,0 +1,205 @@
+"""A cloud that takes connections and never answers holds up nobody who has nothing to do with it."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from celery.contrib.testing.worker import start_worker
+from celery.signals import task_postrun
+from django.db import connections
+from django.utils.timezone import now
+
+from clusters import actions, lanes, reconcile, sweeping, wakeups
+from clusters.clouds.base import CloudError, CloudRefused
+from clusters.lanes import AWAY, BUSY, Lanes, PutOff
+from clusters.models import CloudState, KubernetesCluster, Placement, Run
+from portal.celery import app
+from tests.clusters.conftest import PATIENCE
+from tests.silent import Silent, kubeconfig
+
+MANY, FEW = 40, 6
+
+
+@pytest.fixture
+def silent():
+    server = Silent()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def away(silent, catalogue, people, monkeypatch):
+    """A Kubernetes cluster that never answers, on which the line of flight-demo runs."""
+    monkeypatch.setattr(lanes, "_of_this_process", Lanes())
+    config = json.dumps(kubeconfig(silent.url))
+    cluster = KubernetesCluster.objects.create(name="away", title="Away", kubeconfig=config, server=silent.url)
+    Placement.objects.create(org_node=people.flight.org_node, cluster=cluster)
+    return cluster
+
+
+@pytest.fixture
+def worker():
+    """worker() → a context in which Celery works with eight threads, as `manage.py up` starts it; yields what was done."""
+    done = []
+
+    def note(task, **_):
+        done.append(task.name)
+        connections.close_all()
+
+    @contextmanager
+    def working():
+        with start_worker(app, pool="threads", concurrency=8, perform_ping_check=False, shutdown_timeout=PATIENCE):
+            yield done
+
+    with app.connection_for_write() as broker:
+        broker.default_channel.queue_purge("celery")
+        task_postrun.connect(note)
+        yield working
+        task_postrun.disconnect(note)
+        broker.default_channel.queue_purge("celery")
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s"
+        time.sleep(0.05)
+
+
+def create_away(people, manifest, count):
+    body = {"image": "container-only", "appcode": "flight-demo"}
+    for number in range(count):
+        actions.create_cluster(manifest(f"away-{number}", **body), acting_user=people.mallory)
+    return Run.objects.filter(cloud="away")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_launches_on_other_clouds_and_bills_go_on(away, silent, people, manifest, node_agent, worker):
+    lost = create_away(people, manifest, MANY)
+    assert lost.count() == MANY
+    with worker() as done:
+        for number in range(FEW):
+            actions.create_cluster(manifest(f"here-{number}"), acting_user=people.bob)
+        # What the clock asks for.
+        for task in ("billing.tasks.post", "clusters.tasks.stop_over_budget", "clusters.tasks.sweep"):
+            app.send_task(task, expires=PATIENCE)
+        here = Run.objects.filter(cloud="local")
+        until(lambda: here.filter(applied_at__isnull=False).count() == FEW)
+        until(lambda: {"billing.tasks.post", "clusters.tasks.stop_over_budget"} <= set(done))
+        # All that wait have been looked at, and only few of them were waited for.
+        until(lambda: lost.filter(wait_reason=reconcile.TROUBLE).count() >= MANY - lanes.MOST)
+        assert silent.asked < MANY / 2
+        assert not lost.filter(applied_at__isnull=False).exists()
+        # Whoever still waits for it need not be waited for.
+        silent.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
+    away, silent, people, manifest, monkeypatch
+):
+    woken = []
+    monkeypatch.setattr(wakeups, "wake", woken.append)
+    lost = set(create_away(people, manifest, 7).values_list("pk", flat=True))
+    actions.create_cluster(manifest("here"), acting_user=people.bob)
+    here = Run.objects.get(cloud="local").pk
+    CloudState.objects.create(name="away", trouble="The API server does not answer.")
+    # Two of them were tried just now; one that was tried long ago comes after those that never were.
+    busy = sorted(lost)[:2]
+    Run.objects.filter(pk__in=busy).update(claimed_until=now() + reconcile.CLAIM)
+    Run.objects.filter(pk=min(lost - set(busy))).update(claimed_until=now() - reconcile.CLAIM)
+    woken.clear()
+    sweeping.sweep()
+    assert here in woken
+    assert set(woken) - {here} == set(sorted(lost)[-4:])
+    woken.clear()
+    CloudState.objects.update(trouble="")
+    sweeping.sweep()
+    assert set(woken) == {here, *sorted(lost)[2:]}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, manifest):
+    [run] = create_away(people, manifest, 1)
+    lanes._of_this_process._lanes["away"] = lanes._Lane(failed=time.monotonic())
+    with lanes._of_this_process.taken("away", trouble=True):
+        reconcile.reconcile(run.pk)
+        run.refresh_from_db()
+        assert (run.wait_reason, run.wait_message, run.claim_token) == (reconcile.TROUBLE, AWAY, None)
+        # Its quota is counted all the same.
+        assert run.admitted_at
+        Run.objects.update(claimed_until=None, wait_message="The API server does not answer: it is on fire.")
+        reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert "on fire" in run.wait_message
+    assert silent.asked == 0
+
+
+def test_a_cloud_that_is_away_is_tried_by_one_and_all_such_clouds_by_two():
+    mine = Lanes()
+    with mine.taken("a", trouble=True), mine.taken("b", trouble=True):
+        for name in ("a", "b", "c"):
+            with pytest.raises(PutOff, match="does not answer"), mine.taken(name, trouble=True):
+                """Nobody comes here."""
+        with mine.taken("well", trouble=False), mine.taken("well", trouble=False):
+            """Not held up by the others."""
+    # Both have answered, so more may ask, whatever their watches say.
+    with mine.taken("a", trouble=True), mine.taken("a", trouble=True):
+        """Side by side."""
+
+
+def fail(mine, error):
+    with pytest.raises(type(error)), mine.taken("a", trouble=False):
+        raise error
+
+
+def test_calls_that_fail_after_a_long_time_say_that_a_cloud_is_away(monkeypatch):
+    mine = Lanes()
+    fail(mine, CloudError("quickly"))
+    with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
+        """It may have been about one run."""
+    monkeypatch.setattr(lanes, "SLOW", -1.0)
+    fail(mine, CloudRefused("it answers"))
+    with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
+        """That is no trouble."""
+    fail(mine, CloudError("after a long time"))
+    with mine.taken("a", trouble=False), pytest.raises(PutOff, match=AWAY), mine.taken("a", trouble=False):
+        """One at a time."""
+    # What said nothing about the cloud has changed nothing, but that one went well has.
+    with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
+        """It is back."""
+
+
+def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_they_are_young(monkeypatch):
+    mine, go_on, inside = Lanes(), threading.Event(), threading.Semaphore(0)
+    # Longer than this test takes on any machine.
+    monkeypatch.setattr(lanes, "SLOW", 600.0)
+    order = []
+
+    def hold():
+        with mine.taken("a", trouble=False):
+            inside.release()
+            go_on.wait(PATIENCE)
+            order.append("held")
+
+    def wait():
+        with mine.taken("a", trouble=False):
+            order.append("waited")
+
+    holders = [threading.Thread(target=hold) for _ in range(lanes.MOST)]
+    for each in holders:
+        each.start()
+    for _ in holders:
+        assert inside.acquire(timeout=PATIENCE)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    monkeypatch.setattr(lanes, "SLOW", 0.0)
+    with pytest.raises(PutOff, match=BUSY), mine.taken("a", trouble=False):
+        """They have taken too long by now."""
+    go_on.set()
+    for each in (*holders, waiter):
+        each.join(PATIENCE)
+        assert not each.is_alive()
+    assert order.count("held") == lanes.MOST
