@@ -305,7 +305,7 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
             actor=None,
             appcode=run.cluster.appcode.code,
             object=f"cluster {run.cluster}",
-            message=f"What was changed by hand stays as it is: {why}",
+            message=f"It differs from what was submitted and could not be put right; it goes on as it is: {why}",
             run=run.number,
         )
         if run.wait_reason == TROUBLE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import gc
+import json
 import os
 import re
 import ssl
@@ -47,7 +48,12 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 # The API server was put back to an older state: what it said after that is forgotten, too.
 _IN_THE_FUTURE = "ResourceVersionTooLarge"
-_OTHER_UID = re.compile(r"UID in (the )?precondition")
+
+LONGEST_SENTENCE = 500
+# What is followed by a value.
+_VALUE = re.compile(r"(Invalid value|Unsupported value|Duplicate value):")
+_WORD = re.compile(r"[\w.+-]+: ")
+_JSON = json.JSONDecoder()
 
 # kind → (API, plural, whether it lies in a namespace)
 KINDS = {
@@ -78,7 +84,7 @@ class Refused(CloudRefused):
 
 
 class Missing(Refused):
-    """404: the object, or the namespace in which it should be made. Also when there is another one of its name by now."""
+    """404: the object, or the namespace in which it should be made."""
 
 
 class Taken(Refused):
@@ -192,10 +198,6 @@ class Client:
     def patch(self, path: str, body: Mapping[str, Any], content_type: str = MERGE) -> Json:
         """What it is now, its metadata alone: a whole pod would be ten times as much to write and to read."""
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
-
-    def patch_once(self, path: str, body: Mapping[str, Any]) -> None:
-        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
-        self._send("PATCH", path, {}, TIMEOUT, body=body, content_type=MERGE, accept=METADATA)
 
     def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
         """Deletes an object, or (with a labelSelector) all of a list. Raises Missing when there is none of that name."""
@@ -362,11 +364,41 @@ def _raise_event(status: Json) -> None:
     raise Unavailable(status.get("message", "The watch failed."))
 
 
-def _is_another(code: int, status: Json) -> bool:
-    """The object does not have the uid that was asked for: said by the check of what is written, or by the store."""
-    if code == 422:
-        return any(each.get("field") == "metadata.uid" for each in (status.get("details") or {}).get("causes") or [])
-    return code == 409 and bool(_OTHER_UID.search(status.get("message", "")))
+def said(status: Json) -> str:
+    """What the API server says is wrong, without the values that it repeats: those of a pod template are a program's
+    environment, with whatever secrets people put there, and its words go to Events, webhooks and logs."""
+    message = str(status.get("message") or "")
+    if status.get("reason") == "Invalid":
+        causes = (status.get("details") or {}).get("causes") or []
+        parts = dict.fromkeys(
+            f"{each.get('field') or 'object'}: {_detail(each.get('message') or '')}" for each in causes
+        )
+        message = "; ".join(parts) or message
+    if (found := _VALUE.search(message)) is not None:
+        message = message[: found.start()] + found[1].lower()
+    line = message.partition("\n")[0].strip()
+    return line if len(line) <= LONGEST_SENTENCE else f"{line[: LONGEST_SENTENCE - 1]}…"
+
+
+def _detail(message: str) -> str:
+    """What is wrong with a field, of “Invalid value: 7: must be less than 5”. Values come as JSON, as a word, or as Go writes its
+    own kinds down; of what is none of these, only the kind of mistake is told. Behind the first line are lists of differences."""
+    found = _VALUE.match(message)
+    if found is None:
+        return message.partition("\n")[0]
+    rest = message[found.end() :].lstrip()
+    return _behind_value(rest).partition("\n")[0] or found[1].lower()
+
+
+def _behind_value(text: str) -> str:
+    if word := _WORD.match(text):
+        return text[word.end() :]
+    try:
+        end = _JSON.raw_decode(text)[1]
+    except ValueError:
+        # core.PodTemplateSpec{…}: its last brace is its end, or one of the words behind it.
+        end = len(text) if text.startswith('"') else text.rfind("}") + 1
+    return text[end + 2 :] if text.startswith(": ", end) else ""
 
 
 def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
@@ -374,11 +406,11 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
         status: Json = orjson.loads(data)
     except ValueError:
         status = {}
-    message = status.get("message") or data.decode(errors="replace")[:300] or f"HTTP {answer.status}"
+    message = said(status) or data.decode(errors="replace")[:300] or f"HTTP {answer.status}"
     causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
     if answer.status == 410 or _IN_THE_FUTURE in causes:
         return WatchExpired(message)
-    if answer.status == 404 or _is_another(answer.status, status):
+    if answer.status == 404:
         return Missing(404, message)
     if "FieldManagerConflict" in causes:
         return Taken(409, message)
