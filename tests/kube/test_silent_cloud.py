@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from clusters.clouds.base import CloudRefused
-from clusters.clouds.kubernetes.client import Client, said
+from clusters.clouds.base import CloudError, CloudRefused
+from clusters.clouds.kubernetes.client import STRANGER, Client, said
 from tests.kube.following import cloud_of
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref
+from tests.silent import kubeconfig
 
 SECRET = "do-not-tell-anybody"
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A server that knows nobody, as the API server says it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized", "code": 401})
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Quietly."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_credentials_that_are_not_accepted_any_more_are_told_with_what_to_do(stranger: str) -> None:
+    with pytest.raises(CloudError) as told:
+        Client.connect(kubeconfig(stranger)).get("/api/v1/nodes")
+    assert str(told.value) == STRANGER
+    assert "under Clouds" in STRANGER
+    # A run is not wrong because of that: it is tried again.
+    assert not isinstance(told.value, CloudRefused)
 
 
 def invalid(*causes: tuple[str, str]) -> dict[str, Any]:

@@ -49,6 +49,10 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 # The API server was put back to an older state: what it said after that is forgotten, too.
 _IN_THE_FUTURE = "ResourceVersionTooLarge"
 
+STRANGER = (
+    "Kubernetes does not accept the portal's credentials: they have expired or were revoked. An administrator gives new ones "
+    "under Clouds."
+)
 LONGEST_SENTENCE = 500
 # What is followed by a value.
 _VALUE = re.compile(r"(Invalid value|Unsupported value|Duplicate value):")
@@ -406,6 +410,8 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
         status: Json = orjson.loads(data)
     except ValueError:
         status = {}
+    if answer.status == 401:
+        return CloudError(STRANGER)
     message = said(status) or data.decode(errors="replace")[:300] or f"HTTP {answer.status}"
     causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
     if answer.status == 410 or _IN_THE_FUTURE in causes:
@@ -418,8 +424,8 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
         after = answer.headers.get("Retry-After", "")
         return Unavailable(message, float(after) if after.isdigit() else None)
     is_ours = answer.status == 403 and (" cannot " in message or "exceeded quota" in message)
-    if answer.status == 401 or "NamespaceTerminating" in causes or is_ours:
-        # Our credentials or rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
+    if "NamespaceTerminating" in causes or is_ours:
+        # Our rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
         return CloudError(message)
     return Refused(answer.status, message)
 
