@@ -11,14 +11,58 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import CloudError, CloudRefused
+from clusters.clouds.base import CloudError, CloudRefused, RunRef
+from clusters.clouds.kubernetes import client as kubernetes_client
+from clusters.clouds.kubernetes import logs
 from clusters.clouds.kubernetes.client import STRANGER, Client, said
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.following import cloud_of
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref
-from tests.silent import kubeconfig
+from tests.silent import Silent, kubeconfig
 
 SECRET = "do-not-tell-anybody"
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    server = Silent()
+    yield server
+    server.close()
+
+
+def test_one_asks_for_all_that_look_into_logs_of_a_server_that_is_silent(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_client, "TIMEOUT", kubernetes_client.urllib3.Timeout(connect=1.0, read=1.0))
+    monkeypatch.setattr(kubernetes_client, "TRY_SECONDS", 0.0)
+    # Longer than this test takes on any machine.
+    monkeypatch.setattr(logs, "AWAY", 600.0)
+    cloud = KubernetesCloud(Client.connect(kubeconfig(silent.url)), Settings())
+    for number in range(30):
+        with pytest.raises(CloudError, match="does not answer"):
+            cloud.log(RunRef(number + 1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
+    assert silent.asked == 1
+    # It is asked again later, by one.
+    monkeypatch.setattr(cloud._pods._reach, "_again", 0.0)
+    with pytest.raises(CloudError, match="does not answer"):
+        cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
+    assert silent.asked == 2
+
+
+def test_while_one_tries_whether_a_server_is_back_others_are_told_at_once(silent: Silent) -> None:
+    cloud = KubernetesCloud(Client.connect(kubeconfig(silent.url)), Settings())
+    reach = cloud._pods._reach
+    with pytest.raises(kubernetes_client.Unavailable), reach.asked():
+        raise kubernetes_client.Unavailable("away")
+    reach._again = 0.0
+    with reach.asked():
+        with pytest.raises(CloudError, match="away"):
+            cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
+        assert silent.asked == 0
+    with reach.asked(), reach.asked():
+        """It has answered: everybody may ask."""
 
 
 @pytest.fixture
