@@ -48,6 +48,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 # The API server was put back to an older state: what it said after that is forgotten, too.
 _IN_THE_FUTURE = "ResourceVersionTooLarge"
+_OTHER_UID = re.compile(r"UID in (the )?precondition")
 
 STRANGER = (
     "Kubernetes does not accept the portal's credentials: they have expired or were revoked. An administrator gives new ones "
@@ -88,7 +89,7 @@ class Refused(CloudRefused):
 
 
 class Missing(Refused):
-    """404: the object, or the namespace in which it should be made."""
+    """404: the object, or the namespace in which it should be made. Also when there is another one of its name by now."""
 
 
 class Taken(Refused):
@@ -202,6 +203,10 @@ class Client:
     def patch(self, path: str, body: Mapping[str, Any], content_type: str = MERGE) -> Json:
         """What it is now, its metadata alone: a whole pod would be ten times as much to write and to read."""
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
+
+    def patch_once(self, path: str, body: Mapping[str, Any]) -> None:
+        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
+        self._send("PATCH", path, {}, TIMEOUT, body=body, content_type=MERGE, accept=METADATA)
 
     def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
         """Deletes an object, or (with a labelSelector) all of a list. Raises Missing when there is none of that name."""
@@ -368,6 +373,13 @@ def _raise_event(status: Json) -> None:
     raise Unavailable(status.get("message", "The watch failed."))
 
 
+def _is_another(code: int, status: Json) -> bool:
+    """The object does not have the uid that was asked for: said by the check of what is written, or by the store."""
+    if code == 422:
+        return any(each.get("field") == "metadata.uid" for each in (status.get("details") or {}).get("causes") or [])
+    return code == 409 and bool(_OTHER_UID.search(status.get("message", "")))
+
+
 def said(status: Json) -> str:
     """What the API server says is wrong, without the values that it repeats: those of a pod template are a program's
     environment, with whatever secrets people put there, and its words go to Events, webhooks and logs."""
@@ -416,7 +428,7 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
     if answer.status == 410 or _IN_THE_FUTURE in causes:
         return WatchExpired(message)
-    if answer.status == 404:
+    if answer.status == 404 or _is_another(answer.status, status):
         return Missing(404, message)
     if "FieldManagerConflict" in causes:
         return Taken(409, message)
