@@ -78,6 +78,7 @@ def prices(db):
 
 def check(now: dt.datetime) -> None:
     """Everything that must hold between segments, ledger and invoices."""
+    assert [found for _, found in invoicing.proof() if found] == []
     for invoice in Invoice.objects.all():
         assert invoicing.problems(invoice) == []
         assert hashlib.sha256(invoice.document.canonical()).hexdigest() == invoice.sha256
@@ -895,6 +896,37 @@ def test_killed_before_any_statement_nothing_is_half_or_twice(three):
         after += 1
     assert seen == {0, 1, 2, 3}
     everything_once()
+
+
+def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_db, people):
+    """Whatever the order, none fails, and together they are no more than everything paid."""
+    Price.objects.create(sku="gpu", per_hour=Decimal("1.2"), valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    held = {"cpu_milli": 0, "memory_mb": 0}
+    record(pod(people.ops.pk, **held), pod(people.ops.pk, "p-2", begin=DAY, end=DAY + HOUR, **held))
+    assert invoicing.close_due(IN_MAY) == 2
+    march, april = Invoice.objects.order_by("month")
+    barrier, errors = threading.Barrier(4), []
+
+    def issuer(invoice: Invoice) -> None:
+        try:
+            barrier.wait()
+            for _ in range(6):
+                credit_notes.issue(invoice, Decimal("0.10"), "a slow node", acting_user=people.root)
+        except Exception as error:  # noqa: BLE001 - told below
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=issuer, args=[invoice]) for invoice in (march, april, march, april)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    for invoice in (march, april):
+        with pytest.raises(Invalid, match=r"At most 0[.]00 USD"):
+            credit_notes.issue(invoice, Decimal("0.01"), "a slow node", acting_user=people.root)
+    check(IN_MAY)
 
 
 def test_two_closers_at_once_make_everything_once(three):
