@@ -12,10 +12,12 @@ import pytest
 from clusters.clouds.base import NotOurs
 from clusters.clouds.kubernetes import cloud as kubernetes
 from clusters.clouds.kubernetes import kubeconfig, names, ownership
-from clusters.clouds.kubernetes.client import Missing
+from clusters.clouds.kubernetes.client import Client, Missing
 from clusters.clouds.kubernetes.client import path_of as path_in
-from tests.kube.following import CountingClient, cloud_of, portal_kubeconfig
-from tests.kube.loops import Loops
+from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.kubernetes.settings import Settings
+from tests.kube.following import CountingClient, Following, cloud_of, portal_kubeconfig
+from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, Refused, phase
 from tests.kube.plans import plan, run_ref, volume
 from tests.kube.test_faults import end_all, names_of, spec_of
@@ -193,6 +195,23 @@ def test_a_namespace_stays_closed(plane: Plane, loops: Loops, people: Any) -> No
     loops.until(lambda: told("its NetworkPolicy was changed, its LimitRange was changed", verb) == 1)
     assert told("", verb) == number + 2
     assert loops.until_running(cluster).pk == run.pk
+
+
+def test_the_quota_of_a_namespace_stays(plane: Plane) -> None:
+    name = f"quota-{secrets.token_hex(4)}"
+    settings = Settings(portal=f"hand-{secrets.token_hex(4)}", quota={"count/pods": "100"})
+    cloud = KubernetesCloud(Client.connect(str(portal_kubeconfig(plane))), settings)
+    path = path_in("ResourceQuota", name)
+    with Following(cloud):
+        cloud.apply_volume(volume(name))
+        before = spec_of(plane, f"{path}/gpu-cloud")
+        edit(plane, f"{path}/gpu-cloud", {"hard": {"count/pods": "9999", "count/secrets": "1"}})
+        plane.until(path, lambda found: found["gpu-cloud"]["spec"] == before, seconds=CONVERGED)
+        plane.request("DELETE", f"{path}/gpu-cloud")
+        plane.until(
+            path, lambda found: "gpu-cloud" in found and found["gpu-cloud"]["spec"] == before, seconds=CONVERGED
+        )
+    plane.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(

@@ -53,7 +53,7 @@ def added(metadata: Object) -> dict[str, Any]:
 def taken_over(metadata: Object, fixed: Collection[str] = ()) -> list[dict[str, Any]]:
     """The `managedFields` with which all of `spec` but what is `fixed` is ours: what of it is not applied the next time goes."""
     entries: list[dict[str, Any]] = copy.deepcopy(list(metadata["managedFields"]))
-    (ours,) = (entry for entry in entries if _is_ours(entry))
+    ours = next(entry for entry in entries if _is_ours(entry))
     kept = [ours]
     for entry in entries:
         if entry is ours:
@@ -81,7 +81,8 @@ def in_words(fields: Mapping[str, Any]) -> str:
 
 
 def _is_ours(entry: Entry) -> bool:
-    return entry.get("manager") == names.MANAGER and entry.get("operation") == "Apply"
+    of_all = not entry.get("subresource")
+    return of_all and entry.get("manager") == names.MANAGER and entry.get("operation") == "Apply"
 
 
 def _is_others(entry: Entry, metadata: Object) -> bool:

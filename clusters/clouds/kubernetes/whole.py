@@ -38,19 +38,20 @@ def _take_away(client: Client, manifest: Object, found: Object) -> None:
         if not ownership.added(now).keys() - fixed:
             return
         owners = {"resourceVersion": now["resourceVersion"], "managedFields": ownership.taken_over(now, fixed)}
+        is_ours = False
         try:
-            client.patch_once(path, {"metadata": owners})
-            is_ours = True
-        except Unavailable:
-            if attempt == TRIES - 1:
-                raise
-            is_ours = False
-        try:
+            try:
+                client.patch_once(path, {"metadata": owners})
+                is_ours = True
+            except Unavailable:
+                if attempt == TRIES - 1:
+                    raise
             found = client.apply(manifest)
         except Refused as refusal:
             log.warning("%s keeps what somebody has added to it: %s", path, refusal)
-            with suppress(CloudError):  # so that it is not taken for ours
-                client.patch_once(path, {"metadata": {"managedFields": now["managedFields"]}})
+            if is_ours:  # it is not to be taken for that
+                with suppress(CloudError):
+                    client.patch_once(path, {"metadata": {"managedFields": now["managedFields"]}})
             return
         if is_ours:
             break
