@@ -23,6 +23,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("kubernetes", kubernetes_api.Clusters.as_view()),
     path("kubernetes/<slug:name>", kubernetes_api.OneCluster.as_view()),
     path("kubernetes/<slug:name>/test", kubernetes_api.Test.as_view()),
+    path("kubernetes/<slug:name>/give-up", kubernetes_api.GiveUp.as_view()),
     path("placements", kubernetes_api.Placements.as_view()),
     path("placements/<str:path>", kubernetes_api.OnePlacement.as_view()),
 ]

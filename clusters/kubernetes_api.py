@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from billing import measured
-from clusters import registration
+from clusters import giving_up, registration
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, KubernetesMetadata, read_manifest
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
@@ -74,6 +74,7 @@ class TestStatus(Answer):
 class KubernetesStatus(Answer):
     heard: dt.datetime | None = Field(description="When the controller last heard anything of it.")
     message: str = Field(description="A sentence for people while it is out of reach, else empty.")
+    given_up: dt.datetime | None = Field(description="Since when it counts as lost; null when it does not.")
     nodes: int
     gpus: int
     gpus_free: int
@@ -95,6 +96,12 @@ class KubernetesDocument(Answer):
 class KubernetesPage(Answer):
     items: list[KubernetesDocument]
     next: str | None
+
+
+class GiveUpSpec(Strict):
+    """The name of the cluster once more."""
+
+    name: str
 
 
 class PlacementSpec(Strict):
@@ -190,6 +197,30 @@ class Test(APIView):
         return Response(_document(row))
 
 
+class GiveUp(APIView):
+    @extend_schema(
+        operation_id="kubernetes_give_up",
+        summary="Give up a Kubernetes cluster that is lost",
+        description="Only for one that is lost for good: 409 while it answers, or was heard in the last minutes. Its runs end "
+        "as failed (Lost) and its volumes as deleted, and what they cost ends when it was last heard; it takes no new runs. "
+        "Should it come back, what is left of runs there is ended. Repeating it ends what has come since.",
+        request=GiveUpSpec,
+        responses=KubernetesDocument,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        user = _administrator(request)
+        row = _cluster(name)
+        try:
+            said = GiveUpSpec.model_validate(request.data)
+        except ValidationError as error:
+            found = errors_by_path(error.errors(include_url=False, include_input=False))
+            raise Invalid([FieldError(*each) for each in found]) from None
+        if said.name != row.name:
+            raise Invalid.at("name", message=f"Say “{row.name}” here, too: this cannot be taken back.")
+        giving_up.give_up(row, acting_user=user)
+        return Response(_document(_cluster(name)))
+
+
 class Placements(APIView):
     @extend_schema(
         operation_id="placements_list",
@@ -269,6 +300,7 @@ def _document(row: KubernetesCluster) -> dict[str, Any]:
         status=KubernetesStatus(
             heard=state.heard_at if state else None,
             message=silence(state, row.title, timezone.now()),
+            given_up=row.given_up_at,
             nodes=len(nodes),
             gpus=sum(node["gpus"] for node in nodes),
             gpus_free=sum(node["gpus_free"] for node in nodes),

@@ -10,7 +10,7 @@ from django.utils import timezone
 from prometheus_client.core import Metric
 
 from clusters.lifecycle import TERMINAL
-from clusters.models import CloudState, Run
+from clusters.models import CloudState, KubernetesCluster, Run
 from portal.metrics import gauge
 
 
@@ -25,7 +25,9 @@ def metrics() -> Iterator[Metric]:
     )  # fmt: skip
     there: Counter[tuple[str, str, str]] = Counter()
     free: Counter[tuple[str, str, str]] = Counter()
-    states = list(CloudState.objects.order_by("name"))
+    # Nobody waits for news of a cloud that was given up.
+    lost = KubernetesCluster.objects.filter(given_up_at__isnull=False).values("name")
+    states = list(CloudState.objects.exclude(name__in=lost).order_by("name"))
     for state in states:
         for node in state.capacity.get("nodes", []):
             key = (state.name, node["gpu_model"], "true" if node.get("simulated") else "false")

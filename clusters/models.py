@@ -105,7 +105,7 @@ class KubernetesCluster(models.Model):
     shown again; None stands for the credentials of the pod that the portal runs in. `settings` is a
     `kubernetes.settings.Settings` as JSON. `revision` counts how often any of these has changed: processes that use the
     cluster look at it. `uid` tells the Kubernetes cluster itself from others (it is that of its namespace kube-system). A
-    disabled one takes no new runs; those that live there go on.
+    disabled one takes no new runs; those that live there go on. `given_up_at` is set while a disabled one counts as lost.
     """
 
     name = models.CharField(max_length=40, unique=True, validators=[cloud_name])
@@ -120,6 +120,7 @@ class KubernetesCluster(models.Model):
     uid = models.CharField(max_length=80, blank=True)
     enabled = models.BooleanField(default=True)
     is_default = models.BooleanField(default=False)
+    given_up_at = models.DateTimeField(null=True, help_text="Since when it counts as lost; see giving_up.py.")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     tested_at = models.DateTimeField(null=True)

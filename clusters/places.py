@@ -66,9 +66,12 @@ def hold(place: Place) -> None:
         return
     with connection.cursor() as cursor:
         # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`registration.remove`).
-        cursor.execute("SELECT 1 FROM clusters_kubernetescluster WHERE name = %s FOR KEY SHARE", [place.cloud])
-        if cursor.fetchone() is None:
-            raise _nowhere(f"An administrator has just removed {place.title}; try again.")
+        cursor.execute(
+            "SELECT given_up_at FROM clusters_kubernetescluster WHERE name = %s FOR KEY SHARE", [place.cloud]
+        )
+        row = cursor.fetchone()
+        if row is None or row[0] is not None:
+            raise _nowhere(f"An administrator has just {'given up' if row else 'removed'} {place.title}; try again.")
 
 
 def line_of(appcode: Appcode) -> OrgNode | None:

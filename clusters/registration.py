@@ -38,6 +38,7 @@ from portal.models import OrgNode, User
 # What the portal has to be allowed to do, as administrators are asked to apply it.
 ROLE = settings.BASE_DIR / "docker" / "kubernetes" / "clusterrole.yaml"
 ADVICE = "Apply docker/kubernetes/clusterrole.yaml and bind it to the portal's user."
+IF_LOST = "If that one is lost for good, give it up first."
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def remove(row: KubernetesCluster, *, acting_user: User | None) -> None:
     if there := _there(row):
         raise Conflict(
             f"{row.title} has {there} of ours. Disable it, and remove it when runs are over and datastores of volumes "
-            "are deleted."
+            f"are deleted. {IF_LOST}"
         )
     if lines := list(row.placements.values_list("org_node__path", flat=True)[:5]):
         raise Conflict(f"{', '.join(lines)} would have no place any more; place them elsewhere first.")
@@ -255,10 +256,11 @@ def _require_the_same(row: KubernetesCluster, config: str | None) -> None:
         raise Invalid.at(
             "spec",
             "kubeconfig",
-            message=f"It has {there} of ours, so the portal has to see that this is the same cluster, and cannot: {error}",
+            message=f"It has {there} of ours, so the portal has to see that this is the same cluster, and cannot: {error} "
+            f"{IF_LOST}",
         ) from error
     if uid != row.uid:
-        sentence = f"This is another Kubernetes cluster than the one with {there} of ours."
+        sentence = f"This is another Kubernetes cluster than the one with {there} of ours. {IF_LOST}"
         raise Invalid.at("spec", "kubeconfig", message=sentence)
 
 
@@ -272,6 +274,8 @@ def _write(row: KubernetesCluster, spec: KubernetesSpec) -> None:
     row.title = spec.title or row.name
     row.settings = spec.settings.json_value()
     row.enabled, row.is_default = spec.enabled, spec.default
+    if row.enabled:
+        row.given_up_at = None
     if old and _reached_by(old) != _reached_by(row):
         row.revision = old.revision + 1
     if row.is_default:

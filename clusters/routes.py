@@ -38,6 +38,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/clouds/place", clouds.place, name="admin_place"),
     path("admin/clouds/<slug:name>/edit", clouds.cloud, name="admin_cloud"),
     path("admin/clouds/<slug:name>/test", clouds.test, name="admin_test_cloud"),
+    path("admin/clouds/<slug:name>/give-up", clouds.give_up, name="admin_give_up_cloud"),
     re_path(
         r"^admin/clouds/(?P<name>[-\w]+)/(?P<verb>enable|disable|default|remove)\Z",
         clouds.act,

@@ -8,6 +8,7 @@ ends. `Volume.metered_mb` is what is metered now, and changes in the same transa
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from decimal import Decimal
 
 from django.db import transaction
@@ -29,8 +30,9 @@ def mebibytes(size: str) -> int:
 
 
 @transaction.atomic
-def meter(volume_id: int, size: str, at: dt.datetime) -> None:
-    """From `at` on `size` of a volume is metered; "" for nothing any more. Repeated, it changes nothing."""
+def meter(volume_id: int, size: str, at: dt.datetime, *, estimated: bool = False) -> None:
+    """From `at` on `size` of a volume is metered; "" for nothing any more. Repeated, it changes nothing. `estimated` when nobody
+    saw its end."""
     volume = Volume.objects.select_for_update(no_key=True).filter(pk=volume_id).first()
     wanted = mebibytes(size) if size else 0
     # It never shrinks: whoever says so looked before somebody else let it grow.
@@ -42,7 +44,8 @@ def meter(volume_id: int, size: str, at: dt.datetime) -> None:
     if volume.metered_mb:
         uid = _uid(volume.pk, volume.metered_mb)
         begun = UsageSegment.objects.filter(uid=uid).values_list("started", flat=True).first() or at
-        states.append(_state(volume, appcode_id, volume.metered_mb, begun, max(begun, at)))
+        end = _state(volume, appcode_id, volume.metered_mb, begun, max(begun, at))
+        states.append(replace(end, estimated=estimated))
     if wanted:
         states.append(_state(volume, appcode_id, wanted, at))
     record(states)

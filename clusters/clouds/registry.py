@@ -51,9 +51,12 @@ def cloud_names() -> list[str]:
 
 
 def followed() -> dict[str, Hashable]:
-    """Every cloud of which news are wanted, with what changes when it is reached in another way. One query."""
+    """Every cloud of which news are wanted, with what changes when it is reached in another way. One query.
+
+    One that was given up is among them: what lived there is to be ended should it come back.
+    """
     alive = Exists(Run.objects.filter(cloud=OuterRef("name"), gone=False))
-    rows = KubernetesCluster.objects.filter(Q(enabled=True) | alive).order_by("name")
+    rows = KubernetesCluster.objects.filter(Q(enabled=True) | Q(given_up_at__isnull=False) | alive).order_by("name")
     found: dict[str, Hashable] = {LOCAL: settings.LOCAL_CLOUD_SOCKET} if settings.LOCAL_CLOUD_SOCKET else {}
     return found | {name: (pk, revision) for pk, name, revision in rows.values_list("pk", "name", "revision")}
 

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from pydantic.fields import FieldInfo
 
 from billing.models import Measuring
-from clusters import registration
+from clusters import giving_up, registration
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, read_manifest
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
@@ -58,6 +58,14 @@ class Shown:
     @property
     def gpus_free(self) -> int:
         return sum(node["gpus_free"] for node in self.nodes)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether it can be given up, which is asked again when somebody does."""
+        heard_at = self.state.heard_at if self.state else None
+        if self.row is None or not giving_up.is_silent(heard_at):
+            return False
+        return self.runs > 0 or (heard_at is not None and self.row.given_up_at is None)
 
     @property
     def silence(self) -> str:
@@ -267,6 +275,25 @@ def act(request: HttpRequest, name: str, verb: str) -> HttpResponse:
     else:
         done = f"{row.title} takes no new runs; those that live there go on."
         _attempt_change(request, row, done, enabled=False)
+    return redirect("admin_clouds")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def give_up(request: HttpRequest, name: str) -> HttpResponse:
+    """A page that says what is lost and asks for the name."""
+    user = person(request)
+    require_administrator(user)
+    row = _row(name)
+    if request.method != "POST" or request.POST.get("name", "").strip() != row.name:
+        asked = {
+            "row": row,
+            "loss": giving_up.loss_of(row),
+            "why_not": giving_up.why_not(row),
+            "wrong": f"Type “{row.name}”." if request.method == "POST" else "",
+        }
+        return render(request, "clusters/admin_give_up.html", asked)
+    done = f"{row.title} is given up. Place its business lines elsewhere, and remove it when you are sure."
+    attempt(request, lambda: giving_up.give_up(row, acting_user=user), done)
     return redirect("admin_clouds")
 
 

@@ -171,7 +171,9 @@ def test_living_runs_are_not_taken_out_of_sight(
     row.refresh_from_db()
     other = manifest(default=True, settings={"portal": "one"}, kubeconfig=plane.kubeconfig.read_text())
     errors = refused(lambda: registration.change(row, other, acting_user=people.root))
-    assert errors["spec.kubeconfig"] == "This is another Kubernetes cluster than the one with 1 run of ours."
+    assert errors["spec.kubeconfig"] == (
+        "This is another Kubernetes cluster than the one with 1 run of ours. If that one is lost for good, give it up first."
+    )
     assert "another Kubernetes cluster" in registration.try_connection(row).message
     with pytest.raises(Conflict, match="has 1 run of ours"):
         registration.remove(row, acting_user=people.root)

@@ -47,6 +47,7 @@ def fill(client, address, values):
         "/admin/clouds/training/edit",
         "/admin/clouds/training/test",
         "/admin/clouds/training/remove",
+        "/admin/clouds/training/give-up",
         "/admin/clouds/place",
     ],
 )

@@ -1,0 +1,52 @@
+"""Gives up a Kubernetes cluster that is lost for good: its runs end as lost and its volumes as deleted, and what they cost ends
+when it was last heard.
+
+manage.py give_up_cloud training                    asks for the name again
+manage.py give_up_cloud training --yes training     does not
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from clusters import giving_up
+from clusters.models import KubernetesCluster
+from portal.errors import Conflict
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="as runs and manifests call it")
+        parser.add_argument("--yes", metavar="NAME", help="its name again: do not ask for it")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        name = options["name"]
+        row = KubernetesCluster.objects.filter(name=name).first()
+        if row is None:
+            known = ", ".join(KubernetesCluster.objects.order_by("name").values_list("name", flat=True)) or "none"
+            raise CommandError(f"There is no Kubernetes cluster “{name}”. Registered: {known}.")
+        if sentence := giving_up.why_not(row):
+            raise CommandError(sentence)
+        self.stdout.write(str(giving_up.loss_of(row)))
+        if (options["yes"] or self._ask(name)) != name:
+            raise CommandError("That is not its name; nothing was changed.")
+        try:
+            giving_up.give_up(row, acting_user=None, who=getpass.getuser())
+        except Conflict as conflict:
+            raise CommandError(str(conflict)) from conflict
+        self.stdout.write(
+            f"{row.title} is given up and takes no new runs. If it comes back, what is left there is ended. Place its business "
+            "lines elsewhere, and remove it when you are sure."
+        )
+
+    def _ask(self, name: str) -> str:
+        if not sys.stdin.isatty():
+            raise CommandError(f"Say it again to do that: --yes {name}")
+        return input(f"To go on, type {name}: ").strip()
