@@ -23,6 +23,7 @@ from clusters.kubernetes_specs import KubernetesManifest, read_manifest
 from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
 from clusters.news import silence
 from clusters.places import THIS_MACHINE
+from datastores.models import Volume
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
 from portal.forms import Words, show_errors
@@ -46,6 +47,7 @@ class Shown:
     is_default: bool
     runs: int
     lines: list[str]
+    volumes: int = 0
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -65,7 +67,7 @@ class Shown:
         heard_at = self.state.heard_at if self.state else None
         if self.row is None or not giving_up.is_silent(heard_at):
             return False
-        return self.runs > 0 or (heard_at is not None and self.row.given_up_at is None)
+        return bool(self.runs or self.volumes) or (heard_at is not None and self.row.given_up_at is None)
 
     @property
     def silence(self) -> str:
@@ -189,6 +191,7 @@ def clouds(request: HttpRequest) -> HttpResponse:
     measuring = {each.cloud: each for each in Measuring.objects.all()}
     lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster"))
     living = dict(Run.objects.filter(gone=False).order_by().values_list("cloud").annotate(Count("pk")))
+    volumes = dict(Volume.objects.order_by().values_list("cloud").annotate(Count("pk")))
     shown = [
         Shown(
             row.name,
@@ -199,6 +202,7 @@ def clouds(request: HttpRequest) -> HttpResponse:
             row.is_default,
             living.get(row.name, 0),
             sorted(each.org_node.path for each in row.placements.all()),
+            volumes.get(row.name, 0),
         )
         for row in rows
     ]

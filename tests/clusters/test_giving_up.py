@@ -311,6 +311,13 @@ def test_the_page_says_what_ends_and_asks_for_the_name(run, training, people, cl
     page = client.get("/admin/clouds").content.decode()
     assert "given up" in page
     assert address not in page
+    # Somebody who was making one at that moment has left it behind.
+    Volume.objects.create(
+        cloud="training", namespace="ops", appcode="ops-demo", name="late", size="1Gi", told_size="1Gi"
+    )
+    assert address in client.get("/admin/clouds").content.decode()
+    assert client.post(address, {"name": "training"}).headers["Location"] == "/admin/clouds"
+    assert not Volume.objects.exists()
     KubernetesCluster.objects.update(enabled=True, given_up_at=None)
     silent_since(now())
     assert address not in client.get("/admin/clouds").content.decode()
