@@ -20,7 +20,7 @@ from tests.kube.following import CountingClient, Following, cloud_of, portal_kub
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, Refused, phase
 from tests.kube.plans import plan, run_ref, volume
-from tests.kube.test_faults import end_all, names_of, spec_of
+from tests.kube.test_faults import end_all, metadata_of, names_of, spec_of
 from tests.kube.test_plane import pod as any_pod
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -58,6 +58,24 @@ def edit(plane: Plane, path: str, spec: Object, content_type: str = "") -> Objec
         "PATCH", path, {"spec": spec}, content_type=content_type, fieldManager="kubectl-edit"
     )
     return edited["spec"]
+
+
+def test_what_loses_its_labels_is_not_lost_from_sight(plane: Plane, loops: Loops, people: Any) -> None:
+    """Without them nobody would see what else is done to it."""
+    run = loops.until_running(cluster := loops.create(people, workers=1, ps=1))
+    for kind, role, taken in (
+        ("NetworkPolicy", "", names.RUN_ID),
+        ("Service", "", names.RUN),
+        ("Deployment", "ps", names.ROLE),
+        ("Job", "worker", names.RUN_ID),
+    ):
+        path = path_of(loops, run, kind, role)
+        before = metadata_of(plane, path)["labels"]
+        plane.request("PATCH", path, {"metadata": {"labels": {taken: None}}}, fieldManager="kubectl-label")
+        loops.until(lambda path=path, before=before: metadata_of(plane, path)["labels"] == before)  # type: ignore[misc]
+        sentence = f"The labels of {kind} {names_of(loops, run, role)} were changed by hand."
+        loops.until(lambda sentence=sentence: told(sentence) == 1)  # type: ignore[misc]
+    assert loops.until_running(cluster).pk == run.pk
 
 
 # The tasks go on meanwhile, so one that is started by kubectl must be allowed there.

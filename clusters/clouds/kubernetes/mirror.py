@@ -91,7 +91,8 @@ class Mirror:
         """A Service, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
         if what == "ResourceQuota":
             self.parts.note_quota(kind, thing)
-        if what in ("Service", "NetworkPolicy") and ref_of(thing["metadata"]):
+        metadata = thing["metadata"]
+        if what in ("Service", "NetworkPolicy") and (ref_of(metadata) or self.parts.is_known(metadata["uid"])):
             return self.parts.note_part(kind, what, thing)
         if what != "Service":
             self.bounds.note_part(kind, what, thing, time.monotonic())

@@ -16,6 +16,8 @@ from clusters.clouds.kubernetes.workloads import Why, Workload
 Object = Mapping[str, Any]
 # Kind, namespace and name.
 Key = tuple[str, str, str]
+# A run's id and a role, "" for what belongs to all of them.
+Belongs = tuple[int, str]
 
 
 class Parts:
@@ -31,6 +33,8 @@ class Parts:
         self.retry: dict[Key, None] = {}
         # The change that was told last, by uid.
         self.told: dict[str, str] = {}
+        # The run and the role that the labels of a uid said at first.
+        self._belongs: dict[str, Belongs] = {}
         self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
         self._refused: dict[Key, Why] = {}
         self._blocked: dict[int, Why] = {}
@@ -39,6 +43,8 @@ class Parts:
     def note_workload(self, kind: str, what: str, thing: Object) -> list[Seen]:
         """A Job, Deployment or StatefulSet."""
         workload = workloads.workload_of(what, thing)
+        if self._is_relabelled(kind, thing["metadata"], (workload.run_id, workload.role) if workload else None):
+            return self._note_relabelled(kind, what, thing["metadata"])
         if workload is None:
             return []
         key = (what, workload.namespace, workload.name)
@@ -69,6 +75,8 @@ class Parts:
         """A Service or NetworkPolicy, of which only the metadata are known."""
         metadata = thing["metadata"]
         ref = ref_of(metadata)
+        if self._is_relabelled(kind, metadata, (ref.id, "") if ref else None):
+            return self._note_relabelled(kind, what, metadata)
         if ref is None:
             return []
         if kind == "DELETED":
@@ -93,6 +101,31 @@ class Parts:
             self.volumes.pop(metadata["name"], None)
         else:
             self.volumes[metadata["name"]] = ref
+
+    def is_known(self, uid: str) -> bool:
+        """Whether it was seen to belong to a run."""
+        return uid in self._belongs
+
+    def _is_relabelled(self, kind: str, metadata: Object, to: Belongs | None) -> bool:
+        """Whether its labels say something else than they did. Without them nothing else that is done to it would be seen."""
+        uid = metadata["uid"]
+        before = self._belongs.get(uid)
+        if before is None and to is not None and kind != "DELETED":
+            self._belongs[uid] = to
+        elif before == to and kind == "DELETED":
+            self._belongs.pop(uid, None)
+        return before is not None and before != to
+
+    def _note_relabelled(self, kind: str, what: str, metadata: Object) -> list[Seen]:
+        uid, (run_id, _) = metadata["uid"], self._belongs[metadata["uid"]]
+        if kind == "DELETED":
+            del self._belongs[uid]
+            self.told.pop(uid, None)
+            return self._missed(what, metadata, run_id)
+        if self._wanted(run_id) is False:
+            return []
+        change = f"labels {sorted((metadata.get('labels') or {}).items())}"
+        return self.changed(uid, change, run_id, f"The labels of {what} {metadata['name']} were changed by hand.")
 
     def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
         """It was deleted, or lost its labels: news while its run goes on."""
