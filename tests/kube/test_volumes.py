@@ -195,13 +195,13 @@ def test_nobody_else_is_bound_to_the_volume_of_a_run(
     run = run_ref(space)
     cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, NfsSource("nfs.example", "/d")),)))
     bound(plane, space)
-    name = names.volume_name(run, 0)
+    name, behind = names.volume_name(run, 0), names.persistent_volume_name(run, 0)
     thief = {
         "metadata": {"name": name},
         "spec": {
             "accessModes": ["ReadWriteMany"],
             "storageClassName": "",
-            "volumeName": name,
+            "volumeName": behind,
             "resources": {"requests": {"storage": "1Gi"}},
         },
     }
@@ -212,7 +212,7 @@ def test_nobody_else_is_bound_to_the_volume_of_a_run(
     following.until(lambda: following.is_gone(run))
     (claim,) = plane.request("GET", claims(namespace))["items"]
     assert claim["status"]["phase"] in ("Pending", "Lost")
-    plane.until(VOLUMES, lambda found: name not in found)
+    plane.until(VOLUMES, lambda found: behind not in found)
 
 
 # -- with the portal's own loop ----------------------------------------------------------------------------------------

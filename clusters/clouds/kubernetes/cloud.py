@@ -9,12 +9,15 @@ what has not been written down yet: one on every pod until its end is in the dat
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from clusters.clouds.base import (
     Batch,
@@ -92,20 +95,34 @@ class KubernetesCloud:
             raise CloudError(str(error)) from error
 
     def _apply(self, plan: Plan) -> None:
-        manifests.check(plan, self._settings)
+        settings = self._settings_of(plan.run)
+        manifests.check(plan, settings)
         # Without them, what Kueue has let go and would let go again is deleted at once.
-        stops = [] if self._settings.kueue_queue else manifests.workloads(plan)
-        owner = self._apply_owner(plan.run, {names.WORKLOADS: " ".join("/".join(each) for each in stops)})
+        stops = [] if settings.kueue_queue else manifests.workloads(plan)
+        makers = " ".join("/".join(each) for each in stops)
+        owner = self._apply_owner(plan.run, {names.WORKLOADS: makers, names.SETTINGS: settings.whole()})
         if "deletionTimestamp" in owner["metadata"] or names.ENDING in owner["metadata"]["annotations"]:
             return
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
         volumes = {source.volume.id: source for source in sources}
-        made = [storage.volume_manifest(source, self._settings) for source in volumes.values()]
-        made += manifests.run_manifests(plan, owner["metadata"]["uid"], self._settings)
+        made = [storage.volume_manifest(source, settings) for source in volumes.values()]
+        made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
         apply_whole(self._client, [each for each in made if not manifests.is_queued(each)])
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
+
+    def _settings_of(self, run: RunRef) -> Settings:
+        """Those with which it was started: what administrators change later is for others. A pod that runs takes no other
+        settings, and its Job none at all."""
+        by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
+        for owner in self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]:
+            if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
+                try:
+                    return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
+                except ValueError as error:
+                    log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
+        return self._settings
 
     def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
         """Not by force: what Kueue has begun to manage is not suspended again."""

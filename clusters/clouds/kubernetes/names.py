@@ -41,6 +41,8 @@ NOT_STORED = f"{PREFIX}/not-stored"
 # On the owner: what makes the pods of the run, as "Job/<name> Deployment/<name>"; and that the portal wants it to end.
 WORKLOADS = f"{PREFIX}/workloads"
 ENDING = f"{PREFIX}/ending"
+# The settings with which the run was started.
+SETTINGS = f"{PREFIX}/settings"
 # The finalizer of the Job controller, until it has counted a pod.
 COUNTED = "batch.kubernetes.io/job-tracking"
 

@@ -239,5 +239,9 @@ class Settings:
         value: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude_defaults=True)
         return value
 
+    def whole(self) -> str:
+        """As JSON, defaults included: better ones do not change what is there."""
+        return _ADAPTER.dump_json(self).decode()
+
 
 _ADAPTER = TypeAdapter(Settings)
