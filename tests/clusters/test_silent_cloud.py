@@ -11,6 +11,7 @@ from celery.signals import task_postrun
 from django.db import connections
 from django.utils.timezone import now
 
+import portal.wakeups
 from clusters import actions, lanes, reconcile, sweeping, wakeups
 from clusters.clouds.base import CloudError, CloudRefused
 from clusters.lanes import AWAY, BUSY, Lanes, PutOff
@@ -203,3 +204,20 @@ def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_
         each.join(PATIENCE)
         assert not each.is_alive()
     assert order.count("held") == lanes.MOST
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_clock_asks_for_comes_before_rows_that_wait(worker, monkeypatch):
+    monkeypatch.setattr(portal.wakeups, "_quiet_until", 0.0)
+    for run_id in range(3):
+        wakeups.wake(run_id)
+    app.send_task("billing.tasks.post", expires=60)
+    with app.connection_for_read() as broker:
+        queue = broker.SimpleQueue("celery")
+        messages = [queue.get(timeout=PATIENCE) for _ in range(4)]
+        for message in messages:
+            message.ack()
+    assert [message.headers["task"] for message in messages] == [
+        "billing.tasks.post",
+        *["clusters.tasks.reconcile_run"] * 3,
+    ]
