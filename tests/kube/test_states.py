@@ -459,11 +459,16 @@ def test_changes_by_others_are_told_once_each() -> None:
     edited["metadata"] |= {"managedFields": [*edited["metadata"]["managedFields"], kubectl], "generation": 2}
     assert mirror.parts.note_workload("ADDED", "Job", edited) == [RunChanged(1042, "Job w was changed by hand.")]
     assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
-    queue = {"manager": "kueue", "operation": "Update", "fieldsV1": {"f:spec": {"f:suspend": {}, "f:template": {}}}}
-    edited["metadata"] |= {"managedFields": [edited["metadata"]["managedFields"][0], queue], "generation": 3}
+    ours, fields = edited["metadata"]["managedFields"][0], {"f:spec": {"f:suspend": {}, "f:template": {}}}
+    queue = {"manager": "queue", "operation": "Update", "fieldsV1": fields}
+    edited["metadata"] |= {"managedFields": [ours, queue], "generation": 3}
     left = "Job w was changed by hand, and has additions that the portal cannot take away: spec.template."
     assert mirror.parts.note_workload("MODIFIED", "Job", edited) == [RunChanged(1042, left)]
-    edited["metadata"] |= {"labels": job(suspend=True)["metadata"]["labels"], "generation": 4}
+    # Kueue may be told to manage all Jobs; other queues only those with the label of one.
+    edited["metadata"] |= {"managedFields": [ours, queue | {"manager": "kueue"}], "generation": 4}
+    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
+    labels = job(suspend=True)["metadata"]["labels"]
+    edited["metadata"] |= {"managedFields": [ours, queue], "labels": labels, "generation": 5}
     assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
     assert mirror.parts.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
     mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))

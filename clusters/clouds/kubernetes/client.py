@@ -22,9 +22,9 @@ import kubernetes
 import orjson
 import urllib3
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, SSLError
 
-from clusters.clouds.base import CloudError, CloudRefused, WatchExpired
+from clusters.clouds.base import CloudError, CloudRefused, Unanswered, WatchExpired
 from clusters.clouds.kubernetes.names import MANAGER
 
 Json = dict[str, Any]
@@ -104,6 +104,10 @@ class Unavailable(CloudError):
         self.after = after
 
 
+class Unreachable(Unavailable, Unanswered):
+    """No answer at all, not even one of whoever stands between."""
+
+
 def path_of(kind: str, namespace: str = "", name: str = "") -> str:
     """The path of an object, of a kind in one namespace, or (no namespace) everywhere."""
     api, plural, inside = KINDS[kind]
@@ -123,7 +127,9 @@ class Client:
         self._pool = api.rest_client.pool_manager
         if tls:
             self._pool.connection_pool_kw["ssl_context"] = tls
+        # Calls alone. What goes on in the background makes calls side by side and waits for them, so it has threads of its own.
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
+        self._background = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes-background")
 
     @classmethod
     def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
@@ -213,7 +219,7 @@ class Client:
         self.request("DELETE", path, query={"propagationPolicy": propagation, **query})
 
     def in_background(self, task: Any, *arguments: Any) -> None:
-        self._threads.submit(task, *arguments)
+        self._background.submit(task, *arguments)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -273,7 +279,9 @@ class Client:
                 error = _error(answer, answer.data if not stream else answer.read())
                 raise Taken(409, str(error)) if (method, answer.status) == ("POST", 409) else error
         except HTTPError as error:
-            raise Unavailable(f"The API server does not answer: {_plain(error)}") from error
+            # One with a certificate that is not accepted is there.
+            known = isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError)
+            raise (Unavailable if known else Unreachable)(f"The API server does not answer: {_plain(error)}") from error
         return answer
 
 

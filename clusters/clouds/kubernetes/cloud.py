@@ -96,7 +96,9 @@ class KubernetesCloud:
 
     def _apply(self, plan: Plan) -> None:
         settings = self._settings_of(plan.run)
-        manifests.check(plan, settings)
+        if settings is None:
+            manifests.check(plan, self._settings)
+            settings = self._settings
         # Without them, what Kueue has let go and would let go again is deleted at once.
         stops = [] if settings.kueue_queue else manifests.workloads(plan)
         makers = " ".join("/".join(each) for each in stops)
@@ -112,9 +114,9 @@ class KubernetesCloud:
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
 
-    def _settings_of(self, run: RunRef) -> Settings:
-        """Those with which it was started: what administrators change later is for others. A pod that runs takes no other
-        settings, and its Job none at all."""
+    def _settings_of(self, run: RunRef) -> Settings | None:
+        """Those with which it was started, None when it was not: what administrators change later is for others. A pod that
+        runs takes no other settings, and its Job none at all."""
         by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
         for owner in self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]:
             if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
@@ -122,7 +124,7 @@ class KubernetesCloud:
                     return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
                 except ValueError as error:
                     log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
-        return self._settings
+        return None
 
     def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
         """Not by force: what Kueue has begun to manage is not suspended again."""

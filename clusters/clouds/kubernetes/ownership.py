@@ -26,6 +26,8 @@ OURS = {
 OF_RUNS = {"NetworkPolicy": {"f:ingress"}}
 # What cannot be changed any more, so that nothing which was added to it can be taken away.
 FIXED = {"Job": {"f:template"}}
+# What Kueue sets in Jobs, also in those that have none of its queues, where it was told to manage all.
+_KUEUE, OF_QUEUES = "kueue", {"f:suspend", "f:template"}
 
 
 def is_as_applied(kind: str, metadata: Object, *, of_run: bool = True, may: Collection[str] = ()) -> bool:
@@ -35,8 +37,10 @@ def is_as_applied(kind: str, metadata: Object, *, of_run: bool = True, may: Coll
     for entry in metadata.get("managedFields") or []:
         if _is_ours(entry):
             ours |= set(_spec(entry))
-        elif _is_others(entry, metadata) and set(_spec(entry)) - set(may):
-            return False
+        elif _is_others(entry, metadata):
+            queues = kind == "Job" and str(entry.get("manager")).startswith(_KUEUE)
+            if set(_spec(entry)) - set(may) - (OF_QUEUES if queues else set()):
+                return False
     return wanted <= ours
 
 

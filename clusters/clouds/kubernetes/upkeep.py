@@ -42,6 +42,7 @@ class Upkeep:
         self.mirror = mirror
         self._bound = bound
         self._due: dict[str, Pod | Owner] = {}
+        self._unbound: dict[str, None] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
         self._repairs: dict[Hashable, tuple[int, float]] = {}
@@ -82,12 +83,21 @@ class Upkeep:
                 mirror.runs.left_behind.add(run_id)
         for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
-        for namespace in list(mirror.bounds.found):
-            self._begin(("repair", f"namespace {namespace}"), self._bound, namespace)
+        # Until it is done: what somebody added is made ours first, and looks as it should be from then on.
+        self._unbound.update(dict.fromkeys(mirror.bounds.found))
+        for namespace in list(self._unbound):
+            if namespace in mirror.namespaces:
+                self._begin(("repair", f"namespace {namespace}"), self._bind, namespace)
+            else:
+                self._unbound.pop(namespace, None)
         for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
         self._look_for_strays()
+
+    def _bind(self, namespace: str) -> None:
+        self._bound(namespace)
+        self._unbound.pop(namespace, None)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""

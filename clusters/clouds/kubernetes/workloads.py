@@ -21,8 +21,6 @@ Why = tuple[str, str]
 # Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
 QUEUE = "kueue.x-k8s.io/queue-name"
 QUOTA, ADMISSION, QUEUED, SUSPENDED = "NamespaceQuota", "AdmissionDenied", "QueuedByKueue", "Suspended"
-# What a queue may change in a Job of its own; everything else beneath `spec` is ours alone.
-_OF_QUEUES = {"f:suspend", "f:template"}
 
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
 _WEBHOOK = re.compile(r'admission webhook "([^"]+)" denied the request: ?(.*)', re.DOTALL)
@@ -151,4 +149,4 @@ def _is_whole(kind: str, metadata: Object) -> bool:
     if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
         return False
     is_queued = kind == "Job" and QUEUE in (metadata.get("labels") or {})
-    return ownership.is_as_applied(kind, metadata, may=_OF_QUEUES if is_queued else ())
+    return ownership.is_as_applied(kind, metadata, may=ownership.OF_QUEUES if is_queued else ())
