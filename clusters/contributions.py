@@ -57,9 +57,10 @@ def gpus_held(appcodes: QuerySet[Appcode]) -> frame.GpuUse:
 
 
 def without_end(consumers: Collection[str]) -> set[str]:
-    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, and runs of services."""
+    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, and runs of services without a time
+    limit."""
     numbers = {int(key.removeprefix("run ")) for key in consumers if re.fullmatch(r"run \d+", key)}
-    services = Run.objects.filter(pk__in=numbers, spec__mode="service").only("pk")
+    services = Run.objects.filter(pk__in=numbers, spec__mode="service", spec__timeLimit=None).only("pk")
     return {key for key in consumers if key.startswith("volume ")} | {consumer(run) for run in services}
 
 

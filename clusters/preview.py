@@ -91,14 +91,15 @@ def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
 
 def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Cost:
     prices, now = price_book(), timezone.now()
-    models = sorted({node.gpu_model for node in capacity.nodes if node.gpus}) or [""]
     low = high = limit = Decimal(0)
     for role, each in spec.active_roles.items():
         held, n = resolved.resources[role], each.count
-        sizes = [
-            Resources(held.gpus * n, held.gpu_model or model, held.cpu_milli * n, held.memory_mb * n)
-            for model in (models if held.gpus and not held.gpu_model else [""])
-        ]
+        models = [held.gpu_model]
+        if held.gpus and not held.gpu_model:
+            # Where no machine is known that has so many, each that has a price, and any other.
+            had = {node.gpu_model for node in capacity.nodes if node.gpus >= held.gpus}
+            models = sorted(had or prices.gpu_models | {""})
+        sizes = [Resources(held.gpus * n, model, held.cpu_milli * n, held.memory_mb * n) for model in models]
         rates = [hourly(prices, now, [size], appcode.pk) for size in sizes]
         low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in sizes)

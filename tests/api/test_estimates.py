@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from billing.models import Price
 from billing.usage import floor
-from clusters.models import CloudState, Cluster, Run
+from clusters.models import CloudState, Cluster, Flavor, Run
 from tests.api.client import api_of, manifest
 
 
@@ -57,9 +57,13 @@ def test_a_cluster_says_what_its_next_run_costs(client: Client, people: Any, pri
 @pytest.fixture
 def two_models(prices: None) -> None:
     """The cloud has GPUs of two models, at 3.50 and at 1.20, and a machine without any."""
+    have(("a", "A100", 4), ("b", "T4", 4), ("c", "", 0))
+
+
+def have(*machines: tuple[str, str, int]) -> None:
     nodes = [
         {"name": name, "gpu_model": model, "gpus": gpus, "gpus_free": gpus, "cpu_milli": 64000, "memory_mb": 64000}
-        for name, model, gpus in (("a", "A100", 4), ("b", "T4", 4), ("c", "", 0))
+        for name, model, gpus in machines
     ]
     CloudState.objects.update_or_create(name="local", defaults={"capacity": {"nodes": nodes, "queue": []}})
 
@@ -77,6 +81,22 @@ def test_what_takes_any_gpu_costs_what_it_gets(client: Client, people: Any, two_
     said = client.get("/clusters/ops-demo/show2/cost").content.decode()
     assert f"{low:.2f}" in said
     assert f"{high:.2f}" in said
+
+
+def test_only_models_that_a_task_can_get_count(people: Any, two_models: None) -> None:
+    Flavor.objects.filter(name="middle-1-gpu").update(gpus=2)
+
+    def spread() -> Decimal:
+        _, answer = api_of(people.bob).post("/appcodes/ops-demo/preview", manifest("show2"))
+        return Decimal(answer["costPerHour"]["amount"]) - Decimal(answer["costPerHourLow"]["amount"])
+
+    each = 3 * 2 * (Decimal("3.50") - Decimal("1.20"))
+    assert spread() == each
+    have(("a", "A100", 1), ("b", "T4", 4))
+    assert spread() == 0
+    # Nobody knows yet what there is: each price may be the one.
+    have()
+    assert spread() == each
 
 
 def test_a_price_that_changes_before_the_time_limit_counts(people: Any, two_models: None) -> None:

@@ -6,11 +6,15 @@ from clusters.models import Run
 
 
 def test_services_and_volumes_go_on_until_somebody_ends_them(db, catalogue, people, manifest):
-    service, batch = (
-        actions.create_cluster(manifest(mode, mode=mode), acting_user=people.bob).current_run_id
-        for mode in ("service", "batch")
+    service, limited, batch = (
+        actions.create_cluster(manifest(name, **spec), acting_user=people.bob).current_run_id
+        for name, spec in (
+            ("service", {"mode": "service"}),
+            ("limited", {"mode": "service", "timeLimit": 3600}),
+            ("batch", {"mode": "batch"}),
+        )
     )
-    assert Run.objects.count() == 2
-    keys = [f"run {service}", f"run {batch}", "volume 7", "run 999999999", "example-3", "run x", ""]
+    assert Run.objects.count() == 3
+    keys = [f"run {service}", f"run {limited}", f"run {batch}", "volume 7", "run 999999999", "example-3", "run x", ""]
     assert contributions.without_end(keys) == {f"run {service}", "volume 7"}
     assert budget_access._lasting == [contributions.without_end]
