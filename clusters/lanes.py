@@ -1,9 +1,10 @@
 """How many threads of a process one cloud may hold, so that one that does not answer takes none from the others.
 
 Whoever tells a cloud something takes its lane first. A cloud that answers has MOST threads; who finds them taken waits for a
-moment, as long as they are all young. Of one that is known to be away, by its watch or by calls that failed after a long
-time, one thread of a process tries whether it is back, and SILENT_AT_ONCE threads try all such clouds together. Everybody
-else is put off at once and comes again by the sweep, which wakes few for a cloud that is away, and all when it is heard again.
+moment, as long as any of their calls is young. Of one that is known to be away, by its watch or by calls that nobody answered
+for a long time, one thread of a process tries whether it is back, and SILENT_AT_ONCE threads try all such clouds together.
+Everybody else is put off at once and comes again by the sweep, which wakes few for a cloud that is away, and all when it is
+heard again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from clusters.clouds.base import CloudError, CloudRefused
+from clusters.clouds.base import CloudError, CloudRefused, Unanswered
 from clusters.models import CloudState
 
 # Half of a worker's threads.
 MOST = 4
 SILENT_AT_ONCE = 2
-# Seconds. A call that has taken so long is not waited for, and says that its cloud is away when it fails after that.
+# Seconds. A call that has taken so long is not waited for, and says that its cloud is away when it ends without an answer.
 SLOW = 3.0
 # For how long a failure or an answer says how the next calls will fare.
 LASTS = 30.0
@@ -71,7 +72,7 @@ class Lanes:
         except CloudRefused:
             answers = True
             raise
-        except CloudError:
+        except Unanswered:
             answers = False if time.monotonic() - call.began > SLOW else None
             raise
         finally:
@@ -88,7 +89,8 @@ class Lanes:
                     break
                 if len(lane.calls) < MOST:
                     break
-                left = min(call.began for call in lane.calls) + SLOW - now
+                # A slow one among them says nothing: of a cloud that is silent, all get old.
+                left = max(call.began for call in lane.calls) + SLOW - now
                 if left <= 0:
                     raise PutOff(BUSY)
                 self._changed.wait(left)

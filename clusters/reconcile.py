@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q, QuerySet, Sum
@@ -38,7 +38,7 @@ from clusters.clouds.base import (
 )
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
 from clusters.lanes import PutOff, lane
-from clusters.models import FOUGHT, Cluster, Run
+from clusters.models import FOUGHT, LOCAL, Cluster, Run
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
@@ -171,8 +171,8 @@ def _step(run_id: int, token: uuid.UUID) -> None:
             _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
+            plan = plan_of(run)
             with lane(run.cloud):
-                plan = plan_of(run)
                 cloud_of(run).apply(plan)
         except Invalid as refusal:
             _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
@@ -339,6 +339,10 @@ def plan_of(run: Run) -> Plan:
         mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input, "")))
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
+    counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
+    # A Kubernetes cluster is not asked: names follow from the run.
+    with lane(run.cloud) if run.cloud == LOCAL else nullcontext():
+        addresses = cloud_of(run).reserve(ref, counts)
     image = found.image
     return build_plan(
         ref,
@@ -346,7 +350,7 @@ def plan_of(run: Run) -> Plan:
         image=ImageRef(image.name, image.container, image.environment, image.program),
         resources={role: Resources(**facts) for role, facts in run.resources.items()},
         mounts=tuple(mounts),
-        addresses=cloud_of(run).reserve(ref, {role: each.count for role, each in spec.active_roles.items()}),
+        addresses=addresses,
     )
 
 

@@ -31,6 +31,10 @@ class CloudError(Exception):
     after: float | None = None
 
 
+class Unanswered(CloudError):
+    """Nobody was there: no connection could be made, or it was lost or silent for too long before an answer came."""
+
+
 class CloudRefused(CloudError):
     """The cloud will never do this as asked; repeating is useless. The text says what to change."""
 

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from celery.contrib.testing.worker import start_worker
@@ -13,7 +13,7 @@ from django.utils.timezone import now
 
 import portal.wakeups
 from clusters import actions, lanes, reconcile, sweeping, wakeups
-from clusters.clouds.base import CloudError, CloudRefused
+from clusters.clouds.base import CloudError, CloudRefused, Unanswered
 from clusters.lanes import AWAY, BUSY, Lanes, PutOff
 from clusters.models import CloudState, KubernetesCluster, Placement, Run
 from portal.celery import app
@@ -156,16 +156,19 @@ def fail(mine, error):
         raise error
 
 
-def test_calls_that_fail_after_a_long_time_say_that_a_cloud_is_away(monkeypatch):
+def test_calls_that_nobody_answers_for_a_long_time_say_that_a_cloud_is_away(monkeypatch):
     mine = Lanes()
-    fail(mine, CloudError("quickly"))
+    fail(mine, Unanswered("quickly"))
     with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
         """It may have been about one run."""
     monkeypatch.setattr(lanes, "SLOW", -1.0)
     fail(mine, CloudRefused("it answers"))
     with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
         """That is no trouble."""
-    fail(mine, CloudError("after a long time"))
+    fail(mine, CloudError("it answers that it cannot do this now"))
+    with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
+        """Nor is that."""
+    fail(mine, Unanswered("after a long time"))
     with mine.taken("a", trouble=False), pytest.raises(PutOff, match=AWAY), mine.taken("a", trouble=False):
         """One at a time."""
     # What said nothing about the cloud has changed nothing, but that one went well has.
@@ -204,6 +207,54 @@ def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_
         each.join(PATIENCE)
         assert not each.is_alive()
     assert order.count("held") == lanes.MOST
+
+
+def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
+    mine, waits = Lanes(), threading.Event()
+    monkeypatch.setattr(lanes, "SLOW", 600.0)
+    wait = mine._changed.wait
+    monkeypatch.setattr(mine._changed, "wait", lambda left: waits.set() or wait(left))
+    came = []
+
+    def come():
+        with mine.taken("a", trouble=False):
+            came.append("in")
+
+    waiter = threading.Thread(target=come, daemon=True)
+    with ExitStack() as held, ExitStack() as young:
+        for _ in range(lanes.MOST - 1):
+            held.enter_context(mine.taken("a", trouble=False))
+        for call in mine._lanes["a"].calls:
+            call.began -= 3600
+        young.enter_context(mine.taken("a", trouble=False))
+        waiter.start()
+        until(lambda: waits.is_set() or not waiter.is_alive())
+        assert waiter.is_alive(), "it was put off"
+        young.close()
+        waiter.join(PATIENCE)
+        assert came == ["in"]
+        # With a last one that takes long, too, nobody waits.
+        young.enter_context(mine.taken("a", trouble=False))
+        for call in mine._lanes["a"].calls:
+            call.began -= 3600
+        with pytest.raises(PutOff, match=BUSY), mine.taken("a", trouble=False):
+            """They all have taken too long by now."""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_not_asked_of_the_cloud_takes_none_of_its_threads(away, silent, people, manifest, monkeypatch):
+    [run] = create_away(people, manifest, 1)
+    taken = []
+
+    def look(run):
+        taken.extend(lanes._of_this_process._lanes.keys() & {run.cloud})
+        raise CloudError("The database takes long.")
+
+    monkeypatch.setattr(reconcile, "plan_of", look)
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert "takes long" in run.wait_message
+    assert taken == []
 
 
 @pytest.mark.django_db(transaction=True)

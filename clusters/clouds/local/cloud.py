@@ -24,6 +24,7 @@ from clusters.clouds.base import (
     Seen,
     Session,
     SourceKind,
+    Unanswered,
     VolumeRef,
     VolumeSource,
     WatchExpired,
@@ -158,7 +159,7 @@ class LocalCloud:
 
 
 def _silent(error: OSError) -> CloudError:
-    return CloudError(f"The node agent of this machine does not answer: {error.strerror or error}.")
+    return Unanswered(f"The node agent of this machine does not answer: {error.strerror or error}.")
 
 
 def _line(answer: IO[bytes]) -> Any:
