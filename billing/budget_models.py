@@ -72,7 +72,8 @@ class Budget(models.Model):
 
     def terms(self, now: dt.datetime) -> Terms:
         policy = cast("Policy", self.policy)
-        return Terms(self.amount, policy, self.countdown, self.is_lifted(now), self.paused_at is not None)
+        paused = self.paused_at is not None
+        return Terms(self.amount, policy, self.countdown, self.is_lifted(now), paused, self.set_at)
 
 
 class BudgetStep(models.Model):

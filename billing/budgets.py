@@ -39,13 +39,15 @@ HOUR = dt.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Terms:
-    """A budget as it holds now. `lifted`: it tells and takes no measures until the month is over; `paused`: it does nothing."""
+    """A budget as it holds now, since `set_at`. `lifted`: it tells and takes no measures until the month is over; `paused`: it does
+    nothing."""
 
     amount: Decimal
     policy: Policy
     countdown: dt.timedelta
     lifted: bool = False
     paused: bool = False
+    set_at: dt.datetime | None = None
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -100,7 +102,12 @@ def next_steps(terms: Terms, spent: Decimal, steps: Iterable[Step], now: dt.date
 def _marks(terms: Terms, spent: Decimal, known: dict[Kind, Step], now: dt.datetime) -> list[Change]:
     told = {mark: step for mark in MARKS if (step := known.get(mark)) and step.stands}
     reached = [mark for mark, percent in MARKS.items() if spent * 100 >= terms.amount * percent]
-    again = [Change("note", replace(step, lifted_at=now)) for mark, step in told.items() if mark not in reached]
+    # Money that is corrected puts nothing off: what runs is corrected all the time.
+    again = [
+        Change("note", replace(step, lifted_at=now))
+        for mark, step in told.items()
+        if mark not in reached and terms.set_at and terms.set_at > step.announced_at
+    ]
     passed = [mark for mark in reached if mark not in told]
     return again + [
         Change("tell" if mark == passed[-1] else "note", Step(mark, now, now, done_at=now)) for mark in passed

@@ -56,13 +56,14 @@ def test_a_month_of_any_budget(first, turns):
     for minutes, more, changed in turns:
         now, spent = now + minutes * MINUTE, spent + more
         if isinstance(changed, Terms):
-            holds = replace(changed, lifted=lifted, paused=False)
+            holds = replace(changed, lifted=lifted, paused=False, set_at=now)
         elif changed == "lift":
             holds, lifted = replace(holds, lifted=True), True
         elif changed == "pause":
             holds = replace(holds, paused=not holds.paused)
         before = {step.kind: step for step in steps}
-        told = [mark for mark in told if spent * 100 >= holds.amount * MARKS[mark] or holds.paused]
+        if isinstance(changed, Terms):
+            told = [mark for mark in told if spent * 100 >= holds.amount * MARKS[mark]]
         changes = next_steps(holds, spent, steps, now)
         steps = after(steps, changes)
         assert next_steps(holds, spent, steps, now) == [], "the same facts give nothing more"
@@ -123,6 +124,19 @@ def test_several_marks_at_once_are_told_by_one_mail():
 def forecast(spent, lately, now, *, lasting=0, passing=0):
     money = {day: Decimal(cost) for day, cost in lately.items()}
     return budgets.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing))
+
+
+def test_a_mark_is_told_again_only_when_the_budget_put_it_off():
+    budget = replace(HUNDRED, policy="notify", set_at=START)
+    steps = after([], next_steps(budget, Decimal("50.01"), [], START + HOUR))
+    # What runs is told to have ended a little earlier, and so on.
+    for spent in ("49.99", "50.02", "49.98", "50.03"):
+        changes = next_steps(budget, Decimal(spent), steps, START + 2 * HOUR)
+        assert changes == []
+    raised = replace(budget, amount=Decimal(200), set_at=START + 3 * HOUR)
+    steps = after(steps, next_steps(raised, Decimal("50.03"), steps, START + 3 * HOUR))
+    told = next_steps(raised, Decimal(100), steps, START + 4 * HOUR)
+    assert [(change.verb, change.step.kind) for change in told] == [("tell", "spent_50")]
 
 
 def test_a_forecast_goes_on_with_the_mean_of_seven_days():
