@@ -18,12 +18,12 @@ from django.utils import timezone
 from billing.capacity import record as record_gpus
 from clusters import storage, task_rows
 from clusters.clouds import registry
-from clusters.clouds.base import CloudError
+from clusters.clouds.base import CloudError, Unanswered
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.inspection import uid_of
 from clusters.models import CloudState, KubernetesCluster, Run, Task
 from clusters.news import age
-from clusters.observe import refresh
+from clusters.observe import readable, refresh
 from clusters.volumes import ref
 from datastores.models import Volume
 from portal.access import require_administrator
@@ -34,6 +34,10 @@ from portal.rows import update_rows
 
 # Whoever was heard within this time may only be cut off for a moment.
 HEARD = dt.timedelta(minutes=5)
+INSTEAD = (
+    "An administrator gives new credentials under Clouds. If it is certain that it is lost, an operator gives it up with "
+    "give_up_cloud --force."
+)
 # So many runs are ended in one transaction.
 PORTION = 100
 # What a run that is given up has no more, besides what `refresh` writes.
@@ -92,15 +96,16 @@ def why_not(row: KubernetesCluster) -> str:
     )
 
 
-def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "") -> Loss:
+def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "", force: bool = False) -> Loss:
     """Ends in the books whatever is on a cluster that is lost. Raises Conflict while it answers, or when it does meanwhile.
 
-    `acting_user` None is an operator at the portal's own machine, called `who`. Repeated, it ends what has come since.
+    `acting_user` None is an operator at the portal's own machine, called `who`. With `force` an answer by which nobody can tell
+    whether it is this cluster is none. Repeated, it ends what has come since.
     """
     if acting_user is not None:
         require_administrator(acting_user)
     by = f" by {acting_user.display_name}" if acting_user else f" by {who} at the portal's machine" if who else ""
-    if sentence := why_not(row) or _why_alive(row):
+    if sentence := why_not(row) or _why_alive(row, force):
         raise Conflict(sentence)
     loss = _begin(row, by, acting_user)
     while _end_runs(row, loss, by, acting_user):
@@ -111,15 +116,27 @@ def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "") 
     return loss
 
 
-def _why_alive(row: KubernetesCluster) -> str:
-    """The controller may be what is silent: so the cluster is asked, once."""
+def _why_alive(row: KubernetesCluster, force: bool) -> str:
+    """The controller may be what is silent, or only our credentials what is over: so the cluster is asked, once."""
     try:
-        uid = uid_of(registry.client(row.name, row.kubeconfig))
-    except CloudError:
+        client = registry.client(row.name, row.kubeconfig)
+    except CloudError as error:
+        return "" if force else f"{row.title} cannot be asked whether it is lost: {_ended(error)} {INSTEAD}"
+    try:
+        uid = uid_of(client)
+    except Unanswered:
         return ""
+    except CloudError as error:
+        return "" if force else f"{row.title} answers, but does not accept the portal: {_ended(error)} {INSTEAD}"
+    except (ValueError, LookupError, TypeError):
+        return "" if force else f"What answers at the address of {row.title} is no API server of Kubernetes. {INSTEAD}"
     if row.uid and row.uid != uid:
         return ""  # Another one answers where it was.
     return f"{row.title} answers. If nothing is heard of it, see whether the controller runs."
+
+
+def _ended(error: CloudError) -> str:
+    return f"{readable(str(error)).rstrip('.')}."
 
 
 @transaction.atomic

@@ -201,7 +201,8 @@ class GiveUp(APIView):
     @extend_schema(
         operation_id="kubernetes_give_up",
         summary="Give up a Kubernetes cluster that is lost",
-        description="Only for one that is lost for good: 409 while it answers, or was heard in the last minutes. Its runs end "
+        description="Only for one that is lost for good: 409 while it answers, be it that it does not accept the portal's "
+        "credentials, or was heard in the last minutes. Its runs end "
         "as failed (Lost) and its volumes as deleted, and what they cost ends when it was last heard; it takes no new runs. "
         "Should it come back, what is left of runs there is ended. Repeating it ends what has come since.",
         request=GiveUpSpec,

@@ -2,7 +2,9 @@
 
 import datetime as dt
 import io
+import threading
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -157,6 +159,74 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
     giving_up.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     assert run.gone
+
+
+@pytest.fixture
+def answers():
+    """answers(status, body) → the address of a server that always says that."""
+    servers = []
+
+    def start(status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                """Nobody reads it."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (401, b"", "Training answers, but does not accept the portal: .* have expired or were revoked"),
+        (403, b'{"message": "portal cannot list namespaces"}', r"portal cannot list namespaces\. An administrator"),
+        (503, b"no healthy upstream", "Training answers, but does not accept the portal: no healthy upstream"),
+        (200, b"<html>Welcome</html>", "What answers at the address of Training is no API server"),
+    ],
+)
+def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, answers, monkeypatch, status, body, why):
+    monkeypatch.setattr("clusters.clouds.kubernetes.client.TRY_SECONDS", 0.2)
+    KubernetesCluster.objects.update(kubeconfig=CONFIG.replace("http://127.0.0.1:1", answers(status, body)))
+    training.refresh_from_db()
+    with pytest.raises(Conflict, match=why):
+        giving_up.give_up(training, acting_user=people.root)
+    with pytest.raises(CommandError, match="give_up_cloud --force"):
+        call_command("give_up_cloud", "training", yes="training", stdout=io.StringIO())
+    run.refresh_from_db()
+    training.refresh_from_db()
+    assert (run.gone, training.enabled) == (False, True)
+    call_command("give_up_cloud", "training", yes="training", force=True, stdout=io.StringIO())
+    run.refresh_from_db()
+    assert (run.reason, run.gone) == ("Lost", True)
+
+
+def test_one_whose_credentials_cannot_be_read_is_not_given_up_without_force(run, training, people, monkeypatch):
+    KubernetesCluster.objects.update(kubeconfig="not what was written")
+    training.refresh_from_db()
+    with pytest.raises(
+        Conflict, match="Training cannot be asked whether it is lost: The kubeconfig of training cannot"
+    ):
+        giving_up.give_up(training, acting_user=people.root)
+    # That it is alive is not overruled.
+    monkeypatch.setattr(registry, "client", lambda *_: None)
+    monkeypatch.setattr(giving_up, "uid_of", lambda client: "the-lost-one")
+    with pytest.raises(CommandError, match=r"Training answers\."):
+        call_command("give_up_cloud", "training", yes="training", force=True, stdout=io.StringIO())
+    run.refresh_from_db()
+    assert not run.gone
 
 
 def test_one_that_answers_meanwhile_is_left_alone(run, training, people, manifest, lost_at, monkeypatch):

@@ -3,6 +3,7 @@ when it was last heard.
 
 manage.py give_up_cloud training                    asks for the name again
 manage.py give_up_cloud training --yes training     does not
+manage.py give_up_cloud training --force            also where something answers that does not accept the portal
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="as runs and manifests call it")
         parser.add_argument("--yes", metavar="NAME", help="its name again: do not ask for it")
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="also where something answers that does not accept the portal's credentials",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         name = options["name"]
@@ -38,7 +44,7 @@ class Command(BaseCommand):
         if (options["yes"] or self._ask(name)) != name:
             raise CommandError("That is not its name; nothing was changed.")
         try:
-            giving_up.give_up(row, acting_user=None, who=getpass.getuser())
+            giving_up.give_up(row, acting_user=None, who=getpass.getuser(), force=options["force"])
         except Conflict as conflict:
             raise CommandError(str(conflict)) from conflict
         self.stdout.write(
