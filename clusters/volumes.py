@@ -20,7 +20,7 @@ from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Plan, Vol
 from clusters.clouds.kubernetes.networks import why_closed
 from clusters.clouds.kubernetes.settings import Settings, quantity
 from clusters.clouds.registry import cloud, cloud_names
-from clusters.lanes import lane
+from clusters.lanes import PutOff, lane
 from clusters.models import LOCAL, KubernetesCluster, Run
 from clusters.observe import readable
 from clusters.places import place_of, title_of
@@ -162,7 +162,8 @@ def settle(volume_id: int) -> None:
     volume = Volume.objects.filter(UNSETTLED, pk=volume_id).first()
     if volume is None:
         return
-    Volume.objects.filter(pk=volume_id).update(tried_at=timezone.now())
+    rows = Volume.objects.filter(pk=volume_id)
+    rows.update(tried_at=timezone.now())
     try:
         if volume.datastore_id is None:
             _delete(volume)
@@ -170,9 +171,12 @@ def settle(volume_id: int) -> None:
             storage.meter(volume.pk, volume.told_size, timezone.now())
             if volume.size not in (volume.told_size, volume.refused_size):
                 _grow(volume)
+    except PutOff as error:
+        # What people know already says more. It had its turn all the same: many of a cloud that is away hold up no others.
+        rows.filter(trouble="").update(trouble=readable(str(error)))
     except CloudError as error:
         log.warning("volume %s: its cloud cannot do it now: %s", volume, error)
-        Volume.objects.filter(pk=volume_id).update(trouble=readable(str(error)))
+        rows.update(trouble=readable(str(error)))
 
 
 def _delete(volume: Volume) -> None:

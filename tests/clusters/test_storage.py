@@ -13,10 +13,11 @@ from django.utils import timezone
 
 from billing import makeup, posting
 from billing.models import LedgerEntry, Observation, Price, UsageSegment
-from clusters import storage, volumes
+from clusters import lanes, storage, volumes
 from clusters.clouds.base import ImageRef, Mount, Plan
 from clusters.clouds.registry import run_ref
-from clusters.models import Cluster, Run
+from clusters.lanes import Lanes
+from clusters.models import CloudState, Cluster, KubernetesCluster, Run
 from datastores import placing
 from datastores.actions import create_datastore, delete_datastore
 from datastores.models import Datastore, Volume
@@ -126,6 +127,27 @@ def test_what_was_made_before_volumes_were_metered_is_paid_for_from_now_on(store
     (row,) = UsageSegment.objects.all()
     assert row.started >= before
     assert not volumes.unsettled(timezone.now() + dt.timedelta(hours=1)).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_volume_that_is_put_off_keeps_the_better_reason(
+    people: Any, store: Datastore, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KubernetesCluster.objects.create(name="gpu-a", title="A", kubeconfig="{}")
+    volumes.source_for_run(run, store, "")
+    Volume.objects.update(told_at=at(0), size="30Gi", metered_mb=1)
+    mine = Lanes()
+    monkeypatch.setattr(lanes, "_of_this_process", mine)
+    CloudState.objects.create(name="gpu-a", trouble="The API server does not answer.")
+    volume = Volume.objects.get()
+    with mine.taken("gpu-a", trouble=True):
+        for known, told in (("", lanes.AWAY), ("It is on fire.", "It is on fire.")):
+            Volume.objects.update(trouble=known, tried_at=None)
+            volumes.settle(volume.pk)
+            volume.refresh_from_db()
+            assert volume.trouble == told
+            # Others come first now.
+            assert volume.tried_at
 
 
 def test_the_form_says_what_it_costs_before_it_is_sent(client: Client, people: Any, store: Datastore) -> None:
