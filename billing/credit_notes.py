@@ -32,8 +32,7 @@ def most(invoice: Invoice) -> Decimal:
 def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) -> CreditNote:
     """Takes back `amount` of a closed invoice. Raises Invalid with paths amount, reason."""
     require_administrator(acting_user)
-    # Notes of one invoice are numbered one after the other, and all of an appcode together are limited: in the order in which the
-    # database takes them, too.
+    # Notes of one invoice are numbered one after the other. The database takes the invoices of an appcode in this order, too.
     all_ = Invoice.objects.select_for_update().filter(appcode=invoice.appcode_id).order_by("pk")
     invoice = {row.pk: row for row in all_}[invoice.pk]
     given = invoice.notes.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)
@@ -44,7 +43,7 @@ def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) 
     elif amount > limit - given:
         left, why = round(max(limit - given, Decimal(0)), 2), ""
         if limit < invoice.total:
-            why = " The rest was taken back already: by corrections on later invoices, or by their credit notes."
+            why = " The rest was taken back already, by corrections on later invoices."
         errors.append(
             FieldError(("amount",), f"At most {left:,} {invoice.currency} of this invoice can be taken back.{why}")
         )

@@ -10,15 +10,18 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from billing.ledger import Entry
 from billing.rating import SECONDS_PER_HOUR, SIZE, UNIT, WIDE, family, money
 
+T = TypeVar("T")
+
+ZERO = Decimal("0.00")
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
 
@@ -70,12 +73,22 @@ class Line:
 @dataclass(frozen=True)
 class Available:
     """A credit, in the order in which credits are used: what ends first goes first. `left` is what a month may use of it, `spent`
-    what the invoices so far have used of it and not given back."""
+    what the invoices so far have used of it and not given back, and `paid` what of that was for which month of use."""
 
     credit_id: int
     left: Decimal
     spent: Decimal
     reason: str
+    paid: Mapping[dt.date, Decimal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Past:
+    """Of a closed invoice: what it asked for each month of use, and what it used of each credit, or gave back to it."""
+
+    month: dt.date
+    amounts: Mapping[dt.date, Decimal]
+    used: Mapping[int, Decimal]
 
 
 @dataclass(frozen=True)
@@ -207,25 +220,70 @@ def added(entries: Iterable[tuple[Key, int, Decimal]]) -> list[Line]:
     return [Line(key, quantity, charge) for key, (quantity, charge) in sums.items()]
 
 
-def use(credits_: Sequence[Available], subtotal: Decimal) -> tuple[Used, ...]:
-    """What of which credit pays for `subtotal`: never more than there is to pay, nor than is left.
+def use(credits_: Sequence[Available], lines_: Iterable[Line], month: dt.date) -> tuple[Used, ...]:
+    """What of which credit pays for the lines of the invoice of `month`: never more than there is to pay, nor than is left.
 
-    What a negative one takes back was paid for by credits before it was by money: they are given back first, what was used last
-    first, and never more than was used. Only the rest is owed in money.
+    Where more is taken back than used, what credits have paid for the corrected months is given back to them first, what was used
+    last first. What was paid in money is owed in money.
     """
-    if subtotal < 0:
-        back = _portions([(credit, credit.spent) for credit in reversed(credits_)], -subtotal)
-        return tuple(Used(credit.credit_id, -amount, credit.reason) for credit, amount in back)
-    used = _portions([(credit, credit.left) for credit in credits_], subtotal)
-    return tuple(Used(credit.credit_id, amount, credit.reason) for credit, amount in used)
+    amounts = by_month((line.key.month, line.amount) for line in lines_)
+    subtotal = sum(amounts.values(), ZERO)
+    if subtotal >= 0:
+        used = _portions([(credit, credit.left) for credit in credits_], subtotal)
+        return tuple(Used(credit.credit_id, amount, credit.reason) for credit, amount in used)
+    last_first = list(reversed(credits_))
+    paid: dict[int, Decimal] = {}
+    for corrected, amount in amounts.items():
+        if corrected != month:
+            for credit, of in _portions([(each, each.paid.get(corrected, ZERO)) for each in last_first], -amount):
+                paid[credit.credit_id] = paid.get(credit.credit_id, ZERO) + of
+    most = [(credit, min(paid.get(credit.credit_id, ZERO), credit.spent)) for credit in last_first]
+    return tuple(Used(credit.credit_id, -amount, credit.reason) for credit, amount in _portions(most, -subtotal))
 
 
-def _portions(most: Iterable[tuple[Available, Decimal]], wanted: Decimal) -> Iterator[tuple[Available, Decimal]]:
+def paid_by_credits(past: Iterable[Past], order: Sequence[int]) -> dict[int, dict[dt.date, Decimal]]:
+    """What each credit has paid for each month of use, from all invoices so far, the oldest first; `order` is that of credits.
+
+    What an invoice takes back of a month sets free what credits have paid for that: it is given back, or pays for what else the
+    invoice asks for, as what it uses of credits does: its own month first.
+    """
+    paid: dict[dt.date, dict[int, Decimal]] = {}
+    for invoice in past:
+        free: dict[int, Decimal] = {}
+        for month, amount in invoice.amounts.items():
+            if amount < 0:
+                _move(paid.setdefault(month, {}), free, -amount, order[::-1])
+        for credit, amount in invoice.used.items():
+            free[credit] = max(free.get(credit, ZERO) + amount, ZERO)
+        for month in sorted(invoice.amounts, key=lambda each: (each != invoice.month, each)):
+            _move(free, paid.setdefault(month, {}), invoice.amounts[month], order)
+    found: dict[int, dict[dt.date, Decimal]] = {}
+    for month, amounts in paid.items():
+        for credit, amount in amounts.items():
+            found.setdefault(credit, {})[month] = amount
+    return found
+
+
+def _move(from_: dict[int, Decimal], to: dict[int, Decimal], wanted: Decimal, order: Iterable[int]) -> None:
+    for credit, amount in list(_portions([(each, from_.get(each, ZERO)) for each in order], wanted)):
+        from_[credit] -= amount
+        to[credit] = to.get(credit, ZERO) + amount
+
+
+def by_month(amounts: Iterable[tuple[dt.date, Decimal]]) -> dict[dt.date, Decimal]:
+    """Added up, the oldest month first."""
+    found: dict[dt.date, Decimal] = {}
+    for month, amount in amounts:
+        found[month] = found.get(month, ZERO) + amount
+    return dict(sorted(found.items()))
+
+
+def _portions(most: Iterable[tuple[T, Decimal]], wanted: Decimal) -> Iterator[tuple[T, Decimal]]:
     """What each gives of `wanted`, in this order and at most so much."""
-    for credit, limit in most:
+    for each, limit in most:
         amount = min(limit, wanted)
         if amount > 0:
-            yield credit, amount
+            yield each, amount
             wanted -= amount
 
 

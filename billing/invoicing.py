@@ -22,7 +22,7 @@ from django.utils import timezone
 from billing import invoices, mails, periods, posting, wakeups
 from billing.dashboard_models import GeneratedAppcode
 from billing.invoice_models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail
-from billing.invoices import Available, Document, Line
+from billing.invoices import Available, Document, Line, Past
 from billing.models import Credit, LedgerEntry, MonthlyUsage, Ownership
 from billing.rating import UNIT
 from billing.spans import Span, lines_of, mark_before, span_of
@@ -94,8 +94,9 @@ def close(closing: Closing, now: dt.datetime, portion: int = PORTION) -> int:
 def _mark(closing: Closing, now: dt.datetime) -> Span | None:
     """Settles what the month covers; None when somebody else has closed it, or cannot because of the month before."""
     posting.keep_others_out()
-    row = Closing.objects.select_for_update().get(pk=closing.pk)
-    if row.closed_at is not None or Closing.objects.filter(month__lt=row.month, closed_at=None).exists():
+    row = Closing.objects.select_for_update().filter(pk=closing.pk).first()
+    # It goes with the last example that used anything in its month.
+    if row is None or row.closed_at is not None or Closing.objects.filter(month__lt=row.month, closed_at=None).exists():
         return None
     if row.mark is None:
         last = LedgerEntry.objects.order_by("-pk").values_list("pk", flat=True).first()
@@ -114,7 +115,7 @@ def _mark(closing: Closing, now: dt.datetime) -> Span | None:
 def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.datetime) -> int:
     """The invoices of these appcodes that are not there yet, with all that belongs to them."""
     # One closer at a time, and none once the month is closed.
-    if Closing.objects.select_for_update().get(pk=closing.pk).closed_at is not None:
+    if Closing.objects.select_for_update().filter(pk=closing.pk, closed_at=None).first() is None:
         return 0
     there = Invoice.objects.filter(month=span.month, appcode__in=list(sums)).values_list("appcode", flat=True)
     missing = sorted(sums.keys() - set(there))
@@ -155,7 +156,7 @@ def document_of(
         mark=span.mark,
         lines=invoices.lines(sums, span.month),
     )
-    return replace(document, used=invoices.use(credits_, document.subtotal))
+    return replace(document, used=invoices.use(credits_, document.lines, span.month))
 
 
 def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -> None:
@@ -194,17 +195,43 @@ def owners_of(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
 
 
 def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[int, list[Available]]:
-    """What is left of the credits of each that hold in any part of the month, what ends first first; and of every credit what was
-    spent, for it may be given back."""
+    """What is left of the credits of each that hold in any part of the month, what ends first first; and of every credit for
+    which months it has paid, for that may be given back."""
     found: dict[int, list[Available]] = {}
     holding = Q(valid_from__lt=period.until) & (Q(expires_at=None) | Q(expires_at__gt=period.since))
     rows = Credit.objects.filter(appcode__in=appcodes).annotate(
         charged=Sum("entries__charge"), holds=ExpressionWrapper(holding, output_field=BooleanField())
     )
-    for row in rows.filter(Q(holds=True) | Q(charged__lt=0)).order_by("expires_at", "pk"):
+    all_ = list(rows.order_by("expires_at", "pk"))
+    past = _past({row.appcode_id for row in all_ if row.charged})
+    paid = {
+        code: invoices.paid_by_credits(each, [row.pk for row in all_ if row.appcode_id == code])
+        for code, each in past.items()
+    }
+    for row in all_:
         spent = -invoices.cents(row.charged or Decimal(0))
         left = row.amount - spent if row.holds else Decimal(0)
-        found.setdefault(row.appcode_id, []).append(Available(row.pk, left, spent, row.reason))
+        if row.holds or spent > 0:
+            of = paid.get(row.appcode_id, {}).get(row.pk, {})
+            found.setdefault(row.appcode_id, []).append(Available(row.pk, left, spent, row.reason, of))
+    return found
+
+
+def _past(appcodes: Iterable[int]) -> dict[int, list[Past]]:
+    """The closed invoices of each, the oldest first."""
+    appcodes = list(appcodes)
+    amounts: dict[int, list[tuple[dt.date, Decimal]]] = {}
+    sums = InvoiceLine.objects.filter(invoice__appcode__in=appcodes).values("invoice", "month").order_by()
+    for invoice, month, amount in sums.annotate(sum=Sum("amount")).values_list("invoice", "month", "sum"):
+        amounts.setdefault(invoice, []).append((month, amount))
+    used: dict[int, dict[int, Decimal]] = {}
+    for row in InvoiceCredit.objects.filter(invoice__appcode__in=appcodes):
+        used.setdefault(row.invoice_id, {})[row.credit_id] = row.amount
+    found: dict[int, list[Past]] = {}
+    rows = Invoice.objects.filter(appcode__in=appcodes).order_by("month")
+    for pk, code, month in rows.values_list("pk", "appcode", "month"):
+        asked = invoices.by_month(amounts.get(pk, []))
+        found.setdefault(code, []).append(Past(month, asked, used.get(pk, {})))
     return found
 
 

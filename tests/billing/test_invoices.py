@@ -110,16 +110,30 @@ def check(now: dt.datetime) -> None:
 
 
 def in_the_order_of_months() -> None:
-    """Nobody is owed money as long as any credit is spent, nor more than was paid: lines are rounded once each."""
-    paid, spent, lines = Counter(), Counter(), Counter()
-    for invoice in Invoice.objects.order_by("month"):
+    """Nobody gets back more in money than was paid in money (lines are rounded once each), and a credit at most what it paid for
+    the months that are corrected, or for what those took the place of."""
+    paid, lines = Counter(), Counter()
+    before: dict[int, list[tuple[set, set, dict]]] = {}
+    for invoice in Invoice.objects.order_by("month").prefetch_related("lines", "credits"):
         code = invoice.appcode_id
         paid[code] += invoice.total
-        spent[code] += invoice.credited
         lines[code] += invoice.line_count
-        assert spent[code] >= 0
-        assert invoice.total >= 0 or spent[code] == 0
         assert paid[code] >= -Decimal("0.005") * lines[code]
+        sums = Counter()
+        for line in invoice.lines.all():
+            sums[line.month] += line.amount
+        used = {row.credit_id: row.amount for row in invoice.credits.all()}
+        wanted = {month for month, amount in sums.items() if amount < 0}
+        back = -sum(amount for amount in used.values() if amount < 0)
+        assert back <= -sum(sums[month] for month in wanted)
+        behind, left_ = set(wanted), Counter()
+        for asked, taken, spent in reversed(before.setdefault(code, [])):
+            if asked & behind or taken & behind:
+                behind |= taken
+                left_.update(spent)
+        for credit_id, amount in used.items():
+            assert amount > 0 or -amount <= left_[credit_id]
+        before[code].append(({month for month, amount in sums.items() if amount > 0}, wanted, used))
 
 
 def of_segments(until: dt.datetime) -> Counter:
@@ -389,6 +403,66 @@ def test_only_what_was_paid_in_money_is_owed_in_money(ops, prices):
     check(IN_JUNE)
 
 
+def test_what_was_paid_in_money_goes_to_no_credit(ops, prices):
+    """March is paid in money, April by a credit that ends before March is corrected."""
+    seen = replace(pod(ops.pk, begin=-DAY, end=-DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    other = replace(pod(ops.pk, "p-2", begin=DAY, end=DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen, other)
+    invoicing.close_due(IN_APRIL)
+    ending = credit(ops, "100", until=dt.datetime(2026, 5, 1, tzinfo=dt.UTC))
+    invoicing.close_due(IN_MAY)
+    record(replace(seen, estimated=False, finished_at=seen.started_at + dt.timedelta(hours=1)))
+    assert drafts.draft(ops, MAY, IN_JUNE).document.used == ()
+    invoicing.close_due(IN_JUNE)
+    march, april, may = Invoice.objects.order_by("month")
+    assert (march.total, april.total, credited(april)) == (24, 0, [(ending.pk, 24)])
+    assert (may.subtotal, may.credited, may.total) == (Decimal("-22.80"), 0, Decimal("-22.80"))
+    # What the credit paid for is the credit's, also now.
+    record(replace(other, estimated=False, finished_at=other.started_at + dt.timedelta(hours=1)))
+    in_july = dt.datetime(2026, 7, 4, tzinfo=dt.UTC)
+    invoicing.close_due(in_july)
+    june = Invoice.objects.get(month=dt.date(2026, 6, 1))
+    assert (june.subtotal, june.total, credited(june)) == (Decimal("-22.80"), 0, [(ending.pk, Decimal("-22.80"))])
+    check(in_july)
+
+
+def test_what_a_credit_paid_for_stays_its_own_where_it_paid_for_another_month_instead(ops, prices):
+    """March is a credit's; its correction pays for April, which is corrected, too."""
+    given_ = credit(ops, "24")
+    states = [
+        replace(pod(ops.pk, uid, begin=begin, end=begin + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+        for uid, begin in (("p-1", -DAY), ("p-2", DAY))
+    ]
+    record(*states)
+    invoicing.close_due(IN_APRIL)
+    for state, now in zip(states, (IN_MAY, IN_JUNE), strict=True):
+        record(replace(state, estimated=False, finished_at=state.started_at + dt.timedelta(hours=1)))
+        invoicing.close_due(now)
+    march, april, may = Invoice.objects.order_by("month")
+    # April asks for 24.00 less the 22.80 of March; the rest of it is money.
+    assert [(row.subtotal, row.total) for row in (march, april, may)] == [
+        (24, 0),
+        (Decimal("1.20"), Decimal("1.20")),
+        (Decimal("-22.80"), 0),
+    ]
+    assert credited(may) == [(given_.pk, Decimal("-22.80"))]
+    check(IN_JUNE)
+
+
+def test_a_correction_that_a_credit_paid_for_is_the_credits_when_it_is_taken_back(ops, prices):
+    record(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0))
+    invoicing.close_due(IN_APRIL)
+    given_ = credit(ops, "9")
+    seen = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen)
+    invoicing.close_due(IN_MAY)
+    record(replace(seen, estimated=False, finished_at=at(1)))
+    invoicing.close_due(IN_JUNE)
+    may = Invoice.objects.get(month=MAY)
+    assert (may.subtotal, may.total, credited(may)) == (Decimal("-1.20"), 0, [(given_.pk, Decimal("-1.20"))])
+    check(IN_JUNE)
+
+
 def test_discounts_make_lines_of_their_own(ops, prices):
     Discount.objects.create(sku="gpu", percent=Decimal("12.5"), valid_from=at(1800))
     record(pod(ops.pk, cpu_milli=0, memory_mb=0))
@@ -538,6 +612,38 @@ def test_nobody_gets_back_more_than_everything_paid(ops, root, prices):
     at_most(april, "1.20", root)
     with pytest.raises(Invalid, match=r"At most 0[.]00 USD .* taken back already"):
         credit_notes.issue(march, Decimal("0.01"), "a slow node", acting_user=root)
+
+
+def test_corrections_of_one_month_leave_the_notes_of_others_alone(ops, root, prices):
+    """A note of all of March, then a correction of it: April and May are theirs to take back wholly."""
+    seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen, *(pod(ops.pk, f"p-{n}", begin=n * DAY, end=n * DAY + HOUR, cpu_milli=0, memory_mb=0) for n in (5, 40)))
+    invoicing.close_due(IN_APRIL)
+    march = Invoice.objects.get()
+    at_most(march, "2.40", root)
+    invoicing.close_due(IN_MAY)
+    record(replace(seen, estimated=False, finished_at=at(1)))
+    invoicing.close_due(IN_JUNE)
+    april, may = Invoice.objects.order_by("month")[1:]
+    assert (april.total, may.subtotal) == (Decimal("1.20"), Decimal("-1.20"))
+    at_most(april, "1.20", root)
+    at_most(may, "0.00", root)
+
+
+def test_corrections_take_back_what_was_asked_for_first_first(ops, root, prices):
+    """March is asked for by March and, late, by April; May takes all of it back but a little."""
+    seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    late = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
+    record(seen)
+    invoicing.close_due(IN_APRIL)
+    record(late)
+    invoicing.close_due(IN_MAY)
+    record(*(replace(state, estimated=False, finished_at=at(HOUR // 4)) for state in (seen, late)))
+    invoicing.close_due(IN_JUNE)
+    march, april, may = Invoice.objects.order_by("month")
+    assert [row.total for row in (march, april, may)] == [Decimal("2.40"), Decimal("1.20"), Decimal("-3.00")]
+    at_most(march, "0.00", root)
+    at_most(april, "0.60", root)
 
 
 def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
@@ -927,6 +1033,19 @@ def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_
         with pytest.raises(Invalid, match=r"At most 0[.]00 USD"):
             credit_notes.issue(invoice, Decimal("0.01"), "a slow node", acting_user=people.root)
     check(IN_MAY)
+
+
+def test_a_month_that_goes_while_it_is_closed_is_left_alone(ops, prices):
+    """With the last generated example its closing goes, too."""
+    record(pod(ops.pk))
+    posting.post(IN_APRIL)
+    invoicing.plan(IN_APRIL)
+    gone = Closing.objects.get()
+    span = invoicing._mark(gone, IN_APRIL)
+    by_force("ALTER TABLE billing_closing DISABLE TRIGGER USER", "DELETE FROM billing_closing")
+    assert invoicing._make(invoicing.lines_of(span), gone, span, IN_APRIL) == 0
+    assert invoicing.close(gone, IN_APRIL) == 0
+    assert not Invoice.objects.exists()
 
 
 def test_two_closers_at_once_make_everything_once(three):
