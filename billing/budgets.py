@@ -39,8 +39,8 @@ HOUR = dt.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Terms:
-    """A budget as it holds now, since `set_at`. `lifted`: it tells and takes no measures until the month is over; `paused`: it does
-    nothing."""
+    """A budget as it holds now, since `set_at`. `lifted`: it tells and takes no measures until the month is over; `paused`: it
+    does nothing."""
 
     amount: Decimal
     policy: Policy
