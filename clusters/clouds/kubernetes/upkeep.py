@@ -83,9 +83,7 @@ class Upkeep:
                 mirror.runs.left_behind.add(run_id)
         for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
-        # Until it is done: what somebody added is made ours first, and looks as it should be from then on.
-        self._unbound.update(dict.fromkeys(mirror.bounds.found))
-        for namespace in list(self._unbound):
+        for namespace in {*mirror.bounds.found, *self._unbound}:
             if namespace in mirror.namespaces:
                 self._begin(("repair", f"namespace {namespace}"), self._bind, namespace)
             else:
@@ -96,6 +94,8 @@ class Upkeep:
         self._look_for_strays()
 
     def _bind(self, namespace: str) -> None:
+        """What somebody added is made ours first, and looks as it should be from then on: it is not done before it is done."""
+        self._unbound[namespace] = None
         self._bound(namespace)
         self._unbound.pop(namespace, None)
 
