@@ -21,7 +21,8 @@ from django.http import Http404
 from django.utils import timezone
 
 from billing import budgets, mails, periods
-from billing.budget_access import WHAT_TO_DO, Figures, appcodes_of, figures, month_of, reason, steps_of
+from billing.budget_access import WHAT_TO_DO, appcodes_of, reason, steps_of
+from billing.budget_figures import Figures, figures, month_of
 from billing.budget_models import MAX_REASON, Budget, BudgetStep
 from billing.budgets import MARKS, MAX_AMOUNT, POLICIES, Change, Mark, Measure, Policy
 from billing.dashboard_models import GeneratedAppcode

@@ -22,7 +22,7 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import Min, ProtectedError
 
-from billing import budget_access, budgets, capacity, invoicing, measured, metering, posting, waste
+from billing import budget_figures, budgets, capacity, invoicing, measured, metering, posting, waste
 from billing.models import (
     Budget,
     BudgetStep,
@@ -366,7 +366,7 @@ def _correct(jobs: Sequence[Job], appcodes: dict[str, Appcode], now: dt.datetime
 
 def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None:
     """One that is on track, one that will not last, and one that is used up; the loop leaves them alone."""
-    found, _ = budget_access.of_appcodes([appcode.pk for appcode in appcodes], (), now)
+    found, _ = budget_figures.of_appcodes([appcode.pk for appcode in appcodes], (), now)
     dearest = sorted(appcodes, key=lambda appcode: (-found[appcode.pk].spent, appcode.code))
     for n, (appcode, policy) in enumerate(zip(dearest, ("block", "stop_services", "notify"), strict=False)):
         spent, expected = found[appcode.pk].spent, found[appcode.pk].forecast
@@ -378,7 +378,7 @@ def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None
         for change in budgets.next_steps(terms, spent, [], floor(now)):
             step = change.step
             BudgetStep.objects.create(
-                budget=budget, month=budget_access.month_of(now), kind=step.kind, announced_at=step.announced_at,
+                budget=budget, month=budget_figures.month_of(now), kind=step.kind, announced_at=step.announced_at,
                 due_at=step.due_at, done_at=step.done_at,
             )  # fmt: skip
 

@@ -6,7 +6,7 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import budget_access
+        from billing import budget_figures
         from clusters import contributions, metrics, storage, volumes
         from datastores import costs, placing, uses
         from portal import frame
@@ -18,6 +18,6 @@ class ClustersConfig(AppConfig):
         costs.estimate_with(storage.per_hour)
         portal_metrics.add(metrics.metrics)
         sending.close_too(contributions.closed_networks)
-        budget_access.tell_lasting_with(contributions.without_end)
+        budget_figures.tell_lasting_with(contributions.without_end)
         frame.count_gpus_with(contributions.gpus_held)
         frame.add_search("Clusters", contributions.find_clusters)

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_POST, require_safe
 
-from billing import budget_access, budgeting, history
+from billing import budget_access, budget_figures, budgeting, history
 from billing.budget_models import Budget
 from billing.forms import BudgetForm, BudgetReasonForm
 from portal.access import MANAGE, appcodes_for
@@ -99,7 +99,7 @@ def _page(
         "it": shown, "budget": row, "generated": "all" if row.appcode_id in history.codes() else "",
         "form": form, "reason_form": reason,
         "events": budget_access.events_of(row)[:EVENTS],
-        "why": budget_access.reason(row, budget_access.month_of(shown.now)),
+        "why": budget_access.reason(row, budget_figures.month_of(shown.now)),
     }  # fmt: skip
     wrong = bool((form and form.errors) or reason.errors)
     return render(request, "billing/budget.html", context, status=422 if wrong else 200)

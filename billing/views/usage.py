@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import access, budget_access, history, makeup, measured, periods
+from billing import access, budget_access, budget_figures, history, makeup, measured, periods
 from billing.access import Amount, SegmentRow, Usage
 from billing.files import csv_file, csv_stream
 from billing.invoices import ORDER
@@ -116,7 +116,7 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
         context |= {
             "may_manage": may(person(request), one, MANAGE),
             "budget": budget_access.shown([budget], asked.now)[0] if budget else None,
-            "this_month": budget_access.together([one.pk], asked.now),
+            "this_month": budget_figures.together([one.pk], asked.now),
         }
     if _shows_page(request):
         context["makeup"] = makeup.parts(asked.now, window=asked.period.window, appcodes=[one.pk])

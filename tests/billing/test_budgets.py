@@ -14,7 +14,7 @@ from django.http import Http404
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing import budget_access, budgeting, budgets, metering, periods, posting
+from billing import budget_access, budget_figures, budgeting, budgets, metering, periods, posting
 from billing.budgeting import Asked
 from billing.budgets import MARKS, MEASURES, POLICIES, Terms, after, next_steps
 from billing.models import Budget, BudgetStep, Mail, Price
@@ -290,35 +290,35 @@ def test_a_budget_from_half_to_everything_stopped(people, use, now):
 def test_what_waits_for_posting_counts_and_posting_changes_nothing(people, use, now):
     budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 70)
-    found = budget_access.figures([budget], now)[budget.pk]
+    found = budget_figures.figures([budget], now)[budget.pk]
     assert found.spent == 70
     posting.post(now)
-    assert budget_access.figures([budget], now)[budget.pk] == found
+    assert budget_figures.figures([budget], now)[budget.pk] == found
 
 
 def test_what_runs_counts_to_the_second(people, use, now):
     budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 1, since=now - MINUTE, running=True)
-    found = budget_access.figures([budget], now + MINUTE)[budget.pk]
+    found = budget_figures.figures([budget], now + MINUTE)[budget.pk]
     assert (found.spent, found.per_hour) == (2, 60)
     assert found.forecast >= 62
 
 
 def test_what_goes_on_until_somebody_ends_it_is_expected_until_the_month_is_over(people, use, now, monkeypatch):
     asked = []
-    monkeypatch.setattr(budget_access, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
+    monkeypatch.setattr(budget_figures, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
     line = OrgNode.objects.get(path="qunarcorp.ops")
     of_code = budgeting.add(people.ops, ask(), acting_user=people.alice)
     of_line = budgeting.add(line, ask(), acting_user=people.root)
     use(people.ops, 1, since=now - MINUTE, running=True)
     use(people.ops, 2, since=now - MINUTE, running=True)
-    found = budget_access.figures([of_code, of_line], now)
+    found = budget_figures.figures([of_code, of_line], now)
     hours = Decimal((periods.month(now).until - now) // HOUR)
     assert {pk: figures.per_hour for pk, figures in found.items()} == {of_code.pk: 180, of_line.pk: 180}
     # Of three a minute the two of a service go on; the other one ends within an hour, as far as anybody knows.
     expected = 3 + 60 + 120 * hours
     assert found[of_code.pk].forecast == found[of_line.pk].forecast == expected
-    assert budget_access.together([people.ops.pk], now).forecast == expected
+    assert budget_figures.together([people.ops.pk], now).forecast == expected
     assert set(asked) == {"run pod-0", "run pod-1"}
 
 
@@ -469,7 +469,7 @@ def test_bad_input_is_told_at_its_field(people, wrong, path):
 
 def test_the_database_keeps_what_a_budget_is(people, now):
     budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
-    step = {"budget": budget, "month": budget_access.month_of(now), "announced_at": now, "due_at": now + HOUR}
+    step = {"budget": budget, "month": budget_figures.month_of(now), "announced_at": now, "due_at": now + HOUR}
     BudgetStep.objects.create(kind="block", **step)
     for wrong in (
         lambda: BudgetStep.objects.create(kind="block", **step),

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing import budget_access, budgeting, history
+from billing import budget_figures, budgeting, history
 from billing.budgeting import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
@@ -289,7 +289,7 @@ def test_page_and_rest_say_the_same(client, people, three):
 
 def test_a_blocked_appcode_is_refused_by_form_rest_and_preview(client, people, three, catalogue_for_forms):
     BudgetStep.objects.create(
-        budget=three[0], month=budget_access.month_of(timezone.now()), kind="block",
+        budget=three[0], month=budget_figures.month_of(timezone.now()), kind="block",
         announced_at=timezone.now() - dt.timedelta(hours=2), due_at=timezone.now() - dt.timedelta(hours=1),
         done_at=timezone.now(),
     )  # fmt: skip

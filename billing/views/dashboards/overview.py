@@ -13,7 +13,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import budget_access, capacity, dashboard, history, makeup, waste
+from billing import budget_figures, capacity, dashboard, history, makeup, waste
 from billing.capacity import Share
 from billing.dashboard import Dashboard, Group, Range, Used
 from billing.files import csv_file
@@ -79,7 +79,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         ],
     }  # fmt: skip
     if set(asked.where) <= {"appcode"}:
-        context["expected"] = budget_access.together(counted(asked), asked.now)
+        context["expected"] = budget_figures.together(counted(asked), asked.now)
     if set(asked.where) in ({"line"}, {"line", "appcode"}):
         context["makeup"] = makeup.parts(
             asked.now, window=asked.range.window, appcodes=counted(asked), line=asked.where["line"]
