@@ -6,13 +6,42 @@ So a test decides where the controller or a worker "dies": it simply stops calli
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 # Django's models are imported inside: pytest reads this file before the servers' addresses are known.
 # Only what is broken takes so long, on a machine that others keep busy, too.
 PATIENCE = 90.0
+
+
+@pytest.fixture
+def answers():
+    """answers(status, body) → the address of a server that always says that."""
+    servers = []
+
+    def start(status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                """Nobody reads it."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture

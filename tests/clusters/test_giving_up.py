@@ -2,9 +2,7 @@
 
 import datetime as dt
 import io
-import threading
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -159,33 +157,6 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
     giving_up.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     assert run.gone
-
-
-@pytest.fixture
-def answers():
-    """answers(status, body) → the address of a server that always says that."""
-    servers = []
-
-    def start(status, body):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                """Nobody reads it."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
