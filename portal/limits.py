@@ -1,4 +1,4 @@
-"""What one person may ask of the API: how large a body, how many requests, how many streams (logs, commands) at one time.
+"""What one person may ask: how large a body, how many requests, how many streams (logs, commands) at one time.
 
 The counters live in the cache. Without the cache requests are let through, because a limit is a courtesy to the others,
 but streams are not, because each of them holds a thread of the web server for minutes.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 from django.conf import settings
 from django.core.cache import cache
-from django.http import UnreadablePostError
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from redis.exceptions import RedisError
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
@@ -22,7 +23,8 @@ from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
 from portal.errors import FieldError, Invalid
-from portal.problems import TooLarge, Unavailable
+from portal.oops import too_many
+from portal.problems import TooLarge, Unavailable, problem
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # which itself imports this module, by the settings
@@ -87,18 +89,45 @@ class PerPerson(BaseThrottle):
     """At most REQUESTS_PER_WINDOW requests a minute (50 a second) for each person: against loops that ran away."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        if not request.user.is_authenticated:
-            return True
-        key = f"requests:{request.user.pk}:{int(time.time()) // WINDOW}"
-        try:
-            cache.add(key, 0, timeout=2 * WINDOW)
-            return cache.incr(key) <= REQUESTS_PER_WINDOW
-        except (RedisError, ValueError) as error:
-            log.warning("Requests are not counted: %s", error)
-            return True
+        return not request.user.is_authenticated or _counted(request.user.pk)
 
     def wait(self) -> float:
-        return WINDOW - time.time() % WINDOW + 1
+        return _until_next_window()
+
+
+class RequestLimits:
+    """The middleware: a body says how long it is, and whoever sends forms is counted as whoever uses the API is."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if "Transfer-Encoding" in request.headers:
+            # WSGI does not say where such a body ends, so Django would take it for an empty one.
+            sentence = "Say how long the body is: send Content-Length, and not Transfer-Encoding."
+            return problem(request.path, HTTPStatus.LENGTH_REQUIRED, "length-required", sentence)
+        is_form = request.method == "POST" and not request.path.startswith("/api/")
+        if is_form and request.user.is_authenticated and not _counted(request.user.pk):
+            wait = _until_next_window()
+            response = too_many(request, f"Wait {wait:.0f} seconds, then send it again.")
+            response["Retry-After"] = str(int(wait))
+            return response
+        return self.get_response(request)
+
+
+def _counted(person: int) -> bool:
+    """Counts a request. Whether it is one of those that the person may make in this minute."""
+    key = f"requests:{person}:{int(time.time()) // WINDOW}"
+    try:
+        cache.add(key, 0, timeout=2 * WINDOW)
+        return cache.incr(key) <= REQUESTS_PER_WINDOW
+    except (RedisError, ValueError) as error:
+        log.warning("Requests are not counted: %s", error)
+        return True
+
+
+def _until_next_window() -> float:
+    return WINDOW - time.time() % WINDOW + 1
 
 
 class Slot:

@@ -63,15 +63,12 @@ def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpR
     )
 
 
-def too_many(request: HttpRequest) -> HttpResponse:
+def too_many(
+    request: HttpRequest,
+    advice: str = "Wait some minutes, then try again. A forgotten password is renewed by an administrator.",
+) -> HttpResponse:
     """handler429, which allauth calls when somebody tries passwords."""
-    return oops(
-        request,
-        429,
-        "Too many attempts",
-        lost="Nothing was changed.",
-        advice="Wait some minutes, then try again. A forgotten password is renewed by an administrator.",
-    )
+    return oops(request, 429, "Too many attempts", lost="Nothing was changed.", advice=advice)
 
 
 @requires_csrf_token

@@ -44,6 +44,7 @@ TITLES = {
     "not-acceptable": "The answer cannot be given in the format that you accept",
     "conflict": "Not possible in the present state",
     "body-too-large": "The body is too large",
+    "length-required": "The body has to say how long it is",
     "unsupported-media-type": "The body has to be JSON",
     "invalid-fields": "Some fields have to be mended",
     "throttled": "Too many requests",

@@ -25,6 +25,7 @@ from portal.services import (
     ServiceError,
     ask,
     last_line,
+    open_log,
     postgres_uid,
     private_folder,
     program,
@@ -60,7 +61,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
             "--no-sync",
             "--no-instructions",
         ]
-        with log.open("ab") as out:
+        with open_log(log) as out:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
         if done.returncode:
             raise ServiceError(f"PostgreSQL could not make its data in {folder}: {last_line(log)} (more in {log})")
@@ -79,6 +80,9 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         "max_wal_senders": "0",
         "max_wal_size": "256MB",
         "log_min_messages": "warning",
+        # Neither a statement nor a row that was refused is written down: they hold variables of clusters, and thus secrets.
+        "log_min_error_statement": "panic",
+        "log_error_verbosity": "terse",
     }
     if not durable:
         options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}

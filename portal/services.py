@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 # A Unix socket's address has 107 bytes; the longest name that we put behind a folder is PostgreSQL's.
 MAX_SOCKET_PATH = 107
@@ -76,7 +77,7 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
         ["setpriv", "--pdeathsig", service.death_signal, "--", *service.argv] if service.death_signal else service.argv
     )
     try:
-        with log.open("ab") if log else nullcontext() as out:
+        with open_log(log) if log else nullcontext() as out:
             return subprocess.Popen(
                 argv,
                 env={**env, **service.env},
@@ -176,6 +177,14 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     temporary.replace(path)
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """To be appended to. What programs say of their work is for its owner alone."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    # One of an earlier version may be there already.
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def last_line(log: Path) -> str:

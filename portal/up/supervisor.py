@@ -154,7 +154,7 @@ def rotate(logs: Path, limit: int = LOG_BYTES) -> None:
     """Keeps one older file of each log above `limit` bytes. Programs append, so a file can be emptied under their hands."""
     for log in logs.glob("*.log"):
         if log.stat().st_size > limit:
-            shutil.copyfile(log, log.with_suffix(".log.1"))
+            shutil.copy(log, log.with_suffix(".log.1"))
             os.truncate(log, 0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.test import Client
 
 from tests.api.client import Api, manifest
 
@@ -40,6 +41,28 @@ def test_a_loop_that_ran_away_is_told_when_to_come_back(
     assert (status, answer["type"]) == (429, "urn:problem-type:portal:throttled")
     assert 1 <= int(as_alice.last.headers["Retry-After"]) <= 61
     assert as_bob.get("/me")[0] == 200
+
+
+def test_a_page_that_sends_for_ever_is_told_when_to_come_back(people: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("portal.limits.REQUESTS_PER_WINDOW", 3)
+    browser = Client()
+    browser.force_login(people.alice)
+    let_through = 0
+    while (told := browser.post("/frame/theme", {"theme": "dark"})).status_code < 400:
+        let_through += 1
+        # A minute may end while we count.
+        assert let_through <= 6
+    assert told.status_code == 429
+    assert 1 <= int(told.headers["Retry-After"]) <= 61
+    assert b"Nothing was changed." in told.content
+    assert browser.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("address", [f"/api/v1{CLUSTERS}", "/accounts/login/"])
+def test_a_body_that_does_not_say_how_long_it_is_is_not_taken_for_none(address: str) -> None:
+    told = Client().post(address, b"", content_type="application/json", headers={"Transfer-Encoding": "chunked"})
+    assert told.status_code == 411
+    assert told.json()["detail"] == "Say how long the body is: send Content-Length, and not Transfer-Encoding."
 
 
 def test_without_the_cache_the_api_works(as_alice: Api, no_cache: None) -> None:
