@@ -140,9 +140,15 @@ def valkey(folder: Path, port: int, password: str) -> Service:
 def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
     """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs."""
     private_folder(folder)
+    # A file's MD5 is its ETag. It is remembered here; rclone would read every file for each listing, HEAD and range of it.
+    hashes = private_folder(folder.with_name(f"{folder.name}-hashes"))
+    quoted = str(folder).replace('"', '""')
+    remote = f':hasher,remote="{quoted}",hashes=md5,max_age=off:'
     # --config '': never read or write the user's own rclone settings. The pair is one element of a comma separated list.
-    argv = [program("rclone"), "serve", "s3", str(folder), "--addr", f"{address}:{port}", "--config", ""]
-    argv += ["--dir-cache-time", "1s", "--buffer-size", "0", "--log-level", "NOTICE"]
+    argv = [program("rclone"), "serve", "s3", remote, "--addr", f"{address}:{port}", "--config", ""]
+    argv += ["--cache-dir", str(hashes), "--dir-cache-time", "1s", "--buffer-size", "0", "--log-level", "NOTICE"]
+    # Parts of an upload that come before their turn wait in memory.
+    argv += ["--multipart-streaming-buffer-limit", "48Mi"]
     env = {"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"', "GOMEMLIMIT": "128MiB", "GOGC": "50"}
 
     def ready() -> bool:
