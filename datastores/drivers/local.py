@@ -11,12 +11,12 @@ import errno
 import heapq
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
+from datastores import trees
 from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing, NotPossible, NotThere, Stream
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,16 +50,14 @@ class Local:
         return Listing(tuple(entries), some[limit - 1] if len(some) > limit else "")
 
     def walk(self, folder: str) -> Iterator[Entry]:
-        left = [folder]
-        while left:
-            at = left.pop()
-            cursor = ""
-            while True:
-                listing = self.list(at, cursor=cursor, limit=1000)
-                left += [entry.path for entry in listing.entries if entry.is_folder]
-                yield from (entry for entry in listing.entries if not entry.is_folder)
-                if not (cursor := listing.cursor):
-                    break
+        try:
+            with self._told(), self._folder(folder) as top:
+                for found in trees.walk(top):
+                    path = f"{folder}/{found.path}" if folder else found.path
+                    if stat.S_ISREG(found.info.st_mode) and all(_shown(word) for word in found.path.split("/")):
+                        yield _file(found.name, path, found.info)
+        except NotThere:
+            return
 
     def open(self, path: str) -> Content:
         fd = self._open(path)
@@ -98,12 +96,9 @@ class Local:
 
     def delete_folder(self, folder: str) -> int:
         self._writable()
-        count = sum(1 for _ in self.walk(folder))
         above, _, name = folder.rpartition("/")
         with self._told(), self._folder(above) as fd:
-            # By open folders too, never through a link: see shutil.rmtree.avoids_symlink_attacks.
-            shutil.rmtree(name, dir_fd=fd)
-        return count
+            return trees.remove(name, dir_fd=fd)
 
     def _writable(self) -> None:
         if self.read_only:
@@ -177,6 +172,10 @@ def _entry(folder: int, name: str, above: str) -> Entry | None:
         return Entry(name, path, is_folder=True)
     if not stat.S_ISREG(facts.st_mode):
         return None
+    return _file(name, path, facts)
+
+
+def _file(name: str, path: str, facts: os.stat_result) -> Entry:
     modified = dt.datetime.fromtimestamp(facts.st_mtime, dt.UTC)
     return Entry(name, path, size=facts.st_size, modified=modified, etag=f"{facts.st_mtime_ns:x}-{facts.st_size:x}")
 

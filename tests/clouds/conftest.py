@@ -43,6 +43,9 @@ def user_home() -> Iterator[Home]:
         shutil.copy(Path(sysconfig.get_path("scripts")) / "rclone", folder / "bin" / "rclone")
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
+        (folder / "code" / "datastores").mkdir()
+        for module in ("__init__.py", "trees.py"):
+            shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
         compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)

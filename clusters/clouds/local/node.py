@@ -12,10 +12,8 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from clusters.clouds.local import gpus, limits, meter, processes, scheduler, shi
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
 from clusters.clouds.local.runs import Run
+from datastores import trees
 
 log = logging.getLogger(__name__)
 
@@ -306,17 +305,7 @@ def _rclone() -> str:
 
 def _remove_tree(path: Path) -> None:
     """Also what a task made unwritable for its owner."""
-
-    def again(function: Callable[[str], Any], name: str, _: object) -> None:
-        for folder in (os.path.dirname(name), name):
-            if os.path.isdir(folder) and not os.path.islink(folder):
-                os.chmod(folder, stat.S_IRWXU)
-        if os.path.isdir(name) and function is not os.rmdir:
-            shutil.rmtree(name, ignore_errors=True)
-        else:
-            function(name)
-
     try:
-        shutil.rmtree(path, onerror=again)
+        trees.remove(str(path), unlock=True)
     except OSError as error:
         log.warning("%s cannot be removed: %s", path, error)

@@ -24,6 +24,7 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
 
 from clusters.clouds.local import nfs, rclone
 from clusters.clouds.local.shim import Status, leave_parent
+from datastores import trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -189,18 +190,14 @@ class Storage:
 def scan(folder: str) -> dict[str, list[int]]:
     """Size and times of every regular file below `folder`, by its path in there. Follows no links."""
     files: dict[str, list[int]] = {}
-    for path, _, names, handle in os.fwalk(folder, follow_symlinks=False):
-        for name in names:
-            try:
-                info = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for found in trees.walk(top):
+            info = found.info
             if stat.S_ISREG(info.st_mode):
-                files[os.path.relpath(os.path.join(path, name), folder)] = [
-                    info.st_size,
-                    info.st_mtime_ns,
-                    info.st_ctime_ns,
-                ]
+                files[found.path] = [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    finally:
+        os.close(top)
     return files
 
 
