@@ -76,13 +76,12 @@ def note(cloud: str, seen: Iterable[TaskSeen], known: Collection[str]) -> None:
 
 
 def prepare(run: Run) -> bool:
-    """Before a run is ended: whether somebody has to open the logs of its running tasks first, who then wakes it."""
+    """Before a run is ended: whether somebody has to open the logs of its running tasks first, who then wakes it. Inside the
+    transaction that locks the run and lets go of it."""
     if run.release_asked_at is not None or run.cluster.deleted_at is not None or not is_wanted(run.cloud):
         return False
-    with transaction.atomic():
-        marked = run.tasks.filter(phase="Running", log_state="").update(log_state=DUE, log_claimed_until=None)
-    if marked:
-        wakeups.wake_logs()
+    if run.tasks.filter(phase="Running", log_state="").update(log_state=DUE, log_claimed_until=None):
+        transaction.on_commit(wakeups.wake_logs)
         Run.objects.filter(pk=run.pk, logs_asked_at=None).update(logs_asked_at=timezone.now())
         return True
     if run.logs_asked_at is None or run.logs_asked_at < timezone.now() - LONGEST_PREPARE:

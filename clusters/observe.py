@@ -60,9 +60,13 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
     before = {run.pk: _kept(run) for run in runs}
     phases = {run.pk: run.phase for run in runs}
     steady, others = _tasks_of(runs)
+    paused = []
     for run in runs:
         decision = next_phase(state_of(run), others[run.pk], now, steady[run.pk])
         if decision.verdict and not run.verdict:
+            if run.claimed_until is not None and run.claim_token is None:
+                # A pause after trouble with starting it or with putting it right was not meant for its end.
+                paused.append(run.pk)
             transaction.on_commit(lambda pk=run.pk: wakeups.wake(pk))  # type: ignore[misc]
         if not run.verdict:
             # Kept from then on: that its parameter servers were ended does not make a success look half ready.
@@ -71,6 +75,8 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
         run.verdict, run.verdict_reason, run.verdict_message = (
             decision.verdict, decision.verdict_reason, decision.verdict_message,
         )  # fmt: skip
+    if paused:
+        Run.objects.filter(pk__in=paused).update(claimed_until=None)
     moved = [run for run in runs if run.phase != phases[run.pk]]
     counted = runs
     if metered is not None:

@@ -42,6 +42,7 @@ from clusters.models import FOUGHT, LOCAL, Cluster, Run
 from clusters.observe import readable, refresh
 from clusters.plans import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
 from clusters.specs import ClusterSpec
+from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
@@ -73,21 +74,22 @@ def reconcile(run_id: int) -> None:
     """Moves one run as far as it can go now. Does nothing while another worker holds it: that one looks again at its end."""
     token = uuid.uuid4()
     while _claim(run_id, token):
+        run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
         try:
             with _kept(run_id, token):
-                _step(run_id, token)
+                _step(run, token)
         except PutOff as error:
-            _pause(run_id, token, str(error), CLOUD_PAUSE, is_news=False)
+            _pause(run, token, str(error), CLOUD_PAUSE, is_news=False)
             return
         except CloudError as error:
             why = readable(str(error))
             log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
             pause = min(max(CLOUD_PAUSE, dt.timedelta(seconds=error.after or 0)), LONGEST_PAUSE)
-            _pause(run_id, token, f"The cloud cannot do it now and is asked again: {why}", pause)
+            _pause(run, token, f"The cloud cannot do it now and is asked again: {why}", pause)
             return
         except Exception as error:
             kind = type(error).__name__
-            _pause(run_id, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
+            _pause(run, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
             raise
         if not _release(run_id, token):
             return
@@ -143,24 +145,30 @@ def _release(run_id: int, token: uuid.UUID) -> bool:
 
 
 @transaction.atomic
-def _pause(run_id: int, token: uuid.UUID, why: str, pause: dt.timedelta, *, is_news: bool = True) -> None:
+def _pause(was: Run, token: uuid.UUID, why: str, pause: dt.timedelta, *, is_news: bool = True) -> None:
     """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for; what they
-    know of its cloud already says more than what `is_news` is not."""
-    run = _ours(run_id, token)
-    if run is not None:
-        run.claim_token, run.claimed_until = None, timezone.now() + pause
-        run.save(update_fields=["claim_token", "claimed_until"])
-        if is_news or run.wait_reason != TROUBLE:
-            _wait(run, TROUBLE, readable(why))
+    know of its cloud already says more than what `is_news` is not. `was` is the run as this worker began with it."""
+    run = _ours(was.pk, token)
+    if run is None:
+        return
+    run.claim_token, run.claimed_until = None, timezone.now() + pause
+    if _is_to_end(run) and not _is_to_end(was):
+        # Whoever asked for that found the run held, and their wake-up did nothing. The pause was meant for starting it.
+        run.claimed_until = None
+        transaction.on_commit(lambda: wake(run.pk))
+    run.save(update_fields=["claim_token", "claimed_until"])
+    if is_news or run.wait_reason != TROUBLE:
+        _wait(run, TROUBLE, readable(why))
 
 
-def _step(run_id: int, token: uuid.UUID) -> None:
-    run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
-    if run.desired == Run.Desired.ENDED or run.verdict or run.refusal:
-        if archiving.prepare(run):
-            # Woken when its logs are open, and by the sweep when nobody opens them.
-            until = timezone.now() + archiving.PREPARE
-            Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=until)
+def _is_to_end(run: Run) -> bool:
+    return run.desired == Run.Desired.ENDED or bool(run.verdict or run.refusal)
+
+
+def _step(run: Run, token: uuid.UUID) -> None:
+    run_id = run.pk
+    if _is_to_end(run):
+        if archiving.is_wanted(run.cloud) and _waits_for_logs(run_id, token):
             return
         try:
             with lane(run.cloud):
@@ -181,6 +189,24 @@ def _step(run_id: int, token: uuid.UUID) -> None:
         else:
             volumes.told(plan)
             _told(run_id, token, "applied_at")
+
+
+@transaction.atomic
+def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
+    """Whether its logs have to be opened first; then the claim is given back. The run is woken when they are open, and by the
+    sweep when nobody opens them.
+
+    Under the lock of its row, with the claim: whoever has opened the logs looks for a run that nobody holds, and one that is
+    still held at that moment would wait for the sweep.
+    """
+    run = _ours(run_id, token)
+    if run is None:
+        return True
+    if not archiving.prepare(run):
+        return False
+    run.claim_token, run.claimed_until = None, timezone.now() + archiving.PREPARE
+    run.save(update_fields=["claim_token", "claimed_until"])
+    return True
 
 
 @transaction.atomic

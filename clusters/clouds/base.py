@@ -448,8 +448,9 @@ class Cloud(Protocol):
         """Every run and task that the cloud knows, and the position to watch from."""
 
     def watch(self, since: str) -> Iterator[Batch]:
-        """News after `since`, at least one (maybe empty) batch every 10 s. Ends or raises CloudError when cut off;
-        raises WatchExpired when `since` is too old."""
+        """News after `since`, at least one (maybe empty) batch every 10 s, and an empty one soon after the last of some news:
+        only then is it worth while to ask what is free. Ends or raises CloudError when cut off; raises WatchExpired when
+        `since` is too old."""
 
     def acknowledge(self, items: Sequence[Seen]) -> None:
         """`items` are written down for good, so the cloud may let go of what it kept for them alone. It returns at once and

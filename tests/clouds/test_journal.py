@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from clusters.clouds.base import RunGone, StorageSeen, TaskSeen, WatchExpired
+from clusters.clouds.local import agent, gpus, wire
 from clusters.clouds.local.journal import Journal
+from clusters.clouds.local.node import Node, Options
 
 NEWS = [TaskSeen(1, "worker", 0, 0, "u", "Pending", gpus=("0",)), StorageSeen(1, "ready"), RunGone(1, False, "§ why\n")]
 
@@ -60,3 +63,22 @@ def test_after_a_restart_of_the_machine_a_new_journal_begins(tmp_path: Path) -> 
     assert again.since(again.position).items == ()
     with pytest.raises(WatchExpired):
         again.since(journal.position)
+
+
+def test_a_watch_says_when_nothing_follows_some_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is free is asked for then; the next heartbeat would be late for somebody who waits for a GPU.
+    monkeypatch.setattr(agent, "HEARTBEAT", 3600.0)
+
+    async def watch() -> list[int]:
+        node = Node(tmp_path, gpus.Gpus((), {}, {}, simulated=False), Options())
+        start = node.journal.position
+        node.journal.append(list(NEWS))
+        server = await asyncio.start_unix_server(agent.Server(node).serve, tmp_path / "socket")
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+        writer.write(wire.dumps({"op": "watch", "since": start}))
+        lines = [await asyncio.wait_for(reader.readline(), 60) for _ in range(2)]
+        writer.close()
+        server.close()
+        return [len(wire.batch_from(json.loads(line)).items) for line in lines]
+
+    assert asyncio.run(watch()) == [len(NEWS), 0]

@@ -128,6 +128,37 @@ def test_a_run_is_ended_when_its_logs_are_open_and_not_before(loop, people, mani
         assert text.endswith(b"asked to end\n")
 
 
+def test_logs_that_are_open_before_the_worker_has_let_go_of_the_run_are_not_missed(
+    loop, people, manifest, store, copying, monkeypatch
+):
+    cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    listening(loop, run)
+    # Nothing but being woken ends it here.
+    monkeypatch.setattr(archiving, "PREPARE", dt.timedelta(minutes=5))
+    noted, woken, real = threading.Event(), [], archiving.Copying._note_opened
+
+    def note(self):
+        real(self)
+        if state(run) == "open":
+            noted.set()
+
+    def wake_logs():
+        copying()
+        assert noted.wait(60)
+
+    monkeypatch.setattr(archiving.Copying, "_note_opened", note)
+    monkeypatch.setattr(archiving.wakeups, "wake_logs", wake_logs)
+    monkeypatch.setattr(archiving.wakeups, "wake", woken.append)
+    actions.disable(cluster, acting_user=people.bob)
+    woken.clear()
+    reconcile.reconcile(run.pk)
+    assert woken == [run.pk]
+    assert Run.objects.get(pk=run.pk).claimed_until is None
+    monkeypatch.undo()
+    loop.until_phase(cluster, "Stopped")
+
+
 def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
     loop, people, manifest, store, copying, monkeypatch
 ):

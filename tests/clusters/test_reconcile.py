@@ -3,6 +3,7 @@
 import datetime as dt
 import threading
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 
 import pytest
@@ -14,6 +15,7 @@ from billing.models import Price
 from billing.usage import floor
 from clusters import actions, reconcile, sweeping
 from clusters.clouds.base import CloudError
+from clusters.lanes import BUSY, PutOff
 from clusters.models import Cluster, Flavor, Run
 from clusters.preview import preview
 from portal.actions import approve_appcode, disable_appcode
@@ -189,6 +191,35 @@ def test_disable_while_a_worker_tells_the_cloud_to_start_is_seen_by_that_worker(
     assert run.applied_at
     assert run.release_asked_at
     loop.until_phase(cluster, "Stopped")
+
+
+@pytest.mark.parametrize("trouble", [CloudError("It is on fire."), PutOff(BUSY), ZeroDivisionError("ours")])
+def test_disable_while_a_start_fails_does_not_wait_for_the_pause_after_that(
+    loop, people, manifest, monkeypatch, trouble
+):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
+    run, woken = current(cluster), []
+
+    def fail(run):
+        actions.disable(cluster, acting_user=people.bob)
+        reconcile.reconcile(run.pk)  # the worker that the click woke up; the run is held
+        monkeypatch.setattr(reconcile, "wake", woken.append)
+        raise trouble
+
+    with monkeypatch.context() as patch, suppress(ZeroDivisionError):
+        patch.setattr(reconcile, "plan_of", fail)
+        reconcile.reconcile(run.pk)
+    assert (woken, current(cluster).claimed_until) == ([run.pk], None)
+    loop.until_phase(cluster, "Stopped")
+
+
+def test_what_ends_by_itself_does_not_wait_for_a_pause_of_putting_it_right(loop, people, manifest):
+    command = 'if [ "$PORTAL_ROLE" = master ]; then until [ -e /tmp/go ]; do sleep 0.1; done; else exec sleep 600; fi'
+    cluster = actions.create_cluster(manifest("demo", command, workers=1), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    Run.objects.filter(pk=run.pk).update(claimed_until=now() + dt.timedelta(hours=1))
+    loop.touch(run, "/tmp/go")
+    loop.until_phase(cluster, "Succeeded")
 
 
 def test_a_worker_whose_claim_ran_out_writes_nothing_and_starts_nothing_twice(loop, people, manifest, monkeypatch):

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 HEARTBEAT = 2.0
+# Seconds without more news after which that is told: what is free may be read then, and is not out of date soon.
+SETTLED = 0.2
 LARGEST = 1000
 # Many news cost hardly more to write down than one. So while much happens they are gathered for so many times as long as
 # writing the last ones took, but never for longer than these seconds.
@@ -125,11 +127,11 @@ class Follower:
         versions = self._versions(since)
         mirror = self.mirror
         with Streams(self._client, self._sources, versions, self._warnings) as streams:
-            gather_until = 0.0
+            gather_until, patience = 0.0, HEARTBEAT
             while True:
                 items: list[Seen] = []
                 unread: list[Unreadable] = []
-                taken = streams.take(gather_until)
+                taken = streams.take(gather_until, patience)
                 self._delivering = True
                 for kind, event in taken:
                     if kind in versions:
@@ -146,6 +148,7 @@ class Follower:
                     yield Batch(self._told, tuple(items), tuple(unread), tuple(changes))
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
+                patience = SETTLED if items else HEARTBEAT
                 self._delivering = False
 
     def _position(self, versions: Mapping[str, str]) -> str:
@@ -230,12 +233,12 @@ class Streams:
         oldest = min(self._heard.values())
         return oldest > 0 and oldest > time.monotonic() - SILENT
 
-    def take(self, until: float = 0.0) -> list[tuple[str, Object]]:
-        """What has come, and comes `until` then, at most LARGEST events; nothing when there was none for HEARTBEAT seconds.
+    def take(self, until: float = 0.0, patience: float = HEARTBEAT) -> list[tuple[str, Object]]:
+        """What has come, and comes `until` then, at most LARGEST events; nothing when there was none for `patience` seconds.
         Raises what a watch ended with, once everything before it has been taken."""
         taken: list[tuple[str, Object]] = []
         try:
-            item = self._ended or self._queue.get(timeout=HEARTBEAT)
+            item = self._ended or self._queue.get(timeout=patience)
             while True:
                 if isinstance(item, CloudError):
                     self._ended = item

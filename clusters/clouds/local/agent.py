@@ -29,6 +29,8 @@ from clusters.clouds.local.node import Node, Options
 log = logging.getLogger("agent")
 
 HEARTBEAT = 5.0
+# Seconds without more news after which a watch is told so: what is free may be read then, and is not out of date soon.
+SETTLED = 0.2
 MAX_REQUEST = 64 * 1024 * 1024
 KINDS: dict[type[CloudError], str] = {CloudRefused: "refused", WatchExpired: "expired", CloudError: "error"}
 
@@ -101,7 +103,7 @@ class Server:
             os.close(peer)
 
     async def watch(self, since: str, writer: asyncio.StreamWriter) -> None:
-        """A line for every batch after `since`, and one every 5 s when there is none, until the client is gone."""
+        """A line for every batch after `since`, one when nothing follows it, and one every 5 s, until the client is gone."""
         news = asyncio.Event()
         self.node.journal.listeners.add(news.set)
         try:
@@ -113,7 +115,7 @@ class Server:
                 following = self.node.journal.since(batch.position)
                 if not following.items:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(news.wait(), HEARTBEAT)
+                        await asyncio.wait_for(news.wait(), SETTLED if batch.items else HEARTBEAT)
                     following = self.node.journal.since(batch.position)
                 batch = following
         finally:
