@@ -215,6 +215,9 @@ class Run(models.Model):
     finished_at = models.DateTimeField(null=True)
     storage_state = models.CharField(max_length=10, blank=True)
     storage_message = models.TextField(blank=True)
+    data_warning = models.TextField(
+        blank=True, default="", db_default="", help_text="Data that is there and hardly what was meant: empty input."
+    )
     blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(
         blank=True,

@@ -54,6 +54,7 @@ class RunStatus(Answer):
     cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
     namespace: str = Field(description="That of its business line there.")
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
+    warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
     roles: dict[RoleName, RoleStatus]
     started: dt.datetime | None
     finished: dt.datetime | None
@@ -253,6 +254,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         cloud=run.cloud,
         namespace=run.namespace,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
+        warning=run.data_warning,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         started=run.started_at,
         finished=run.finished_at,

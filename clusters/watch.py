@@ -52,8 +52,8 @@ NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
-    "storage_state", "storage_message", "gone", "stored", "gone_message", "blocked_reason", "blocked_message", "applied_at",
-    "release_asked_at", "claim_token", "claimed_until", "fights", "wait_reason", "wait_message",
+    "storage_state", "storage_message", "data_warning", "gone", "stored", "gone_message", "blocked_reason", "blocked_message",
+    "applied_at", "release_asked_at", "claim_token", "claimed_until", "fights", "wait_reason", "wait_message",
 ]  # fmt: skip
 # Somebody who changes a run each time it has been put right, like an autoscaler, is not fought as fast as the API server can:
 # after so many changes, each so soon after the last one was put right, the portal pauses, twice as long each time.
@@ -265,6 +265,8 @@ def _clean(item: Seen) -> Seen:
         }
         is_clean = all(getattr(item, name) == text for name, text in texts.items())
         return item if is_clean else replace(item, **texts)  # type: ignore[arg-type]
+    if isinstance(item, StorageSeen):
+        return replace(item, message=readable(item.message), warning=readable(item.warning))
     return item if isinstance(item, RunFound) else replace(item, message=readable(item.message))
 
 
@@ -281,6 +283,9 @@ def _note(run: Run, item: Seen) -> None:
         if item.state == "failed" and run.storage_state != "failed":
             record_all([_cloud_event(run, "run.storage_failed", item.message)])
         run.storage_state, run.storage_message = item.state, item.message
+        if item.warning and item.warning != run.data_warning:
+            record_all([_cloud_event(run, "run.data_warning", item.warning)])
+            run.data_warning = item.warning
     elif isinstance(item, RunGone):
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
 
@@ -388,7 +393,7 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
     else:
         # It begins anew with first attempts; what the forgotten pods held stays in the usage.
         run.tasks.all().delete()
-        run.storage_state = run.storage_message = ""
+        run.storage_state = run.storage_message = run.data_warning = ""
     run.applied_at = None
     run.blocked_reason = run.blocked_message = ""
     run.save(update_fields=NOTED)

@@ -225,11 +225,15 @@ class TaskSeen:
 
 @dataclass(frozen=True)
 class StorageSeen:
-    """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud)."""
+    """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud).
+
+    `warning` is a sentence on data that is there and hardly what people meant: input without any file.
+    """
 
     run_id: int
     state: StorageState
     message: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)

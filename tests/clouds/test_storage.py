@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.base import NfsSource, RunGone
+from clusters.clouds.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.local import nfs, rclone
 from tests.clouds.agents import PATIENCE, Agent, Store, bad_key, role
 
@@ -109,6 +109,20 @@ def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, 
     store.upload("data", "late/x", "here\n")
     assert agent.ended(run).phase == "Succeeded"
     assert agent.output(run) == "here\n"
+
+
+@pytest.mark.as_user
+def test_input_without_a_file_is_told_at_once_and_in_the_log_and_stops_nothing(agent: Agent, store: Store) -> None:
+    (agent.folder / "nothing").mkdir()
+    here = Mount("/elearn/input", True, LocalSource(str(agent.folder), str(agent.folder / "nothing")))
+    for mount, where in ((store.input("data"), f"bucket data at {store.url}"), (here, here.source.path)):
+        run = agent.apply(role("ls /elearn/input; echo done"), mounts=(mount,))
+        sentence = f"The input is empty: there is nothing in {where}."
+        assert agent.ended(run).phase == "Succeeded"
+        assert agent.output(run) == f"[{sentence}]\ndone\n"
+        ours = [item for item in agent.seen if isinstance(item, (StorageSeen, TaskSeen)) and item.run_id == run.id]
+        told = next(number for number, item in enumerate(ours) if getattr(item, "warning", "") == sentence)
+        assert all(isinstance(item, StorageSeen) or item.phase == "Pending" for item in ours[:told])
 
 
 def test_waiting_for_data_holds_no_gpu(make_agent: Callable[..., Agent], store: Store) -> None:

@@ -171,6 +171,19 @@ def test_late_news_take_nothing_back(run):
     assert Task.objects.get().phase == "Succeeded"
 
 
+def test_a_warning_about_data_stays_on_the_page_and_is_told_once(run, client, people):
+    sentence = "The input is empty: there is nothing in bucket <data>."
+    tell(StorageSeen(run.pk, "ready", warning=sentence), StorageSeen(run.pk, "storing"))
+    tell(StorageSeen(run.pk, "ready", warning=sentence), told(run, phase="Failed", exit_code=1), RunGone(run.pk))
+    assert Event.objects.filter(verb="run.data_warning").values_list("message", flat=True).get() == sentence
+    client.force_login(people.bob)
+    for tab in ("", "/logs"):
+        page = client.get(f"/clusters/{run.cluster.appcode.code}/{run.cluster.name}{tab}").content.decode()
+        assert "there is nothing in bucket &lt;data&gt;." in page
+    path = f"/api/v1/appcodes/{run.cluster.appcode.code}/clusters/{run.cluster.name}"
+    assert client.get(path).json()["status"]["warning"] == sentence
+
+
 def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):
     before = Run.objects.get().applied_at - dt.timedelta(milliseconds=1)
     Run.objects.update(desired="ended")

@@ -16,6 +16,7 @@ import pytest
 from clusters.clouds.base import Mount, Plan, S3Source
 from clusters.clouds.kubernetes import names, storage
 from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.kubernetes.states import storage_seen
 from portal.services import program
 from tests.kube.plans import plan
 from tests.running import listening
@@ -47,7 +48,8 @@ def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
     # Both containers of a pod have the same volume there.
     home = Path(whole.mounts[0].mount_path).parent / "home"
     home.mkdir(exist_ok=True)
-    return subprocess.Popen(argv, env={**env, "PATH": path, "HOME": str(home)}, stderr=subprocess.PIPE, text=True)
+    env |= {"PATH": path, "HOME": str(home), "SAYS": str(home / "said")}
+    return subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
 
 
 def _value(variable: Mapping[str, Any], secret: Mapping[str, str]) -> str:
@@ -73,6 +75,29 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
     copied = (path for folder in ("in", "out") for path in (tmp_path / folder).rglob("*"))
     assert sorted(path.name for path in copied if path.is_file()) == ["checkpoint", "digits.csv"]
+
+
+def test_input_without_a_file_is_told_and_output_without_one_is_not(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    fetch = start(whole, storage.FETCH)
+    assert fetch.wait(30) == 0
+    said = (tmp_path / "home" / "said").read_text()
+    assert said.split() == [mount.mount_path for mount in whole.mounts]
+    # As the pod has it when the kubelet has read that.
+    parts = storage.pod_parts(whole, Settings())
+    task = {"name": "task", "volumeMounts": parts.mounts}
+    ended = {"name": storage.FETCH, "state": {"terminated": {"exitCode": 0, "message": said}}}
+    made = {
+        "metadata": {"labels": names.run_labels(Settings().portal, whole.run)},
+        "spec": {"initContainers": parts.init, "containers": [task]},
+        "status": {"phase": "Running", "initContainerStatuses": [ended]},
+    }
+    told = storage_seen(made)
+    assert told
+    assert told.warning == f"The input is empty: there is nothing in folder in of bucket {bucket}."
+    ended["state"]["terminated"]["message"] = said.splitlines()[1]
+    assert storage_seen(made) == replace(told, warning="")
 
 
 def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from clusters.clouds.base import RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
 from clusters.clouds.kubernetes.objects import Object, Owner, Pod, not_stored
@@ -66,6 +67,9 @@ class Runs:
         if not found:
             return []
         state = min(found, key=lambda each: _STEPS.index(each.state))
+        # A pod that was made later may have found something.
+        if warning := next((each.warning for each in found if each.warning), ""):
+            state = replace(state, warning=warning)
         if self._storage.get(run_id) == state:
             return []
         self._storage[run_id] = state

@@ -201,11 +201,25 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
         return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
     if not fetched:
         return StorageSeen(run_id, "fetching")
+    warning = _empty_input(pod, fetched.get("message") or "")
     if stored or is_over(pod):
-        return StorageSeen(run_id, "stored" if stored else "ready")
+        return StorageSeen(run_id, "stored" if stored else "ready", warning=warning)
     if _fails_to_store(pod, store):
-        return StorageSeen(run_id, "failed", "The output cannot be stored at the moment; it is tried again.")
-    return StorageSeen(run_id, "storing" if storage.STORE in containers and _terminated(_main(pod)) else "ready")
+        sentence = "The output cannot be stored at the moment; it is tried again."
+        return StorageSeen(run_id, "failed", sentence, warning)
+    ending = storage.STORE in containers and _terminated(_main(pod))
+    return StorageSeen(run_id, "storing" if ending else "ready", warning=warning)
+
+
+def _empty_input(pod: Pod, said: str) -> str:
+    """What is said of input without a file. `said` are the paths that docker/rclone/fetch found empty; output may be."""
+    mounts = next((each.get("volumeMounts") or [] for each in pod["spec"]["containers"] if each["name"] == "task"), [])
+    inputs = {each["mountPath"] for each in mounts if each.get("readOnly")}
+    empty = next((path for path in said.splitlines() if path in inputs), "")
+    if not empty:
+        return ""
+    fetch = next(each for each in pod["spec"]["initContainers"] if each["name"] == storage.FETCH)
+    return f"The input is empty: there is nothing in {storage.fetched_from(fetch, empty)}."
 
 
 def _fails_to_store(pod: Pod, store: Mapping[str, Any]) -> bool:

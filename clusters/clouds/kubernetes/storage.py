@@ -10,6 +10,7 @@ with one key for the whole pool, so a tenant who could name an image could name 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -195,6 +196,15 @@ def _helper(
             *({"name": f"data{number}", "mountPath": path} for number, path in mounts),
         ],
     }
+
+
+def fetched_from(container: Mapping[str, Any], path: str) -> str:
+    """What `container`, as a pod has it, copies to `path`, for people."""
+    args = container.get("args") or []
+    remote = args[args.index(path) - 1] if path in args[1:] else path
+    bucket, _, folder = remote.partition(":")[2].replace("$$", "$").partition("/")
+    folder = folder.rstrip("/")
+    return f"folder {folder} of bucket {bucket}" if folder else f"bucket {bucket}"
 
 
 def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ class Data:
         self.status: dict[str, Any] = {}
         self.prepared = False
         self.problem = ""
+        # Folders of this machine without a file in them; of remote ones the process says it.
+        self.empty = ""
         self.over = False
 
     @property
@@ -51,6 +53,15 @@ class Data:
     @property
     def message(self) -> str:
         return self.problem or str(self.status.get("message", ""))
+
+    @property
+    def warning(self) -> str:
+        """See `StorageSeen`."""
+        return self.empty or str(self.status.get("warning", ""))
+
+    @property
+    def seen(self) -> StorageSeen:
+        return StorageSeen(self.run.ref.id, self.state, self.message, self.warning)
 
     @property
     def idle(self) -> bool:
@@ -86,8 +97,8 @@ class Data:
         self.tell()
 
     def tell(self) -> None:
-        if self.remote or self.problem:
-            self.run.node.emit(StorageSeen(self.run.ref.id, self.state, self.message))
+        if self.remote or self.problem or self.empty:
+            self.run.node.emit(self.seen)
 
     def start(self) -> None:
         """Makes the folders and the process; does nothing when they are there."""
@@ -100,9 +111,9 @@ class Data:
                 self.run.node.later(TRY_AGAIN, self.run)
                 return
             self.prepared = True
-            if self.problem:
+            if self.problem or self.empty:
                 self.problem = ""
-                self.run.node.emit(StorageSeen(self.run.ref.id, self.state, self.message))
+                self.run.node.emit(self.seen)
         if self.remote and not self.over:
             self._launch("")
 
@@ -112,7 +123,10 @@ class Data:
         for number, mount in enumerate(self.run.plan.mounts):
             if isinstance(mount.source, LocalSource):
                 create = None if mount.read_only else owner
-                os.close(sandbox.open_inside(mount.source.root, mount.source.path, create_for=create))
+                handle = sandbox.open_inside(mount.source.root, mount.source.path, create_for=create)
+                if mount.read_only and storage.is_empty(f"/proc/self/fd/{handle}"):
+                    self.empty = f"The input is empty: there is nothing in {mount.source.path}."
+                os.close(handle)
             else:
                 folders.append(self.copy(number))
         for folder in folders:

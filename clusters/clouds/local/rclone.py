@@ -81,6 +81,12 @@ def remote(mount: dict[str, Any]) -> str:
     return f"store:{path}"
 
 
+def where(mount: dict[str, Any]) -> str:
+    """Which folder of which bucket, for people."""
+    folder = f"folder {mount['prefix']} of " if mount["prefix"] else ""
+    return f"{folder}bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}"
+
+
 def _no_bucket(mount: dict[str, Any]) -> str:
     return f"There is no bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}."
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, Seen, StorageSeen, Waiting
+from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.local import sandbox, wire
 from clusters.clouds.local.data import Data
 from clusters.clouds.local.files import read_json, write_json
@@ -143,7 +143,7 @@ class Run:
         views: list[Seen] = [end for task in self.tasks for end in task.ended]
         uids = [task.view().uid for task in self.tasks if not task.final]
         views += [self.node.told[uid] for uid in uids if uid in self.node.told]
-        return [*views, StorageSeen(self.ref.id, self.data.state, self.data.message)]
+        return [*views, self.data.seen]
 
     def binds(self) -> list[sandbox.Bind]:
         """What the tasks of this run see besides the system."""

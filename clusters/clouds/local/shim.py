@@ -130,6 +130,8 @@ def tell(poke: str, name: str) -> bool:
 
 def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
     log = Log(os.path.join(folder, "log"), spec["log_limit"])
+    if spec.get("note"):  # a task of an older agent has none
+        log.write(f"[{spec['note']}]\n".encode())
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)

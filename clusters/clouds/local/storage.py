@@ -90,7 +90,7 @@ class Storage:
         for mount in self.outputs:
             self.stored[mount["number"]] = scan(mount["folder"])
         self.remember()
-        self.say("ready", "", fetched=True, durable=True)
+        self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
 
     def fetch_one(self, mount: dict[str, Any]) -> None:
         if mount["kind"] == "nfs":
@@ -104,6 +104,15 @@ class Storage:
                 self.say("fetching", f"Fetching {what}: {megabytes(done, total)}.")
 
         rclone.fetch(self.spec, mount, self.folder, self.wake, progress, self.check)
+
+    def emptiness(self) -> str:
+        """What is said of input without a file, "" where there is one."""
+        for mount in self.mounts:
+            place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
+            if mount["read_only"] and is_empty(place):
+                where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
+                return f"The input is empty: there is nothing in {where}."
+        return ""
 
     def store_live(self) -> None:
         """A failure costs nothing yet: it is shown, and the next round tries again."""
@@ -199,6 +208,15 @@ def scan(folder: str) -> dict[str, list[int]]:
     finally:
         os.close(top)
     return files
+
+
+def is_empty(folder: str) -> bool:
+    """Whether nothing at all is in it. What may not be looked at is not called empty."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
 
 
 def megabytes(done: int, total: int) -> str:

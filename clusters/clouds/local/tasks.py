@@ -135,6 +135,7 @@ class Task:
             "uid": run.uid,
             "grace": run.plan.grace_seconds,
             "log_limit": run.node.log_limit,
+            "note": run.data.warning,
             "cgroup": self._cgroup(),
             "gpus": list(gpus),
             "gpu_model": model,
