@@ -63,8 +63,11 @@ def role(
     restart: Any = "OnFailure",
     retries: int = 0,
     env: dict[str, str] | None = None,
+    cpu_milli: int = 50,
+    memory_mb: int = 64,
 ) -> RolePlan:
-    return RolePlan(name, count, ("bash", "-c", command), env or {}, 1000, 1024, gpus, model, restart, retries)
+    argv = ("bash", "-c", command)
+    return RolePlan(name, count, argv, env or {}, cpu_milli, memory_mb, gpus, model, restart, retries)
 
 
 @dataclass

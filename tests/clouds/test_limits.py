@@ -9,9 +9,10 @@ from clusters.clouds.local import limits
 
 
 def test_an_attempt_gets_its_limits(tmp_path: Path) -> None:
-    cgroup = limits.make(tmp_path, "1-worker-0-0", cpu_milli=1500, memory_mb=2048)
+    cgroup = limits.make(tmp_path, "1-worker-0-0", cpu_milli=1500, memory_mb=2048, processes=4096)
     assert (cgroup / "memory.max").read_text() == str(2 << 30)
     assert (cgroup / "cpu.max").read_text() == "150000 100000"
+    assert (cgroup / "pids.max").read_text() == "4096"
 
 
 def test_a_machine_without_the_controllers_has_no_limits(tmp_path: Path) -> None:

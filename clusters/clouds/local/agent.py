@@ -139,7 +139,9 @@ def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
 async def run(args: argparse.Namespace) -> None:
     found = gpus.find(args.gpus, ignore_real=args.ignore_real_gpus)
     first, last = (int(port) for port in args.ports.split("-"))
-    options = Options(range(first, last + 1), args.journal_items, args.log_limit, args.store_seconds)
+    options = Options(
+        range(first, last + 1), args.journal_items, args.log_limit, args.store_seconds, args.processes, args.file_gb
+    )
     node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
     poke = listen(node.poke, socket.SOCK_DGRAM)
@@ -201,6 +203,10 @@ def main() -> None:
     parser.add_argument("--journal-items", type=int, default=20_000, help="news that a watch can go back")
     parser.add_argument("--log-limit", type=int, default=Options.log_limit, help="bytes of a task's log that are kept")
     parser.add_argument("--store-seconds", type=float, default=600, help="how long a final store is tried again")
+    parser.add_argument(
+        "--processes", type=int, default=4096, help="most processes of a task, threads too (default 4096)"
+    )
+    parser.add_argument("--file-gb", type=float, default=0, help="GiB of a task's largest file (a quarter of the disk)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o022)

@@ -21,7 +21,7 @@ import termios
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))]
 
-from clusters.clouds.local import frames, sandbox, shim
+from clusters.clouds.local import frames, rlimits, sandbox, shim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ UNREAD = 1 << 20
 
 
 def main(folder: str, peer: socket.socket) -> None:
+    rlimits.die_first()
     request = json.load(sys.stdin)
     values = []
     for name in ("spec.json", "status.json"):

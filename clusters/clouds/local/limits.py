@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-MAX_PROCESSES = 32_768
 _CONTROLLERS = ("cpu", "memory", "pids")
 
 
@@ -38,13 +37,13 @@ def _enable(cgroup: Path) -> None:
     (cgroup / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
 
 
-def make(ours: Path, name: str, *, cpu_milli: int, memory_mb: int) -> Path:
+def make(ours: Path, name: str, *, cpu_milli: int, memory_mb: int, processes: int) -> Path:
     """The cgroup of one attempt. `cpu_milli` are thousandths of a core."""
     cgroup = ours / name
     cgroup.mkdir(exist_ok=True)
     (cgroup / "memory.max").write_text(str(memory_mb << 20))
     (cgroup / "cpu.max").write_text(f"{max(1000, cpu_milli * 100)} 100000")
-    (cgroup / "pids.max").write_text(str(MAX_PROCESSES))
+    (cgroup / "pids.max").write_text(str(processes))
     return cgroup
 
 

@@ -24,7 +24,7 @@ from clusters.clouds.base import (
     StorageSeen,
     TaskSeen,
 )
-from clusters.clouds.local import gpus, limits, meter, processes, scheduler, shim, wire
+from clusters.clouds.local import gpus, limits, meter, processes, rlimits, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
 from clusters.clouds.local.runs import Run
@@ -40,12 +40,15 @@ LOG_LIMIT = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line. `store_seconds` is how long the last store of a run is tried again."""
+    """Of the command line. `store_seconds` is how long the last store of a run is tried again; `processes` of one task,
+    threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
     log_limit: int = LOG_LIMIT
     store_seconds: float = 600.0
+    processes: int = 4096
+    file_gb: float = 0.0
 
 
 class Node:
@@ -63,6 +66,12 @@ class Node:
         self.left = asyncio.Event()
         for name in ("runs", "trash"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+        disk = os.statvfs(folder)
+        self.limits: rlimits.Limits = {
+            "processes": options.processes,
+            "together": rlimits.together(),
+            "file_bytes": int(options.file_gb * (1 << 30)) or disk.f_frsize * disk.f_blocks // 4,
+        }
         known = read_json(folder / "cloud.json")
         if known is None:
             known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": 0}
@@ -284,6 +293,7 @@ class Node:
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status.json").unlink(missing_ok=True)
         spec: dict[str, Any] = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/"}
+        spec |= {"limits": self.limits, "memory_mb": 16}
         spec |= {"binds": [], "uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
         write_json(folder / "spec.json", spec)
         processes.run_once(shim.__file__, folder)

@@ -15,6 +15,8 @@ import ctypes
 import errno
 import os
 
+from clusters.clouds.local import seccomp
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +110,15 @@ def die_with_parent() -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
 
 
+def hide_arguments() -> None:
+    """Wipes out the arguments of the calling process, which name folders of this machine."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, b"task", min(4, end - start))
+
+
 def setns(pidfd: int, flags: int) -> None:
     """Joins the namespaces `flags` of the process behind `pidfd` (Linux 5.8)."""
     _check(_libc.setns(pidfd, flags), "setns")
@@ -145,10 +156,10 @@ def forbidden(error: OSError) -> str:
     return f"This machine does not let the portal isolate tasks in namespaces ({error.strerror}): {advice}."
 
 
-def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool) -> None:
+def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool, memory_mb: int = 16) -> None:
     """Makes the new root in the folder `root`, binds what is asked for, and moves the calling process into it.
 
-    `tmp` is the folder behind /tmp. Raises SandboxError; the caller must be ready to die then.
+    `tmp` is the folder behind /tmp, `memory_mb` the size of /dev/shm. Raises SandboxError; the caller must be ready to die then.
     """
     step = "namespaces"
     try:
@@ -167,7 +178,7 @@ def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool) -> N
         step = "/etc/resolv.conf"
         _resolver(root)
         step = "/dev"
-        _devices(root)
+        _devices(root, memory_mb)
         for name in ("run", "var", "tmp", "elearn", "elearn/input"):
             os.mkdir(f"{root}/{name}")
         os.symlink("/tmp", root + "/var/tmp")  # noqa: S108  the task's own /tmp
@@ -199,7 +210,7 @@ def _resolver(root: str) -> None:
         _bind(root, {"source": real, "target": real, "read_only": True})
 
 
-def _devices(root: str) -> None:
+def _devices(root: str, memory_mb: int) -> None:
     os.mkdir(root + "/dev")
     for name in _DEVICES:
         _bind(root, {"source": f"/dev/{name}", "target": f"/dev/{name}", "optional": True})
@@ -208,7 +219,9 @@ def _devices(root: str) -> None:
     os.mkdir(root + "/dev/pts")
     mount("devpts", root + "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     os.mkdir(root + "/dev/shm")  # noqa: S108  a fresh one
-    mount("shm", root + "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")  # noqa: S108
+    # A file costs memory, too, however small it is.
+    size = f"mode=1777,size={memory_mb}m,nr_inodes={memory_mb * 64}"
+    mount("shm", root + "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, size)  # noqa: S108
 
 
 def _bind(root: str, bind: Bind) -> None:
@@ -286,7 +299,8 @@ def _pivot(root: str) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """No capability and no way to get one; with `uid` (as root) the caller becomes this uid and gid for good."""
+    """No capability and no way to get one, and no call of the kernel that would help; with `uid` (as root) the caller becomes
+    this uid and gid for good."""
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == errno.EINVAL:
             break
@@ -298,6 +312,7 @@ def drop_privileges(uid: int | None) -> None:
         except OSError as error:
             raise SandboxError(f"The task cannot become uid {uid}: {error.strerror}.") from error
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    seccomp.install()
 
 
 def python_binds(environment: str) -> list[Bind]:

@@ -22,7 +22,7 @@ import time
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))]
 
-from clusters.clouds.local import sandbox
+from clusters.clouds.local import rlimits, sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -239,13 +239,17 @@ def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> 
 
         signal.signal(signal.SIGTERM, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        rlimits.die_first()
+        sandbox.hide_arguments()
         sandbox.die_with_parent()
         if not os.read(go, 1):
             os._exit(1)
         if spec.get("cgroup"):
             with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
                 file.write("0")
-        sandbox.build(os.path.join(folder, "root"), spec["binds"], tmp=os.path.join(folder, "tmp"), proc=True)
+        tmp, memory = os.path.join(folder, "tmp"), spec["memory_mb"]
+        sandbox.build(os.path.join(folder, "root"), spec["binds"], tmp=tmp, proc=True, memory_mb=memory)
+        rlimits.bound_namespace(spec["limits"]["processes"])
         task = _start(spec, log, report)
         os.close(log)
         if stopping:
@@ -294,6 +298,7 @@ def become_task(spec: dict[str, Any], output: int) -> None:
     os.dup2(output, 2)
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    rlimits.bound(spec["limits"])
     sandbox.drop_privileges(spec["uid"])
     for bind in spec["binds"]:
         if bind.get("data"):

@@ -137,6 +137,8 @@ class Task:
             "log_limit": run.node.log_limit,
             "note": run.data.warning,
             "cgroup": self._cgroup(),
+            "limits": run.node.limits,
+            "memory_mb": self.role.memory_mb,
             "gpus": list(gpus),
             "gpu_model": model,
             "scheduled_at": time.time(),
@@ -147,7 +149,15 @@ class Task:
         ours, name = self.run.node.cgroup, f"{self.run.ref.id}-{self.folder.name}"
         if ours is None:
             return ""
-        return str(limits.make(ours, name, cpu_milli=self.role.cpu_milli, memory_mb=self.role.memory_mb))
+        return str(
+            limits.make(
+                ours,
+                name,
+                cpu_milli=self.role.cpu_milli,
+                memory_mb=self.role.memory_mb,
+                processes=self.run.node.limits["processes"],
+            )
+        )
 
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
         home = self.run.plan.image.environment
@@ -252,6 +262,9 @@ class Task:
         text = status.get("failure") or f"Ended with exit code {code}."
         if "signal" in status:
             text = f"Killed by signal {status['signal']} ({signal.strsignal(status['signal'])})."
+        if status.get("signal") == signal.SIGXFSZ and self.spec is not None:
+            most = f"{self.spec['limits']['file_bytes'] / (1 << 30):.3g} GiB"
+            text = f"Ended because it wrote a file of more than {most}, the largest that this machine allows."
         return replace(seen, phase="Failed", reason="Error", message=text, exit_code=code, log_tail=tail)
 
     def _lost(self, seen: TaskSeen, status: dict[str, Any], witnessed: bool) -> TaskSeen:
