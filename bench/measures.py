@@ -9,8 +9,10 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import psutil
+from django.conf import settings
 from django.db import connection
 from django.test import Client as Browser
 from django.test.utils import CaptureQueriesContext
@@ -135,7 +137,7 @@ def api_of(portal: Portal, tenants: Seeded) -> Client:
 
 
 def _signed_in(user: User) -> Browser:
-    browser = Browser(SERVER_NAME="localhost")
+    browser = Browser(HTTP_HOST=urlsplit(settings.PORTAL_ORIGIN).netloc)
     browser.force_login(user, "allauth.account.auth_backends.AuthenticationBackend")
     return browser
 

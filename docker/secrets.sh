@@ -23,3 +23,6 @@ password=$(random)
 [ -s redis-url ] || rm -f redis-conf
 printf 'requirepass %s\n' "$password" | new redis-conf
 printf 'redis://:%s@redis:6379/0' "$(sed 's/requirepass //' redis-conf)" | new redis-url
+# What the gateway adds to every request, so that the web server knows that it comes from there: for the one, and for the other.
+random | new gateway-secret
+printf 'http: {middlewares: {proof: {headers: {customRequestHeaders: {X-Portal-Gateway: "%s"}}}}}\n' "$(cat gateway-secret)" | new gateway-proof

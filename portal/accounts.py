@@ -5,31 +5,44 @@ Every page needs a signed-in person unless its view says otherwise (`login_not_r
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import urlsplit
+from ipaddress import ip_address
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
 
+from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
-from allauth.account.forms import ChangePasswordForm, LoginForm
+from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordKeyForm
 from allauth.account.signals import password_changed, password_reset
+from allauth.account.utils import filter_users_by_email, filter_users_by_username
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django import forms
 from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.contrib.auth.views import redirect_to_login
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from portal import events
+from portal import actions, events, frame
 from portal.models import User
+from portal.problems import CHOOSE_ANOTHER, problem
 
 # A one-time password was seen by two people: it opens nothing but the choice of another.
+LABELS = {"oldpassword": "Present password", "password1": "New password", "password2": "New password, again"}
 ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message)."""
+    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message).
+
+    Wrong passwords are counted for an account, whichever of its names is typed and wherever from, and for an address. Links in
+    mails begin with PORTAL_ORIGIN, whatever the request called the portal.
+    """
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return bool(settings.PORTAL_OPEN_SIGNUP)
@@ -41,7 +54,37 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
             return
         super().add_message(request, level, message_template, *args, **kwargs)
 
+    def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
+        """allauth's own has the Host in it, so that each name of the portal would be another number of attempts."""
+        login: str = credentials.get("email") or credentials["username"]
+        found = [*filter_users_by_email(login), *filter_users_by_username(login)]
+        return f"account {found[0].pk}" if found else f"nobody {login.lower()}"
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """Everybody on this machine has one address: counting it would let ten wrong passwords lock all of them out."""
+        address: str = super().get_client_ip(request)
+        return f"{address}-{secrets.token_hex(8)}" if ip_address(address).is_loopback else address
+
+    def get_reset_password_from_key_url(self, key: str) -> str:
+        path = reverse("account_reset_password_from_key", kwargs={"uidb36": "UID", "key": "KEY"})
+        return f"{settings.PORTAL_ORIGIN}{path.replace('UID-KEY', quote(key))}"
+
+    def send_password_reset_mail(self, user: User, email: str, context: dict[str, Any]) -> None:
+        """Who signs in by the identity provider has no password here and gets none by mail."""
+        if user.has_usable_password():
+            super().send_password_reset_mail(user, email, context)
+
     def get_password_change_redirect_url(self, request: HttpRequest) -> str:
+        return reverse("profile")
+
+
+class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
+    """The identity provider decides who comes in; there is no page of connected accounts to go back to."""
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: object) -> bool:
+        return True
+
+    def get_connect_redirect_url(self, request: HttpRequest, socialaccount: object) -> str:
         return reverse("profile")
 
 
@@ -51,26 +94,79 @@ class SignInForm(LoginForm):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["login"].label = "User name or e-mail"
-        _plain(self, forgotten="password")
+        _plain(self)
 
 
-class NewPasswordForm(ChangePasswordForm):  # type: ignore[misc]
+class _AnotherPassword(forms.Form):
+    """What is asked of a new password however one comes to choose it: that it is new, and what becomes of one's API tokens.
+
+    Who chooses a new password because somebody may know the old one wants tokens to end that were made with it, so the box is
+    ticked; it is there only when there are any.
+    """
+
+    user: User
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, label in (
-            ("oldpassword", "Present password"),
-            ("password1", "New password"),
-            ("password2", "New password, again"),
-        ):
-            self.fields[name].label = label
-        _plain(self, forgotten="oldpassword")
+        if count := self.user.auth_token_set.count() if self.user else 0:
+            self.fields["end_tokens"] = forms.BooleanField(
+                label=f"End my {count} API tokens, too" if count > 1 else "End my API token, too",
+                help_text="Programs that use them will be refused. Keep them only if nobody can have seen the old password.",
+                initial=True,
+                required=False,
+            )
+        for name, label in LABELS.items():
+            if name in self.fields:
+                self.fields[name].label = label
+        _plain(self)
+
+    def clean_password1(self) -> str:
+        chosen: str = self.cleaned_data["password1"]
+        if self.user.check_password(chosen):
+            raise forms.ValidationError("This is your present password; choose another one.")
+        return chosen
+
+    @transaction.atomic
+    def save(self) -> None:
+        super().save()  # type: ignore[misc]  # of the form that this is put before
+        if self.cleaned_data.get("end_tokens"):
+            actions.end_tokens(self.user, acting_user=self.user)
 
 
-def _plain(form: forms.Form, *, forgotten: str) -> None:
+class NewPasswordForm(_AnotherPassword, ChangePasswordForm):  # type: ignore[misc]
+    """Of who knows the present one."""
+
+
+class ForgottenPasswordForm(_AnotherPassword, ResetPasswordKeyForm):  # type: ignore[misc]
+    """Of who got a mail."""
+
+
+def _plain(form: forms.Form) -> None:
     """Labels are enough: no placeholders that repeat them, no link to a mail that may never be sent."""
-    form.fields[forgotten].help_text = ""
-    for field in form.fields.values():
+    for name, field in form.fields.items():
+        if name in ("password", "oldpassword"):
+            field.help_text = ""
         field.widget.attrs.pop("placeholder", None)
+
+
+def change_password(request: HttpRequest) -> HttpResponseBase:
+    if request.user.is_authenticated and not request.user.has_usable_password():
+        return render(request, "account/password_elsewhere.html")
+    return cast("HttpResponseBase", views.password_change(request))
+
+
+@login_not_required
+def ask_for_new_password(request: HttpRequest) -> HttpResponseBase:
+    """By mail; where no mail is sent, a key in the log would be for whoever reads logs, so an administrator is asked."""
+    if not frame.sends_mail():
+        return render(request, "account/password_reset_closed.html")
+    return cast("HttpResponseBase", views.password_reset(request))
+
+
+@login_not_required
+def provider_knows_too_little(request: HttpRequest) -> HttpResponse:
+    """Where allauth would let people type the address that the identity provider left out or that somebody has already."""
+    return render(request, "account/provider_conflict.html", status=409)
 
 
 class SignInMiddleware(LoginRequiredMiddleware):
@@ -90,6 +186,8 @@ class SignInMiddleware(LoginRequiredMiddleware):
         must_change = request.user.is_authenticated and getattr(request.user, "must_change_password", False)
         name = request.resolver_match.url_name if request.resolver_match else None
         if must_change and name not in ONE_TIME_PASSWORD_OPENS:
+            if request.path.startswith("/api/"):
+                return problem(request.path, 403, "password-to-choose", CHOOSE_ANOTHER)
             return HttpResponseRedirect(reverse("account_change_password"))
         return super().process_view(request, view_func, view_args, view_kwargs)
 

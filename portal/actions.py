@@ -302,7 +302,7 @@ def create_person(
 
 @transaction.atomic
 def set_person_active(user: User, active: bool, *, acting_user: User) -> list[str]:
-    """Lets a person in or keeps them out; their tokens end at once with their sessions.
+    """Lets a person in or keeps them out; their tokens end at once with their sessions, for ever.
 
     Returns the codes of appcodes that now have no active owner, so that somebody may be named. Raises Conflict for oneself.
     """
@@ -311,9 +311,10 @@ def set_person_active(user: User, active: bool, *, acting_user: User) -> list[st
         raise Conflict("You cannot deactivate yourself; ask another administrator.")
     user = User.objects.select_for_update().get(pk=user.pk)
     user.is_active = active
-    user.save(update_fields=["is_active"])
     if not active:
+        user.session_epoch += 1
         ApiToken.objects.filter(user=user).delete()
+    user.save(update_fields=["is_active", "session_epoch"])
     verb = "person.activated" if active else "person.deactivated"
     events.record(verb, actor=acting_user, object=f"person {user.username}")
     mine = Appcode.objects.filter(memberships__user=user, memberships__role=Role.OWNER)
@@ -336,7 +337,7 @@ def set_administrator(user: User, administrator: bool, *, acting_user: User) -> 
 
 @transaction.atomic
 def reset_password(user: User, *, acting_user: User) -> str:
-    """Returns a new one-time password; sessions of the person end, because they are bound to the old one."""
+    """Returns a new one-time password; sessions of the person end, because they are bound to the old one, and API tokens too."""
     require_administrator(acting_user)
     user = User.objects.select_for_update().get(pk=user.pk)
     password = one_time_password()
@@ -346,6 +347,7 @@ def reset_password(user: User, *, acting_user: User) -> str:
     events.record(
         "person.password", actor=acting_user, object=f"person {user.username}", message="new one-time password"
     )
+    end_tokens(user, acting_user=acting_user)
     return password
 
 
@@ -395,6 +397,19 @@ def revoke_token(token: ApiToken, *, acting_user: User) -> None:
         raise Conflict("This is not your token.")
     events.record("token.revoked", actor=acting_user, object=f"token {token.name}")
     token.delete()
+
+
+@transaction.atomic
+def end_tokens(user: User, *, acting_user: User) -> None:
+    """Ends all API tokens of a person whose password is another one now."""
+    count, _ = ApiToken.objects.filter(user=user).delete()
+    if count:
+        events.record(
+            "token.revoked",
+            actor=acting_user,
+            object=f"tokens of {user.username}",
+            message=f"{count} ended with the password",
+        )
 
 
 # Shared by the above

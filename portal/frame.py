@@ -163,6 +163,11 @@ def theme(request: HttpRequest) -> str:
     return chosen if chosen in THEMES else "auto"
 
 
+def sends_mail() -> bool:
+    """Whether mail goes to people; without EMAIL_URL it goes to the log."""
+    return "console" not in settings.EMAIL_BACKEND
+
+
 def frame(request: HttpRequest) -> dict[str, Any]:
     """The context processor. Costs no query."""
     user = request.user if hasattr(request, "user") else None
@@ -175,7 +180,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "administration": _links(ADMINISTRATION, request.path) if administrator else [],
         "selected_appcode": selected_appcode(request) if signed_in else "",
         "currency": settings.CURRENCY,
-        "sends_mail": "console" not in settings.EMAIL_BACKEND,
+        "sends_mail": sends_mail(),
         "open_signup": settings.PORTAL_OPEN_SIGNUP,
         "error_id": getattr(request, "error_id", ""),
     }

@@ -16,7 +16,8 @@ keepalive = 75
 worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat on a slow disk would look like a hang
 # Its place would be in the home folder, where a second portal of the same user wants it too.
 control_socket_disable = True
-forwarded_allow_ips = "127.0.0.1"
+# Neither scheme nor path is told by headers (portal/gateway.py).
+forwarded_allow_ips = ""
 accesslog = "-"
 access_log_format = "%(s)s %(m)s %(U)s %(M)sms"
 logconfig_dict = logs.config(os.environ.get("PORTAL_LOG_FORMAT", "line"), os.environ.get("PORTAL_LOG_LEVEL", "INFO"))

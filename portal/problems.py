@@ -39,6 +39,7 @@ TITLES = {
     "token-invalid": "This token is not valid",
     "token-expired": "This token has expired",
     "forbidden": "You may not do this",
+    "password-to-choose": "Choose a password of your own first",
     "not-found": "There is nothing here for you",
     "method-not-allowed": "This cannot be done with this address",
     "not-acceptable": "The answer cannot be given in the format that you accept",
@@ -62,6 +63,17 @@ CODES = {
 
 class TokenExpired(exceptions.AuthenticationFailed):
     default_code = "token-expired"
+
+
+CHOOSE_ANOTHER = (
+    "Your password was made by an administrator. Sign in with it in a browser and choose one of your own; before, nothing else "
+    "is open to you."
+)
+
+
+class PasswordToChoose(exceptions.PermissionDenied):
+    default_code = "password-to-choose"
+    default_detail = CHOOSE_ANOTHER
 
 
 class TooLarge(exceptions.APIException):

@@ -6,6 +6,7 @@ It has a session of its own, so that a Ctrl-C in the terminal reaches only the o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pwd
@@ -134,6 +135,14 @@ def program(name: str) -> str:
     if not path.exists():
         raise ServiceError(f"The program {name} is missing in {path.parent}; it comes with requirements.txt.")
     return str(path)
+
+
+def loopback() -> list[str]:
+    """This machine's own addresses that a browser tries for localhost, as they stand in a URL; the kernel may know no IPv6."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as server:
+        server.bind(("::1", 0))
+        return ["127.0.0.1", "[::1]"]
+    return ["127.0.0.1"]
 
 
 def free_port(wanted: int = 0) -> int:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import django_stubs_ext
 import environ
 from django.core.exceptions import ImproperlyConfigured
+from django.http.request import split_domain_port
 
 from portal import logs
 
@@ -40,12 +41,17 @@ DEBUG = env.bool("PORTAL_DEBUG", default=False)
 PORTAL_ORIGIN = env.str("PORTAL_ORIGIN", default="http://portal.localhost:8000")
 _origin = urlsplit(PORTAL_ORIGIN)
 _port = f":{_origin.port}" if _origin.port else ""
-ALLOWED_HOSTS = env.list("PORTAL_ALLOWED_HOSTS", default=[_origin.hostname, "localhost", "127.0.0.1"])
+SECURE = _origin.scheme == "https"
+# Under these names the portal answers, at the ports of PORTAL_ORIGIN and of those that are listed with one (portal/gateway.py).
+_listed = [(*split_domain_port(name), name) for name in env.list("PORTAL_ALLOWED_HOSTS", default=[])]
+ALLOWED_HOSTS = [_origin.hostname, "localhost", "127.0.0.1", *(host or name for host, _, name in _listed)]
+HOST_PORTS = {str(_origin.port or (443 if SECURE else 80)), *(port for _, port, _ in _listed if port)}
 CSRF_TRUSTED_ORIGINS = [PORTAL_ORIGIN, f"http://localhost{_port}", f"http://127.0.0.1{_port}"]
 USE_X_FORWARDED_HOST = False
-SECURE = _origin.scheme == "https"
+# What the gateway proves itself with; without it nothing is refused for want of a proof. By default only a gateway that does is
+# believed when it says by X-Forwarded-For who asks.
+GATEWAY_SECRET = env.str("PORTAL_GATEWAY_SECRET", default="")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else None
 SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
@@ -101,6 +107,8 @@ MIDDLEWARE = [
     "portal.health.HealthMiddleware",
     "portal.metrics.MetricsMiddleware",
     "portal.frame.RequestIdMiddleware",
+    "portal.headers.HeadersMiddleware",
+    "portal.gateway.GatewayMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -208,16 +216,23 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 ACCOUNT_ADAPTER = "portal.accounts.AccountAdapter"
-ACCOUNT_FORMS = {"login": "portal.accounts.SignInForm", "change_password": "portal.accounts.NewPasswordForm"}
+ACCOUNT_FORMS = {
+    "login": "portal.accounts.SignInForm",
+    "change_password": "portal.accounts.NewPasswordForm",
+    "reset_password_from_key": "portal.accounts.ForgottenPasswordForm",
+}
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "username*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False
 ACCOUNT_LOGOUT_REDIRECT_URL = "/"
 ACCOUNT_SESSION_REMEMBER = True
-# allauth refuses to guess how many proxies stand before us; the gateway is one.
-ALLAUTH_TRUSTED_PROXY_COUNT = 1
+# How many proxies stand before us that say by X-Forwarded-For who asks; the gateway is one.
+ALLAUTH_TRUSTED_PROXY_COUNT = env.int("PORTAL_PROXY_COUNT", default=1 if GATEWAY_SECRET else 0)
 # People register themselves only where that is wished for; otherwise an administrator or the identity provider does.
 PORTAL_OPEN_SIGNUP = env.bool("PORTAL_OPEN_SIGNUP", default=False)
+SOCIALACCOUNT_ADAPTER = "portal.accounts.ProviderAdapter"
 SOCIALACCOUNT_ONLY = False
 SOCIALACCOUNT_AUTO_SIGNUP = True
 SOCIALACCOUNT_PROVIDERS = (

@@ -11,7 +11,7 @@ from knox.crypto import hash_token
 from rest_framework.exceptions import AuthenticationFailed
 
 from portal.models import ApiToken, User
-from portal.problems import TokenExpired
+from portal.problems import PasswordToChoose, TokenExpired
 
 # "Last used" on the profile page is this exact; a busy script does not write a row at every request.
 LAST_USED = dt.timedelta(minutes=1)
@@ -20,7 +20,8 @@ LAST_USED = dt.timedelta(minutes=1)
 class BearerAuthentication(TokenAuthentication):  # type: ignore[misc]
     """`Authorization: Bearer TOKEN`. Expired tokens stay listed on the profile page until their owner removes them.
 
-    The hash is the row's key, so one look-up decides; only who has the whole token is told that it has expired.
+    The hash is the row's key, so one look-up decides; only who has the whole token is told that it has expired. While its
+    owner has a one-time password, which two people have seen, a token opens no more than the pages do.
     """
 
     def authenticate_credentials(self, token: bytes) -> tuple[User, ApiToken]:
@@ -36,6 +37,8 @@ class BearerAuthentication(TokenAuthentication):  # type: ignore[misc]
             raise TokenExpired(
                 f"This token expired on {found.expiry:%Y-%m-%d at %H:%M} UTC; make a new one on your profile page."
             )
+        if found.user.must_change_password:
+            raise PasswordToChoose
         if found.last_used_at is None or found.last_used_at < now - LAST_USED:
             stale = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED)
             ApiToken.objects.filter(stale, pk=found.pk).update(last_used_at=now)

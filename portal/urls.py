@@ -6,7 +6,7 @@ from portal.metrics import Metrics
 from portal.problems import unknown_address
 
 urlpatterns = [
-    path("accounts/", include("allauth.urls")),
+    path("accounts/", include("portal.account_routes")),
     path("", include("portal.routes")),
     path("", include("datastores.routes")),
     path("", include("billing.routes")),

@@ -49,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "DJANGO_SETTINGS_MODULE": "portal.settings",
         # Tests of the list itself have one of their own.
         "PORTAL_NFS_SERVERS": "*",
+        # What Django's test client asks for.
+        "PORTAL_ALLOWED_HOSTS": "testserver:80",
     }
     from django.conf import settings
 
@@ -158,6 +160,13 @@ def portal_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
     yield portal
     assert portal.stop() == 0
     assert portal.left() == []
+
+
+@pytest.fixture
+def live_server(live_server: Any, settings: Any) -> Any:
+    """pytest-django's, at a port that is known only now."""
+    settings.HOST_PORTS = {*settings.HOST_PORTS, live_server.url.rpartition(":")[2]}
+    return live_server
 
 
 @pytest.fixture

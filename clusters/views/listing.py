@@ -143,7 +143,6 @@ def rows(request: HttpRequest) -> HttpResponseBase:
     if response is None:
         response = render(request, "clusters/_rows.html", {**context, "live": True})
         response["ETag"] = etag
-    response["Cache-Control"] = "private, no-cache"
     return response
 
 

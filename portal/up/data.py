@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from portal.services import ServiceError, free_port, private_folder, socket_folder, write_private
+from portal.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
 
 NEEDED_MB = 500
 LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name
@@ -83,6 +83,7 @@ class Data:
         hidden = {
             "PORTAL_SECRET_KEY",
             "PORTAL_SALT_KEYS",
+            "PORTAL_GATEWAY_SECRET",
             "DATABASE_URL",
             "REDIS_URL",
             "PORTAL_S3_SECRET_KEY",
@@ -163,14 +164,19 @@ def _port(text: str) -> int:
 
 
 def _check_port(port: int) -> None:
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("127.0.0.1", port))
-        except PermissionError:
-            raise ServiceError(f"Port {port} is for root only; set PORTAL_PORT to a number above 1023.") from None
-        except OSError as error:
-            raise ServiceError(f"Port {port} is in use by another program; set PORTAL_PORT to a free one.") from error
+    """Free on every loopback address: on one that is left, any program of this machine could be the portal for browsers."""
+    for address in loopback():
+        host = address.strip("[]")
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind((host, port))
+            except PermissionError:
+                raise ServiceError(f"Port {port} is for root only; set PORTAL_PORT to a number above 1023.") from None
+            except OSError as error:
+                raise ServiceError(
+                    f"Port {port} is in use by another program; set PORTAL_PORT to a free one."
+                ) from error
 
 
 def _secrets(path: Path) -> dict[str, str]:
@@ -179,6 +185,7 @@ def _secrets(path: Path) -> dict[str, str]:
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     made = {
         "PORTAL_SECRET_KEY": secrets.token_urlsafe(48),
+        "PORTAL_GATEWAY_SECRET": secrets.token_hex(32),
         "VALKEY_PASSWORD": secrets.token_hex(24),
         "PORTAL_S3_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
         "PORTAL_S3_SECRET_KEY": secrets.token_hex(20),

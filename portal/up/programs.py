@@ -48,7 +48,11 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             "web",
             (sys.executable, "-m", "gunicorn", "--config", "portal/gunicorn.conf.py", "portal.wsgi"),
             ready=services.http_ready(web_port),
-            env={**env, "PORTAL_WEB_PORT": str(web_port)},
+            env={
+                **env,
+                "PORTAL_WEB_PORT": str(web_port),
+                "PORTAL_GATEWAY_SECRET": data.secrets["PORTAL_GATEWAY_SECRET"],
+            },
             with_group=True,
         ),
         gateway(data, web_port),
@@ -56,21 +60,29 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
 
 
 def gateway(data: Data, web_port: int) -> Service:
-    """Traefik on PORTAL_PORT. Everything but the portal's own names is left for what users serve (*.apps.<domain>)."""
+    """Traefik on PORTAL_PORT. Everything but the portal's own names is left for what users serve (*.apps.<domain>).
+
+    It proves to the web server that a request came through it, and listens on every loopback address that browsers try for the
+    portal's names: what somebody else answered there would be sent the cookies of the portal.
+    """
     hosts = sorted({host_of(data.origin), "localhost", "127.0.0.1"})
+    rule = " || ".join(f"Host(`{host}`)" for host in hosts)
+    proof = {"X-Portal-Gateway": data.secrets["PORTAL_GATEWAY_SECRET"]}
     routes = {
         "http": {
-            "routers": {"portal": {"rule": " || ".join(f"Host(`{host}`)" for host in hosts), "service": "portal"}},
+            "routers": {"portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]}},
+            "middlewares": {"proof": {"headers": {"customRequestHeaders": proof}}},
             "services": {"portal": {"loadBalancer": {"servers": [{"url": f"http://127.0.0.1:{web_port}"}]}}},
         }
     }
     # JSON is YAML, too, and needs no library.
     folder = services.private_folder(data.folder / "gateway")
     services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
+    addresses = {f"web{n}": {"address": f"{address}:{data.port}"} for n, address in enumerate(services.loopback())}
     static = {
         "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
         "log": {"level": "ERROR", "noColor": True},
-        "entryPoints": {"web": {"address": f"127.0.0.1:{data.port}"}},
+        "entryPoints": addresses,
         "providers": {"file": {"directory": str(folder), "watch": True}},
     }
     config = data.folder / "tmp" / "traefik.yaml"
@@ -85,14 +97,18 @@ def gateway(data: Data, web_port: int) -> Service:
 
 def static_files_changed(base: Path, data: Data) -> bool:
     """Whether `collectstatic` has something to do; it takes seconds, and a restart should not."""
-    stamp = data.folder / "static" / ".stamp"
-    return not stamp.exists() or stamp.read_text() != _static_state(base)
+    stamp = _stamp(data)
+    return not (stamp.exists() and (data.folder / "static").exists()) or stamp.read_text() != _static_state(base)
 
 
 def static_files_done(base: Path, data: Data) -> None:
-    stamp = data.folder / "static" / ".stamp"
-    if stamp.parent.exists():
-        stamp.write_text(_static_state(base))
+    if (data.folder / "static").exists():
+        _stamp(data).write_text(_static_state(base))
+
+
+def _stamp(data: Data) -> Path:
+    """Beside the folder, for everything in it is served."""
+    return data.folder / "static.stamp"
 
 
 def _static_state(base: Path) -> str:

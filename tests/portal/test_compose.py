@@ -171,10 +171,14 @@ def through_the_gateway(host: Host, logs: Path) -> None:
     (host.folder / "gateway").mkdir()
     routes = host.compose["configs"]["routes"]["content"]
     (host.folder / "gateway/routes.yaml").write_text(host.here(routes))
+    (proof,) = host.compose["services"]["gateway"]["secrets"]
+    shutil.copy(host.folder / "secrets" / proof["source"], host.here(proof["target"]))
     page = f"http://127.0.0.1:{host.gateway}/accounts/login/"
     with services.running([gateway(host, ours)], logs, {}):
         assert eventually(lambda: get(page)[0] == 200)
         assert "csrfmiddlewaretoken" in get(page)[1]
+    status, said = get(f"http://127.0.0.1:{host.web}/accounts/login/")
+    assert (status, said) == (403, "This is the portal's inner web server. Its address is http://localhost:8000\n")
 
     authority = Authority(host.folder, "127.0.0.1")
     certificate, key = authority.issue("portal", file="portal")
@@ -205,7 +209,7 @@ def gateway(host: Host, more: dict[str, str]) -> Service:
 
 
 def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Host": "localhost"})
+    request = urllib.request.Request(url, headers={"Host": "localhost:8000"})
     try:
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             return answer.status, answer.read().decode()

@@ -37,6 +37,9 @@ def test_a_one_time_password_opens_only_the_choice_of_another(client: Client, pe
     for path in ("/appcodes", "/profile", "/admin/people"):
         assert carol.get(path)["Location"] == "/accounts/password/change/"
     new = {"oldpassword": password, "password1": "her-own-secret-77", "password2": "her-own-secret-77"}
+    again = new | {"password1": password, "password2": password}
+    assert "present password" in carol.post("/accounts/password/change/", again).content.decode()
+    assert User.objects.get(username="carol").must_change_password
     assert carol.post("/accounts/password/change/", new)["Location"] == "/profile"
     assert carol.get("/appcodes").status_code == 200
     assert not User.objects.get(username="carol").must_change_password
@@ -76,16 +79,53 @@ def test_a_deactivated_person_is_out_at_once(client: Client, people: Any) -> Non
     sign_in(stranger, "alice", "alice-password")
     assert "_auth_user_id" not in stranger.session
     actions.set_person_active(people.alice, True, acting_user=people.root)
+    assert client.get("/appcodes").status_code == 302, "a session that has ended does not come back"
     client.force_login(User.objects.get(username="alice"))
     assert client.get("/appcodes").status_code == 200
 
 
 def test_a_new_password_ends_the_sessions(client: Client, people: Any) -> None:
     client.force_login(people.bob)
+    _, token = actions.make_token("laptop", 10, acting_user=people.bob)
     password = actions.reset_password(people.bob, acting_user=people.root)
     assert client.get("/appcodes").status_code == 302
+    assert bearer(token).status_code == 401
     sign_in(client, "bob", password)
     assert client.get("/appcodes")["Location"] == "/accounts/password/change/"
+
+
+def bearer(token: str) -> Any:
+    return Client().get("/api/v1/me", headers={"Authorization": f"Bearer {token}"})
+
+
+def test_with_a_one_time_password_the_api_is_closed_like_the_pages(client: Client, people: Any) -> None:
+    actions.reset_password(people.bob, acting_user=people.root)
+    bob = User.objects.get(username="bob")
+    _, token = actions.make_token("made by a script meanwhile", 10, acting_user=bob)
+    client.force_login(bob)
+    for answer in (bearer(token), client.get("/api/v1/me")):
+        assert answer.status_code == 403
+        assert answer.json()["type"] == "urn:problem-type:portal:password-to-choose"
+        assert "choose one of your own" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("box", "after"), [({"end_tokens": "on"}, 401), ({}, 200)])
+def test_who_changes_the_password_says_what_becomes_of_tokens(
+    client: Client, people: Any, box: dict[str, str], after: int
+) -> None:
+    _, token = actions.make_token("laptop", 10, acting_user=people.bob)
+    client.force_login(people.bob)
+    form = client.get("/accounts/password/change/").context["form"]
+    assert form["end_tokens"].value() is True
+    new = {"oldpassword": "bob-password", "password1": "his-own-secret-77", "password2": "his-own-secret-77"}
+    assert client.post("/accounts/password/change/", new | box).status_code == 302
+    assert bearer(token).status_code == after
+    assert Event.objects.filter(verb="token.revoked").exists() == bool(box)
+
+
+def test_without_tokens_nobody_is_asked_about_them(client: Client, people: Any) -> None:
+    client.force_login(people.bob)
+    assert "API token" not in client.get("/accounts/password/change/").context["form"].as_p()
 
 
 def test_nobody_locks_themselves_out(people: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import allauth.urls
 import pytest
 from django.core.cache import cache
 from django.db import IntegrityError, transaction
 from django.test import Client
+from django.urls import Resolver404, URLResolver, resolve
 from django.utils import timezone
 
 from portal import actions
@@ -116,6 +120,8 @@ def test_every_answer_carries_the_headers_that_protect_it(client: Client, people
         assert answer["X-Content-Type-Options"] == "nosniff"
         assert answer["Referrer-Policy"] == "same-origin"
         assert len(answer["X-Request-ID"]) == 8
+        assert answer["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "camera=()" in answer["Permissions-Policy"]
 
 
 def test_cookies_stay_here(client: Client, people: Any) -> None:
@@ -212,3 +218,145 @@ def test_trying_passwords_is_slowed_down_with_a_sentence(client: Client, people:
     answers = [client.post("/accounts/login/", {"login": "alice", "password": f"guess {n}"}) for n in range(12)]
     assert "Too many" in answers[-1].content.decode()
     cache.clear()
+
+
+def test_an_account_has_one_number_of_attempts_whatever_one_calls_it_or_the_portal(
+    client: Client, people: Any, settings: Any
+) -> None:
+    settings.HOST_PORTS = {*settings.HOST_PORTS, "9000", "9001"}
+    ways = [("alice", "localhost:9000"), ("ALICE", "localhost:9001"), ("alice@example.com", "127.0.0.1:9000")]
+    for n in range(5):
+        login, host = ways[n % 3]
+        sign_in = {"login": login, "password": f"guess {n}"}
+        answer = client.post("/accounts/login/", sign_in, headers={"Host": host})
+        assert "Too many" not in answer.content.decode()
+    for login, host in ways:
+        right = {"login": login, "password": "alice-password"}
+        assert "Too many" in client.post("/accounts/login/", right, headers={"Host": host}).content.decode()
+    assert client.post("/accounts/login/", {"login": "bob", "password": "bob-password"}).status_code == 302
+
+
+def test_who_shares_this_machine_s_address_is_not_locked_out_by_the_others(people: Any, settings: Any) -> None:
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+
+    def tried(address: str, n: int) -> str:
+        headers = {"X-Forwarded-For": address}
+        form = {"login": f"somebody {n}", "password": "wrong"}
+        return Client().post("/accounts/login/", form, headers=headers).content.decode()
+
+    for address in ("127.0.0.1", "::1"):
+        assert not any("Too many" in tried(address, n) for n in range(12))
+    said = ["Too many" in tried("192.0.2.7", n) for n in range(12)]
+    assert said == [False] * 10 + [True] * 2
+
+
+@pytest.mark.parametrize("path", ["/accounts/login/", "/api/v1/me", "/static/portal/portal.css"])
+def test_what_does_not_come_through_the_gateway_is_refused(client: Client, db: None, settings: Any, path: str) -> None:
+    settings.GATEWAY_SECRET = "through-the-gateway"
+    for proof in ({}, {"X-Portal-Gateway": ""}, {"X-Portal-Gateway": "through-the-gatewaY"}):
+        answer = client.get(path, headers=proof)
+        assert (answer.status_code, answer["Content-Type"]) == (403, "text/plain; charset=utf-8")
+        assert "http://portal.localhost:8000" in answer.content.decode()
+    assert client.get("/readyz").status_code == 200, "probes ask the web server itself"
+    answer = client.get("/accounts/login/", headers={"X-Portal-Gateway": "through-the-gateway"})
+    assert answer.status_code == 200
+    assert "HTTP_X_PORTAL_GATEWAY" not in answer.wsgi_request.META
+
+
+@pytest.mark.parametrize("host", ["localhost:20001", "evil.example", "portal.localhost:8001", "", "a b", "[::1"])
+def test_another_host_or_port_is_refused_in_a_sentence(
+    client: Client, db: None, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = client.get("/accounts/login/", headers={"Host": host})
+    assert answer.status_code == 421
+    assert "Its address is http://portal.localhost:8000" in answer.content.decode()
+    assert not [record for record in caplog.records if record.exc_info], "a traceback for each of them"
+    assert client.get("/accounts/login/", headers={"Host": "portal.localhost:8000"}).status_code == 200
+
+
+def test_a_forgotten_password_is_renewed_by_mail(client: Client, people: Any, mailoutbox: list[Any]) -> None:
+    actions.make_token("laptop", 10, acting_user=people.alice)
+    client.post("/accounts/password/reset/", {"email": "alice@example.com"})
+    (mail,) = mailoutbox
+    (link,) = [line for line in mail.body.splitlines() if "http" in line]
+    origin = "http://portal.localhost:8000"
+    assert link.startswith(f"{origin}/accounts/password/reset/key/"), "not what the request called the portal"
+    assert "testserver" not in mail.subject + mail.body
+    page = client.get(link.removeprefix(origin), follow=True)
+    assert page.context["form"]["end_tokens"].value() is True
+    form = page.redirect_chain[-1][0]
+    for password, word in (("alice-password", "present password"), ("her-own-secret-77", "")):
+        new = {"password1": password, "password2": password, "end_tokens": "on"}
+        answer = client.post(form, new)
+        assert word in answer.content.decode()
+    assert answer["Location"] == "/accounts/password/reset/key/done/"
+    assert not ApiToken.objects.filter(user=people.alice).exists()
+    assert client.post("/accounts/login/", {"login": "alice", "password": "her-own-secret-77"}).status_code == 302
+
+
+def test_an_address_that_nobody_has_gets_no_mail_and_the_same_answer(
+    client: Client, people: Any, mailoutbox: list[Any]
+) -> None:
+    people.bob.set_unusable_password()
+    people.bob.save()
+    answers = [
+        client.post("/accounts/password/reset/", {"email": email}, follow=True)
+        for email in ("nobody@example.com", "bob@example.com", "alice@example.com")
+    ]
+    assert [mail.to for mail in mailoutbox] == [["alice@example.com"]], "bob's password is the identity provider's"
+    hide = [answer.content.decode().replace(answer["X-Request-ID"], "") for answer in answers]
+    assert hide[0] == hide[1] == hide[2]
+
+
+def test_where_no_mail_is_sent_the_page_says_whom_to_ask(client: Client, people: Any, settings: Any) -> None:
+    settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+    for answer in (
+        client.get("/accounts/password/reset/"),
+        client.post("/accounts/password/reset/", {"email": "alice@example.com"}),
+    ):
+        assert answer.status_code == 200
+        assert "Ask an administrator" in answer.content.decode()
+
+
+def test_of_allauth_s_addresses_only_those_of_sign_in_and_passwords_are_there(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    absent = [path for path in addresses(allauth.urls.urlpatterns) if not there(f"/accounts/{path}")]
+    assert sorted(absent) == [
+        "3rdparty/", "confirm-email/", "confirm-email/x/", "email/", "login/code/confirm/", "password/set/",
+        "reauthenticate/", "social/connections/", "social/login/cancelled/", "social/login/error/", "social/signup/",
+    ]  # fmt: skip
+    for path in absent:
+        assert client.get(f"/accounts/{path}").status_code == 404
+
+
+def addresses(patterns: list[Any], before: str = "") -> Iterator[str]:
+    for each in patterns:
+        route = before + re.sub(r"[\^$]|\\Z", "", re.sub(r"\(\?P<\w+>(\[[^]]*\]|\.)\+\)", "x", str(each.pattern)))
+        if isinstance(each, URLResolver):
+            yield from addresses(each.url_patterns, route)
+        else:
+            yield route
+
+
+def there(path: str) -> bool:
+    try:
+        return bool(resolve(path))
+    except Resolver404:
+        return False
+
+
+def test_who_has_no_password_here_is_told_where_it_is_changed(client: Client, people: Any) -> None:
+    people.alice.set_unusable_password()
+    people.alice.save()
+    client.force_login(people.alice)
+    assert "identity provider" in client.get("/accounts/password/change/").content.decode()
+    assert "Change password" not in client.get("/profile").content.decode()
+
+
+# Caches
+
+
+@pytest.mark.parametrize("path", ["/appcodes", "/api/v1/me", "/api/v1/appcodes", "/nothing", "/invoices", "/"])
+def test_nothing_keeps_what_is_for_one_person(client: Client, people: Any, path: str) -> None:
+    client.force_login(people.alice)
+    assert client.get(path)["Cache-Control"] == "private, no-store"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
@@ -46,7 +48,28 @@ def test_everything_listens_on_loopback_only(portal):
             sockets = process.net_connections("inet")
             found += [each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN]
     assert len(found) >= 4
-    assert set(found) == {"127.0.0.1"}
+    assert set(found) == {address.strip("[]") for address in services.loopback()}
+
+
+def status(port: int, host: str, address: str = "127.0.0.1", **headers: str) -> int:
+    """What the sign-in page is answered with."""
+    client = http.client.HTTPConnection(address, port, timeout=60)
+    client.request("GET", "/accounts/login/", headers={"Host": host, **headers})
+    return client.getresponse().status
+
+
+def test_the_web_server_serves_only_what_came_through_the_gateway(portal):
+    web = json.loads((portal.data / "ports.json").read_text())["web"]
+    guessed = {"X-Portal-Gateway": "guessed"}
+    assert status(web, f"localhost:{portal.port}", **guessed) == 403
+    assert status(portal.port, f"localhost:{portal.port}", **guessed) == 200, "the gateway says it itself"
+
+
+@pytest.mark.skipif(len(services.loopback()) < 2, reason="this machine has no IPv6 loopback")
+def test_browsers_that_prefer_ipv6_find_the_portal_there(portal):
+    assert status(portal.port, f"portal.localhost:{portal.port}", "::1") == 200
+    with socket.socket(socket.AF_INET6) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("::1", portal.port))
 
 
 def test_secrets_are_private_and_in_no_command_line_or_log(portal):
@@ -54,7 +77,7 @@ def test_secrets_are_private_and_in_no_command_line_or_log(portal):
     assert portal.data.stat().st_mode & 0o077 in (0, 0o011)
     lines = "\n".join(portal.programs().values())
     logs = "\n".join(log.read_text(errors="replace") for log in (portal.data / "log").glob("*.log"))
-    for name in ("PORTAL_SECRET_KEY", "VALKEY_PASSWORD", "PORTAL_S3_SECRET_KEY"):
+    for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "VALKEY_PASSWORD", "PORTAL_S3_SECRET_KEY"):
         assert portal.secret(name) not in lines
         assert portal.secret(name) not in logs
 
@@ -119,10 +142,11 @@ def test_even_kill_9_of_up_itself_leaves_nothing(portal):
     assert portal.stop(signal.SIGTERM) == 0
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
+@pytest.fixture(params=services.loopback())
+def taken_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    host = request.param.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+        server.bind((host, 0))
         server.listen()
         yield server.getsockname()[1]
 
