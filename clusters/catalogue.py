@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from billing.budget_access import why_blocked
 from clusters import volumes
 from clusters.admission import Quota, judge_quota
-from clusters.clouds.registry import mounts
+from clusters.clouds.registry import longest_address, mounts
 from clusters.models import LOCAL, Flavor, Image
 from clusters.places import Place, place_of, title_of
-from clusters.plans import Resources
+from clusters.plans import Resources, too_many
 from clusters.specs import ClusterSpec
 from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore
@@ -112,6 +112,9 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
     stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
+    if sentence := too_many(spec, longest_address(place.cloud)):
+        largest = max(spec.active_roles, key=spec.count)
+        errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
     if errors or image is None:
         raise Invalid(errors)
     resolved = Resolved(spec, place, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))

@@ -31,7 +31,14 @@ Completion = Literal["master", "workers"]
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the portal itself sets; a user's value would silently break the run.
 RESERVED_ENV = frozenset(
-    {"TF_CONFIG", "TASK_INDEX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
+    {
+        "TF_CONFIG",
+        "TF_CONFIG_CLUSTER",
+        "TASK_INDEX",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
 )
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 

@@ -6,7 +6,8 @@ plan twice, or deleting what is already gone, does nothing. Two clouds exist: `k
 
 Environment values and TF_CONFIG are written once per role, in Kubernetes' own syntax: `$(NAME)` is replaced by the value
 of another variable of the same task, `$$(` is a literal `$(`, and TASK_INDEX is always defined. So one object per role
-is enough on Kubernetes, and the local cloud calls `expand` below to read the same text the same way.
+is enough on Kubernetes, and the local cloud calls `expand` below to read the same text the same way. What all tasks of a run
+have in common is written once per run, and referred to in the same way.
 """
 
 from __future__ import annotations
@@ -179,13 +180,18 @@ class RolePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL."""
+    """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL.
+
+    `shared` are variables of every task, exactly as they stand; the `env` of a role may refer to them and has none of the same
+    name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task.
+    """
 
     run: RunRef
     image: ImageRef
     roles: tuple[RolePlan, ...]
     mounts: tuple[Mount, ...]
     grace_seconds: int = 10
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -421,6 +427,8 @@ class Cloud(Protocol):
     keeps_logs: bool
     # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
     mounts: frozenset[SourceKind]
+    # How many characters an address from `reserve` has at most.
+    longest_address: int
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """`host:port` for every (role, index); the same answer every time until the run is deleted."""

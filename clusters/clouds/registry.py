@@ -114,6 +114,11 @@ def mounts(name: str) -> frozenset[SourceKind]:
     return LocalCloud.mounts if name == LOCAL else KubernetesCloud.mounts
 
 
+def longest_address(name: str) -> int:
+    """How many characters the address of a task there has at most."""
+    return LocalCloud.longest_address if name == LOCAL else KubernetesCloud.longest_address
+
+
 def keeps_logs(name: str) -> bool:
     """Whether logs there outlive their pods."""
     return LocalCloud.keeps_logs if name == LOCAL else KubernetesCloud.keeps_logs

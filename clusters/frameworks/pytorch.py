@@ -14,6 +14,9 @@ from clusters.specs import ClusterSpec, RoleName
 class PyTorch:
     name = "pytorch"
 
+    def shared(self, spec: ClusterSpec, addresses: Addresses) -> dict[str, str]:
+        return {}
+
     def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
         nodes = spec.count("master") + spec.count("worker")
         if nodes == 1 or role == "evaluator":

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 
-from clusters.clouds.base import literal
 from clusters.frameworks.base import Addresses, addresses_of
 from clusters.specs import ClusterSpec, RoleName
 
+# The part of TF_CONFIG that all tasks share: with a thousand tasks a hundred kilobytes.
+CLUSTER = "TF_CONFIG_CLUSTER"
 # Our roles in TensorFlow's words. An evaluator takes part in nothing and therefore is not in the cluster description.
 TASK_TYPES: dict[RoleName, str] = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "evaluator"}
 
@@ -20,7 +21,7 @@ TASK_TYPES: dict[RoleName, str] = {"master": "chief", "ps": "ps", "worker": "wor
 class TensorFlow:
     name = "tensorflow"
 
-    def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
+    def shared(self, spec: ClusterSpec, addresses: Addresses) -> dict[str, str]:
         if list(spec.active_roles) == ["master"]:
             return {}
         cluster = {
@@ -28,6 +29,11 @@ class TensorFlow:
             for each in spec.active_roles
             if each != "evaluator"
         }
-        # The index is a number in JSON, so the reference stands without quotes.
+        return {CLUSTER: json.dumps(cluster)}
+
+    def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
+        if list(spec.active_roles) == ["master"]:
+            return {}
+        # The index is a number in JSON, so the reference stands without quotes; so does what is JSON already.
         task = f'{{"type": "{TASK_TYPES[role]}", "index": $(TASK_INDEX)}}'
-        return {"TF_CONFIG": f'{{"cluster": {literal(json.dumps(cluster))}, "task": {task}}}'}
+        return {"TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 import uuid
@@ -31,8 +32,6 @@ def test_a_task_runs_to_its_end(agent: Agent) -> None:
     "text", ["$(touch /tmp/x) `id` $HOME", "'single' \"double\" \\", "line\nline\ttab", "Grüße, 你好 🙂", "a;b|c&d>e*"]
 )
 def test_arguments_arrive_exactly_as_typed(agent: Agent, text: str) -> None:
-    import dataclasses
-
     plan = agent.plan(role(""))
     argv = ("python", "-c", "import sys; sys.stdout.write(sys.argv[1])", text)
     agent.cloud.apply(dataclasses.replace(plan, roles=(dataclasses.replace(plan.roles[0], argv=argv),)))
@@ -42,9 +41,12 @@ def test_arguments_arrive_exactly_as_typed(agent: Agent, text: str) -> None:
 
 def test_variables_are_expanded_as_on_kubernetes(agent: Agent) -> None:
     env = {"A": "$(TASK_INDEX)", "B": "b$(A) $$(A) $(UNKNOWN) 'quoted' $HOME", "CUDA_VISIBLE_DEVICES": "99"}
-    run = agent.apply(role('printf "%s" "$B|$TASK_INDEX|$CUDA_VISIBLE_DEVICES|$CUDA_DEVICE_ORDER"', count=2, env=env))
-    agent.ended(run, index=1)
-    assert agent.output(run, index=1) == "b1 $(A) $(UNKNOWN) 'quoted' $HOME|1||PCI_BUS_ID"
+    env |= {"WHO": "$(ALL)-$(TASK_INDEX)"}
+    shown = 'printf "%s" "$B|$TASK_INDEX|$CUDA_VISIBLE_DEVICES|$CUDA_DEVICE_ORDER|$WHO"'
+    plan = dataclasses.replace(agent.plan(role(shown, count=2, env=env)), shared={"ALL": "$(A)"})
+    agent.cloud.apply(plan)
+    agent.ended(plan.run, index=1)
+    assert agent.output(plan.run, index=1) == "b1 $(A) $(UNKNOWN) 'quoted' $HOME|1||PCI_BUS_ID|$(A)-1"
 
 
 def test_a_failure_says_its_exit_code_and_last_lines(agent: Agent) -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.clouds.base import CloudRefused, ImageRef, RunRef, expand, literal
+from clusters.clouds.kubernetes.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS
-from clusters.plans import Resources, build_plan
+from clusters.plans import Resources, build_plan, too_many
 from clusters.specs import ClusterSpec
 
 SMALL = Resources("small", 1000, 1024, 0, "")
@@ -24,8 +25,9 @@ def addresses(of):
 
 
 def environment(of, role, index):
-    values = FRAMEWORKS[of.framework].environment(of, role, addresses(of))
-    return {name: expand(value, {"TASK_INDEX": str(index)}) for name, value in values.items()}
+    framework = FRAMEWORKS[of.framework]
+    known = {"TASK_INDEX": str(index), **framework.shared(of, addresses(of))}
+    return {name: expand(value, known) for name, value in framework.environment(of, role, addresses(of)).items()}
 
 
 def test_a_master_alone_is_a_single_machine_without_tf_config():
@@ -89,6 +91,20 @@ def test_the_plan_of_a_parameter_server_cluster():
     assert plan.roles[0].env["PORTAL_RUN"] == "3"
 
 
+def test_what_grows_with_the_number_of_tasks_is_shared_by_all():
+    def plan(workers):
+        of = spec(ps=1, worker=workers)
+        resources = dict.fromkeys(of.roles, SMALL)
+        ref = RunRef(7, "ops", "ops-demo", "show", 3)
+        return build_plan(
+            ref, of, image=ImageRef("i", "", "/venv", ""), resources=resources, mounts=(), addresses=addresses(of)
+        )
+
+    few, many = plan(1), plan(1000)
+    assert [role.env for role in few.roles] == [role.env for role in many.roles]
+    assert len(many.shared["TF_CONFIG_CLUSTER"]) > 15_000
+
+
 def test_more_tasks_than_one_variable_can_name_are_refused():
     def plan(workers):
         of = spec(ps=1000, worker=workers)
@@ -102,5 +118,14 @@ def test_more_tasks_than_one_variable_can_name_are_refused():
         )
 
     assert len(plan(100).roles) == 3
-    with pytest.raises(CloudRefused, match=r"^TF_CONFIG of a master is longer than the 128 KiB .* all 1501 tasks"):
+    with pytest.raises(
+        CloudRefused, match=r"^TF_CONFIG.* of a master would be longer than the 128 KiB .* all 1,501 tasks"
+    ):
         plan(500)
+
+
+def test_a_thousand_workers_can_be_named_under_the_longest_names_that_kubernetes_has():
+    assert too_many(spec(ps=1, worker=1000), LONGEST_ADDRESS) == ""
+    assert too_many(spec(ps=100, worker=1000), LONGEST_ADDRESS) == ""
+    assert too_many(spec("pytorch", worker=1000), LONGEST_ADDRESS) == ""
+    assert too_many(spec(ps=1000, worker=1000), LONGEST_ADDRESS).endswith("about 1,210 fit. Ask for fewer.")

@@ -117,6 +117,17 @@ def test_what_can_be_used_depends_on_where_it_lands(training, people, ops_line, 
     )
 
 
+def test_more_tasks_than_one_variable_can_name_there_are_refused_at_the_field(training, people, ops_line, manifest):
+    small = {"flavor": "small", "count": 1}
+    roles = {"master": small, "ps": {**small, "count": 300}, "worker": {**small, "count": 1000}}
+    many = manifest(image="container-only", roles=roles)
+    assert resolve(manifest(roles=roles).spec, people.ops).place.is_local, "addresses are short there"
+    registration.place(ops_line, "training", acting_user=people.root)
+    errors = refused(lambda: resolve(many.spec, people.ops))
+    assert errors.keys() == {"spec.roles.worker.count"}
+    assert "it names all 1,301 tasks; about 1,210 fit" in errors["spec.roles.worker.count"]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "s3.localhost", "[::1]", "0x7f.1"])
 def test_a_server_that_only_this_machine_reaches_serves_nobody_else(training, people, ops_line, manifest, host):
     spec = {"server": f"http://{host}:9000", "bucket": "tmp", "prefix": "", "access_key": "x", "region": "us-east-1"}

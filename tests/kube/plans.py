@@ -20,6 +20,9 @@ from clusters.clouds.base import (
 from clusters.clouds.kubernetes.settings import Settings
 
 _ids = itertools.count(1000)
+# As a framework writes what names all tasks.
+SHARED = {"TF_CONFIG_CLUSTER": '{"chief": ["demo-mnist-3-1042-master-0.demo-mnist-3-1042:2222"]}'}
+OF_ALL = {"TF_CONFIG": '{"cluster": $(TF_CONFIG_CLUSTER), "task": {"type": "chief", "index": $(TASK_INDEX)}}'}
 IMAGE = ImageRef("tensorflow", "example/tensorflow:2.21", "", "")
 
 
@@ -87,7 +90,10 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
     ps = role("ps", restart="Always", gpus=0)
     return {
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
-        "one-parameter-server-s3": (plan(role("master"), ps, role("worker", 2), run=run, mounts=data()), main),
+        "one-parameter-server-s3": (
+            plan(role("master", env=OF_ALL), ps, role("worker", 2, env=OF_ALL), run=run, mounts=data(), shared=SHARED),
+            main,
+        ),
         "several-parameter-servers-nfs": (
             plan(
                 role("master"),

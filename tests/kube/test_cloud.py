@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +24,11 @@ from clusters.clouds.base import (
 from clusters.clouds.kubernetes import names, upkeep
 from clusters.clouds.kubernetes.client import Client
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.plans import Resources, build_plan
+from clusters.specs import ClusterSpec
 from tests.kube.following import CountingClient, Following, cloud_of
-from tests.kube.plane import Object, Plane
-from tests.kube.plans import data, plan, role, run_ref, volume
+from tests.kube.plane import Object, Plane, Refused
+from tests.kube.plans import IMAGE, data, plan, role, run_ref, volume
 from tests.kube.stages import LINGERS
 
 pytestmark = pytest.mark.kube
@@ -126,6 +129,35 @@ def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
     assert client.writes == 5
     following.acknowledges = True
     following.until(lambda: following.is_gone(run))
+
+
+def test_a_thousand_workers_run_and_what_they_share_is_kept_once(
+    plane: Plane, cloud: KubernetesCloud, following: Following, space: str
+) -> None:
+    """Under the longest names that there are, in pods that are as small as those of one worker."""
+    run = run_ref(space, appcode="a-code-that-is-rather-long", cluster="and-a-cluster-that-is-too")
+    roles = {"master": {"flavor": "f"}, "ps": {"flavor": "f"}, "worker": {"flavor": "f", "count": 1000}}
+    of = ClusterSpec.model_validate({"image": "i", "command": "true", "roles": roles})
+    counts: dict[str, int] = {each: of.count(each) for each in of.roles}
+    wanted = build_plan(
+        run,
+        of,
+        image=IMAGE,
+        resources=dict.fromkeys(of.roles, Resources("f", 100, 128, 0, "")),
+        mounts=(),
+        addresses=cloud.reserve(run, counts),
+    )
+    assert len(wanted.shared["TF_CONFIG_CLUSTER"]) > 100_000
+    cloud.apply(wanted)
+    following.until(lambda: len(following.of(run, "Running")) == 1002, 300)
+    pods = [each for page in cloud._client.pages(f"/api/v1/namespaces/{space}/pods") for each in page["items"]]
+    assert max(len(json.dumps(pod)) for pod in pods) < 10_000
+    owner = f"/api/v1/namespaces/{space}/configmaps/{names.owner_name(run)}"
+    assert plane.request("GET", owner)["data"] == wanted.shared
+    with pytest.raises(Refused, match="immutable"):
+        plane.request("PATCH", owner, {"data": {"TF_CONFIG_CLUSTER": "{}"}})
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run), 300)
 
 
 def test_a_run_ends_although_somebody_resumes_its_job_meanwhile(

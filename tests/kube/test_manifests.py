@@ -29,12 +29,13 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import manifests, names, storage
+from clusters.clouds.kubernetes import earlier, manifests, names, storage
 from clusters.clouds.kubernetes.client import Client, path_of
 from clusters.clouds.kubernetes.settings import Settings
-from clusters.specs import ROLES
+from clusters.plans import Resources, build_plan
+from clusters.specs import ROLES, ClusterSpec
 from tests.kube.plane import Plane
-from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
+from tests.kube.plans import IMAGE, data, every_kind, plan, role, run_ref, volume
 
 EXPECTED = Path(__file__).parent / "expected"
 
@@ -92,6 +93,7 @@ def test_every_name_is_a_dns_label_and_every_label_a_label(run: RunRef) -> None:
         assert len(names.role_name(run, kind)) <= 52
         assert DNS_LABEL.fullmatch(names.role_name(run, kind))
         assert DNS_LABEL.fullmatch(names.host_name(run, kind, 999))
+        assert len(names.address(run, kind, 999)) <= names.LONGEST_ADDRESS
         assert all(LABEL_VALUE.fullmatch(value) for value in names.role_labels("main", run, kind).values())
     for name in (names.base_name(run), names.owner_name(run), names.secret_name(run), names.volume_name(run, 1)):
         assert DNS_LABEL.fullmatch(name)
@@ -115,7 +117,7 @@ def test_no_two_runs_share_a_name(one: RunRef, other: RunRef) -> None:
 
 def test_names_say_whose_run_it_is_and_survive_a_cut() -> None:
     assert names.role_name(RUN, "worker") == "demo-mnist-3-1042-worker"
-    assert names.address(RUN, "worker", 7) == "demo-mnist-3-1042-worker-7.demo-mnist-3-1042.ops.svc:2222"
+    assert names.address(RUN, "worker", 7) == "demo-mnist-3-1042-worker-7.demo-mnist-3-1042:2222"
     long = run_ref(id=7, appcode="a_rather_long_code_for_one_appcode", cluster="and-a-long-name")
     assert names.base_name(long) == "a-rather-long-code-for-one-appcode-and-a-7"
 
@@ -255,6 +257,42 @@ def test_the_owner_waits_for_the_database() -> None:
             "finalizers": ["gpu-cloud/told"],
         },
     }
+
+
+def test_what_all_tasks_share_stands_in_the_owner_and_not_in_pods() -> None:
+    whole = plan(role("worker", 1000, env={"WHO": "$(ALL)/$(TASK_INDEX)"}), run=RUN, shared={"ALL": "a" * 100_000})
+    owner = manifests.owner_manifest(RUN, SETTINGS, whole.shared)
+    assert (owner["data"], owner["immutable"]) == ({"ALL": "a" * 100_000}, True)
+    (job,) = [each for each in manifests.run_manifests(whole, "some-uid", SETTINGS) if each["kind"] == "Job"]
+    env = task_of(job)["env"]
+    # What is referred to has to stand before it.
+    assert [each["name"] for each in env[:2]] == ["TASK_INDEX", "ALL"]
+    assert env[1]["valueFrom"] == {"configMapKeyRef": {"name": "demo-mnist-3-1042-run", "key": "ALL"}}
+    assert len(str(job)) < 8000
+
+
+def test_a_run_of_an_earlier_version_is_planned_as_it_was_then() -> None:
+    """Otherwise its Jobs would refuse it, and its services have their pods replaced."""
+    roles = {"master": {"flavor": "f"}, "worker": {"flavor": "f", "count": 12}}
+    of = ClusterSpec.model_validate({"image": "i", "command": "true", "env": {"A": "$(HOME)"}, "roles": roles})
+    now = build_plan(
+        RUN,
+        of,
+        image=IMAGE,
+        resources=dict.fromkeys(of.roles, Resources("f", 1000, 1024, 0, "")),
+        mounts=(),
+        addresses={(each, n): names.address(RUN, each, n) for each in of.roles for n in range(of.count(each))},
+    )
+    then, base = earlier.as_planned(now), "demo-mnist-3-1042"
+    workers = ", ".join(f'"{base}-worker-{n}.{base}.ops.svc:2222"' for n in range(12))
+    assert then.shared == {}
+    assert then.roles[1].env == {
+        **now.roles[1].env,
+        "TF_CONFIG": f'{{"cluster": {{"chief": ["{base}-master-0.{base}.ops.svc:2222"], "worker": [{workers}]}}, '
+        '"task": {"type": "worker", "index": $(TASK_INDEX)}}',
+    }
+    torch = dataclasses.replace(now, roles=(role("worker", env={"MASTER_ADDR": f"{base}-master-0.{base}"}),))
+    assert earlier.as_planned(torch).roles[0].env == {"MASTER_ADDR": f"{base}-master-0.{base}.ops.svc"}
 
 
 def test_one_parameter_server_is_a_deployment_and_several_are_a_stateful_set() -> None:
@@ -579,7 +617,7 @@ def everything(kind: str) -> list[dict[str, Any]]:
     whole, settings = every_kind()[kind]
     sources = [mount.source for mount in whole.mounts if isinstance(mount.source, VolumeSource)]
     return [
-        manifests.owner_manifest(whole.run, settings),
+        manifests.owner_manifest(whole.run, settings, whole.shared),
         *(storage.volume_manifest(source, settings) for source in sources),
         *manifests.run_manifests(whole, "some-uid", settings),
     ]
@@ -632,7 +670,7 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tu
     client, namespace = line
     whole, settings = every_kind(namespace)[kind]
     strictly = {"dryRun": "All", "fieldValidation": "Strict"}
-    client.apply(manifests.owner_manifest(whole.run, settings), **strictly)
+    client.apply(manifests.owner_manifest(whole.run, settings, whole.shared), **strictly)
     made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
     made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
     client.apply_all(made, **strictly)

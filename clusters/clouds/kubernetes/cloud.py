@@ -35,7 +35,7 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import inside, logs, manifests, names, prometheus, storage
+from clusters.clouds.kubernetes import earlier, inside, logs, manifests, names, prometheus, storage
 from clusters.clouds.kubernetes.client import (
     METADATA_LIST,
     Client,
@@ -63,6 +63,7 @@ class KubernetesCloud:
 
     keeps_logs = False
     mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "volume"})
+    longest_address = names.LONGEST_ADDRESS
 
     def __init__(
         self, client: Client, settings: Settings, name: str = "kubernetes", prometheus_token: str = ""
@@ -95,15 +96,22 @@ class KubernetesCloud:
             raise CloudError(str(error)) from error
 
     def _apply(self, plan: Plan) -> None:
-        settings = self._settings_of(plan.run)
+        before = self._owner_of(plan.run)
+        if before and _is_ending(before["metadata"]):
+            return
+        settings = self._settings_of(plan.run, before) if before else None
         if settings is None:
             manifests.check(plan, self._settings)
             settings = self._settings
+        shared: Mapping[str, str] | None = plan.shared
+        if before and earlier.is_of_earlier(before):
+            plan, shared = earlier.as_planned(plan), None
         # Without them, what Kueue has let go and would let go again is deleted at once.
         stops = [] if settings.kueue_queue else manifests.workloads(plan)
         makers = " ".join("/".join(each) for each in stops)
-        owner = self._apply_owner(plan.run, {names.WORKLOADS: makers, names.SETTINGS: settings.whole()})
-        if "deletionTimestamp" in owner["metadata"] or names.ENDING in owner["metadata"]["annotations"]:
+        notes = {names.WORKLOADS: makers, names.SETTINGS: settings.whole()}
+        owner = self._apply_owner(plan.run, notes, shared)
+        if _is_ending(owner["metadata"]):
             return
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
         volumes = {source.volume.id: source for source in sources}
@@ -114,16 +122,21 @@ class KubernetesCloud:
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
 
-    def _settings_of(self, run: RunRef) -> Settings | None:
+    def _owner_of(self, run: RunRef) -> Mapping[str, Any] | None:
+        by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
+        found: Mapping[str, Any] | None = next(
+            iter(self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]), None
+        )
+        return found
+
+    def _settings_of(self, run: RunRef, owner: Mapping[str, Any]) -> Settings | None:
         """Those with which it was started, None when it was not: what administrators change later is for others. A pod that
         runs takes no other settings, and its Job none at all."""
-        by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
-        for owner in self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]:
-            if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
-                try:
-                    return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
-                except ValueError as error:
-                    log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
+        if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
+            try:
+                return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
+            except ValueError as error:
+                log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
         return None
 
     def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
@@ -167,8 +180,10 @@ class KubernetesCloud:
             return False
         return True
 
-    def _apply_owner(self, run: RunRef, annotations: Mapping[str, str]) -> Mapping[str, Any]:
-        owner = manifests.owner_manifest(run, self._settings)
+    def _apply_owner(
+        self, run: RunRef, annotations: Mapping[str, str], shared: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        owner = manifests.owner_manifest(run, self._settings, shared)
         return self._apply_inside({**owner, "metadata": {**owner["metadata"], "annotations": dict(annotations)}})
 
     def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -374,3 +389,8 @@ class KubernetesCloud:
         if pod is None or not logs.runs(pod):
             raise CloudError(f"{role}-{index} does not run.")
         return inside.execute(self._client, pod, argv, stdin=stdin, tty=tty)
+
+
+def _is_ending(owner: Mapping[str, Any]) -> bool:
+    """From its metadata: whether somebody has asked for the end of its run."""
+    return "deletionTimestamp" in owner or names.ENDING in (owner.get("annotations") or {})

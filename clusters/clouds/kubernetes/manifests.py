@@ -2,11 +2,12 @@
 
 Everything of a run belongs to one owner (a ConfigMap), so that its deletion is one call and "nothing is left" is one
 event: the garbage collector removes the owner last. The tasks of a role differ by TASK_INDEX alone, which comes from a
-label that Kubernetes puts on the pod.
+label that Kubernetes puts on the pod; variables that all tasks share stand in the owner alone, and pods refer to them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from clusters.clouds.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
@@ -94,9 +95,15 @@ def foreign(namespace: Manifest, settings: Settings) -> str:
     )
 
 
-def owner_manifest(run: RunRef, settings: Settings) -> Manifest:
-    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for)."""
+def owner_manifest(run: RunRef, settings: Settings, shared: Mapping[str, str] | None = None) -> Manifest:
+    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for).
+
+    Nobody can change what it holds, so nobody has to put that right, and no node watches it. None for the owner of a run that
+    holds nothing for its pods: see `earlier`.
+    """
+    holds: Manifest = {} if shared is None else {"immutable": True, **({"data": dict(shared)} if shared else {})}
     return {
+        **holds,
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {

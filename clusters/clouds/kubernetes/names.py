@@ -51,6 +51,8 @@ LABEL_LIMIT = 63
 ROLE_LIMIT = 52
 _LONGEST_SUFFIX = len("-evaluator")
 BASE_LIMIT = ROLE_LIMIT - _LONGEST_SUFFIX
+# Of a task below 1,000: `<role>-<index>.<base>:<port>`.
+LONGEST_ADDRESS = ROLE_LIMIT + len("-999") + len(".") + BASE_LIMIT + len(f":{PORT}")
 
 
 def base_name(run: RunRef) -> str:
@@ -72,7 +74,7 @@ def role_name(run: RunRef, role: str) -> str:
 
 
 def owner_name(run: RunRef) -> str:
-    """The ConfigMap that owns everything of the run."""
+    """The ConfigMap that owns everything of the run and holds what its tasks share."""
     return f"{base_name(run)}-run"
 
 
@@ -102,8 +104,12 @@ def host_name(run: RunRef, role: str, index: int) -> str:
 
 
 def address(run: RunRef, role: str, index: int) -> str:
-    """`host:port` of one task, from any pod of the cluster; it needs no object to exist yet."""
-    return f"{host_name(run, role, index)}.{base_name(run)}.{run.namespace}.svc:{PORT}"
+    """`host:port` of one task, from any pod of its namespace; it needs no object to exist yet.
+
+    Pods look in their own namespace first (https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/), so this
+    is found by the first question; a name with the namespace would be found by the third.
+    """
+    return f"{host_name(run, role, index)}.{base_name(run)}:{PORT}"
 
 
 def run_labels(portal: str, run: RunRef) -> dict[str, str]:

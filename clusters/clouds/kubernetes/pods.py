@@ -50,7 +50,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
                 # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
                 "command": ["timeout", f"--kill-after={grace}", "0", *(literal(word) for word in role.argv)],
-                "env": _environment(role, index),
+                "env": _environment(plan, role, index),
                 "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
                 "resources": _resources(role, settings),
                 "securityContext": storage.CONFINED,
@@ -94,16 +94,18 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     }
 
 
-def _environment(role: RolePlan, index: str) -> list[Manifest]:
-    """TASK_INDEX stands first: a value can only refer to what stands before it."""
+def _environment(plan: Plan, role: RolePlan, index: str) -> list[Manifest]:
+    """TASK_INDEX and what the owner holds stand first: a value can only refer to what stands before it."""
     first: Manifest = {"name": "TASK_INDEX", "value": "0"}
     if index:
         first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
+    owner = names.owner_name(plan.run)
+    shared = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": owner, "key": name}}} for name in plan.shared]
     ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not role.gpus:
         # An image that asks for all GPUs would otherwise see those of others.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
-    return [first, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
+    return [first, *shared, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
 
 
 def _resources(role: RolePlan, settings: Settings) -> Manifest:

@@ -70,7 +70,7 @@ def sources(portal: str) -> tuple[Source, ...]:
         Source("Deployment", ours),
         Source("StatefulSet", ours),
         Source("Pod", ours),
-        Source("ConfigMap", {"labelSelector": f"{names.selector(portal=portal)},{names.OWNER}=run"}),
+        Source("ConfigMap", {"labelSelector": f"{names.selector(portal=portal)},{names.OWNER}=run"}, metadata=True),
         Source("Namespace", ours, metadata=True),
         Source("Service", ours, metadata=True),
         Source("NetworkPolicy", ours, metadata=True),

@@ -48,6 +48,7 @@ class LocalCloud:
     name = "local"
     keeps_logs = True
     mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "local"})
+    longest_address = len("127.0.0.1:65535")
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = str(socket_path)

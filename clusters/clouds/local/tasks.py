@@ -172,7 +172,7 @@ class Task:
             "PYTHONUNBUFFERED": "1",
             "TASK_INDEX": str(self.index),
         }
-        known = {"TASK_INDEX": str(self.index)}
+        known = {"TASK_INDEX": str(self.index), **self.run.plan.shared}
         for name, text in self.role.env.items():
             known[name] = expand(text, known)
         visible = ",".join(self.run.node.gpus.names[gpu] for gpu in gpus)

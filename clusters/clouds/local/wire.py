@@ -70,6 +70,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
             Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"])) for mount in data["mounts"]
         ),
         grace_seconds=data["grace_seconds"],
+        shared=data.get("shared", {}),  # absent from the plans of runs that were started before there was any
     )
 
 
