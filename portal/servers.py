@@ -157,14 +157,16 @@ def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str =
     return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
 
 
-def node_agent(folder: Path, agent_socket: Path, gpus: str = "") -> Service:
+def node_agent(folder: Path, agent_socket: Path, gpus: str = "", *, shared_network: bool = False) -> Service:
     """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
 
-    `gpus` is how many GPUs to simulate on a machine without any; "" leaves that to the agent.
+    `gpus` is how many GPUs to simulate on a machine without any; "" leaves that to the agent. `shared_network` is an
+    administrator's consent to several appcodes at a time where the kernel cannot keep their networks apart.
     """
     private_folder(folder)
     argv = [sys.executable, "-m", "clusters.clouds.local.agent", "--dir", str(folder), "--socket", str(agent_socket)]
     argv += ["--stop-tasks-on-term", "--stop-seconds", "45", *(["--gpus", gpus] if gpus else [])]
+    argv += ["--shared-network"] if shared_network else []
 
     def ready() -> bool:
         with socket.socket(socket.AF_UNIX) as client:

@@ -39,7 +39,10 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
     return [
         servers.node_agent(
-            Path(env["LOCAL_CLOUD_DIR"]), Path(env["LOCAL_CLOUD_SOCKET"]), data.given.get("LOCAL_CLOUD_GPUS", "")
+            Path(env["LOCAL_CLOUD_DIR"]),
+            Path(env["LOCAL_CLOUD_SOCKET"]),
+            data.given.get("LOCAL_CLOUD_GPUS", ""),
+            shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),
         Service("worker", (*celery, "worker", "--pool", "threads", "--concurrency", "8", *quiet), env=env),

@@ -165,7 +165,7 @@ def test_a_kernel_that_forbids_namespaces_is_a_clear_refusal(home: Home, make_ag
 
     agent = make_agent(
         before="from clusters.clouds.local import sandbox\n"
-        "sandbox.unshare(pid=False)\n"
+        "sandbox.unshare()\n"
         "open('/proc/sys/user/max_user_namespaces', 'w').write('0')"
     )
     with pytest.raises(CloudRefused, match="does not let the portal isolate tasks"):

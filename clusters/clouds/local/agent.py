@@ -140,7 +140,13 @@ async def run(args: argparse.Namespace) -> None:
     found = gpus.find(args.gpus, ignore_real=args.ignore_real_gpus)
     first, last = (int(port) for port in args.ports.split("-"))
     options = Options(
-        range(first, last + 1), args.journal_items, args.log_limit, args.store_seconds, args.processes, args.file_gb
+        range(first, last + 1),
+        args.journal_items,
+        args.log_limit,
+        args.store_seconds,
+        args.processes,
+        args.file_gb,
+        args.shared_network,
     )
     node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
@@ -150,8 +156,8 @@ async def run(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     node.probe()
-    if node.cannot_isolate:
-        log.error("%s", node.cannot_isolate)
+    for problem in filter(None, (node.cannot_isolate, node.shares_network)):
+        log.error("%s", problem)
     node.resume()
     server = await asyncio.start_unix_server(
         Server(node).serve, sock=listen(args.socket, socket.SOCK_STREAM), limit=MAX_REQUEST
@@ -207,6 +213,11 @@ def main() -> None:
         "--processes", type=int, default=4096, help="most processes of a task, threads too (default 4096)"
     )
     parser.add_argument("--file-gb", type=float, default=0, help="GiB of a task's largest file (a quarter of the disk)")
+    parser.add_argument(
+        "--shared-network",
+        action="store_true",
+        help="several appcodes at a time even where networks cannot be kept apart",
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o022)

@@ -47,6 +47,8 @@ def main(folder: str, peer: socket.socket) -> None:
         raise sandbox.SandboxError("The task has ended.")
     group = os.open(os.path.join(spec["cgroup"], "cgroup.procs"), os.O_WRONLY) if spec.get("cgroup") else -1
     flags = sandbox.CLONE_NEWNS | sandbox.CLONE_NEWPID | sandbox.CLONE_NEWIPC
+    if spec["network"]:
+        flags |= sandbox.CLONE_NEWNET
     if os.geteuid() == 0:
         sandbox.setns(init, flags)
     else:  # nobody may look into PID 1, not even its own user, but the task itself is in the same namespaces

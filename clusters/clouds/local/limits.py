@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+NOT_ENFORCED = "CPU and memory limits are not enforced on this machine."
 _CONTROLLERS = ("cpu", "memory", "pids")
 
 

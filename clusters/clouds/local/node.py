@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -24,7 +25,7 @@ from clusters.clouds.base import (
     StorageSeen,
     TaskSeen,
 )
-from clusters.clouds.local import gpus, limits, meter, processes, rlimits, scheduler, shim, wire
+from clusters.clouds.local import gpus, limits, meter, network, processes, rlimits, scheduler, shim, wire
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.journal import BOOT_ID, Journal
 from clusters.clouds.local.runs import Run
@@ -41,7 +42,8 @@ LOG_LIMIT = 64 * 1024 * 1024
 @dataclass(frozen=True)
 class Options:
     """Of the command line. `store_seconds` is how long the last store of a run is tried again; `processes` of one task,
-    threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk."""
+    threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk. With `may_share_network` several
+    appcodes run side by side even where their networks cannot be kept apart."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -49,6 +51,7 @@ class Options:
     store_seconds: float = 600.0
     processes: int = 4096
     file_gb: float = 0.0
+    may_share_network: bool = False
 
 
 class Node:
@@ -57,6 +60,7 @@ class Node:
     def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
         self.folder, self.gpus = folder, found
         self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
+        self.may_share_network = options.may_share_network
         self.rclone = _rclone()
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
@@ -92,6 +96,8 @@ class Node:
         purged = folder / "purged"
         self.purged = {int(line) for line in purged.read_text().split()} if purged.exists() else set()
         self.cannot_isolate = ""
+        self.shares_network = ""  # why tasks have no network of their own here
+        self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
         self.cgroup = limits.find(f"elearn-{self.id}")
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -141,13 +147,15 @@ class Node:
         """Advances the woken runs, gives out free GPUs, and writes the news down."""
         self.turn_due = False
         self.launches = 0
+        self._let_in()
         woken, self.woken = self.woken, {}
         for run in woken.values():
             self._advance(run)
         if not self.leaving:
             self._give_gpus()
+        self._let_in()
         self.flush()
-        if self.leaving and not self.turn_due and all(not run.alive and run.data.idle for run in self.runs.values()):
+        if self.leaving and not self.turn_due and all(run.idle for run in self.runs.values()):
             self.left.set()
 
     def _advance(self, run: Run) -> None:
@@ -158,6 +166,16 @@ class Node:
             self.later(TRY_AGAIN, run)
         if run.gone is not None and run.ref.id in self.runs:
             self._bury(run, run.gone)
+
+    def _let_in(self) -> None:
+        """Where runs share a network, those of another appcode than the first ones wait until these are over."""
+        apart = not self.shares_network or self.may_share_network
+        queue = [] if apart else sorted((run for run in self.runs.values() if not run.over), key=lambda run: run.order)
+        until = next((run.order for run in queue if run.ref.appcode != queue[0].ref.appcode), math.inf)
+        if until != self.open_until:
+            self.open_until = until
+            for run in self.runs.values():
+                self.wake(run)
 
     def _give_gpus(self) -> None:
         queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
@@ -287,7 +305,17 @@ class Node:
             asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
 
     def probe(self) -> None:
-        """Tries a sandbox; `cannot_isolate` says what is wrong."""
+        """Tries a sandbox with a network of its own, else one without.
+
+        `cannot_isolate` and `shares_network` say what is wrong.
+        """
+        with network.held(self.folder / "probe" / "network") as (place, problem):
+            failed = problem or self._try(place)
+        self.cannot_isolate = self._try("") if failed else ""
+        self.shares_network = "" if self.cannot_isolate else failed
+
+    def _try(self, place: str) -> str:
+        """Starts a task that does nothing in the network `place`; what was wrong, or ""."""
         folder = self.folder / "probe"
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -295,10 +323,10 @@ class Node:
         spec: dict[str, Any] = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/"}
         spec |= {"limits": self.limits, "memory_mb": 16}
         spec |= {"binds": [], "uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
-        write_json(folder / "spec.json", spec)
+        write_json(folder / "spec.json", spec | {"network": place})
         processes.run_once(shim.__file__, folder)
         status = read_json(folder / "status.json") or {}
-        self.cannot_isolate = "" if status.get("exit") == 0 else status.get("error") or "Tasks cannot be started here."
+        return "" if status.get("exit") == 0 else status.get("error") or "Tasks cannot be started here."
 
 
 def _key(item: Seen) -> str:

@@ -21,17 +21,19 @@ _BLOCKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Detached:
-    """One such process. `on_exit` is called once in the event loop when it has ended."""
+    """One such process. `on_start` is called in the event loop when it can be named, `on_exit` once when it has ended."""
 
-    def __init__(self, folder: Path, on_exit: Callable[[], None]) -> None:
-        self.folder, self.on_exit = folder, on_exit
+    def __init__(self, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None) -> None:
+        self.folder, self.on_exit, self.on_start = folder, on_exit, on_start
         self.pidfd = -1
         self._waiting: list[int] = []
 
     @classmethod
-    def launch(cls, script: str, folder: Path, on_exit: Callable[[], None]) -> Detached:
+    def launch(
+        cls, script: str, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None
+    ) -> Detached:
         """Starts `python -I -S script folder LOCK`. Raises OSError (BlockingIOError when one lives there already)."""
-        self = cls(folder, on_exit)
+        self = cls(folder, on_exit, on_start)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         errors = os.open(folder / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         # Signals that are sent before the new process has its handlers wait until it asks for them.
@@ -64,11 +66,13 @@ class Detached:
         return self
 
     @classmethod
-    def adopt(cls, folder: Path, on_exit: Callable[[], None]) -> Detached | None:
+    def adopt(
+        cls, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None
+    ) -> Detached | None:
         """The process that lives in `folder`, or None."""
         if not is_locked(folder):
             return None
-        self = cls(folder, on_exit)
+        self = cls(folder, on_exit, on_start)
         self._follow()
         return self
 
@@ -89,6 +93,8 @@ class Detached:
             for number in self._waiting:
                 self.send(number)
             self._waiting.clear()
+            if self.on_start is not None:
+                self.on_start()
 
     def send(self, number: int) -> None:
         """Sends a signal, as soon as the process can be named."""
@@ -111,6 +117,14 @@ class Detached:
 
 def run_once(script: str, folder: Path) -> None:
     """Runs `script` like `Detached.launch` and waits for its end."""
+    start(script, folder)
+    again = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(again, fcntl.LOCK_EX)
+    os.close(again)
+
+
+def start(script: str, folder: Path) -> None:
+    """Starts `script` like `Detached.launch` and waits until it has left its starter."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -118,9 +132,12 @@ def run_once(script: str, folder: Path) -> None:
         subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")
     finally:
         os.close(lock)
-    again = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(again, fcntl.LOCK_EX)
-    os.close(again)
+
+
+def end(folder: Path) -> None:
+    """Ends by force what lives in `folder`, if anything does."""
+    if is_locked(folder):
+        kill_and_wait(int((folder / "lock").read_text()))
 
 
 def is_locked(folder: Path) -> bool:

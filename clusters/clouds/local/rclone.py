@@ -193,7 +193,7 @@ def _become(spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list
     os.dup2(feed, 0)
     os.dup2(null, 1)
     os.dup2(says, 2)
-    sandbox.unshare(pid=False)
+    sandbox.unshare()
     writing = argv[0] == "copy" and argv[2] == _DATA
     binds: list[sandbox.Bind] = [
         {"source": spec["rclone"], "target": _PROGRAM, "read_only": True},

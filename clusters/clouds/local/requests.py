@@ -23,7 +23,7 @@ from clusters.clouds.base import (
     S3Source,
 )
 from clusters.clouds.base import Node as NodeSeen
-from clusters.clouds.local import meter, sandbox, scheduler, wire
+from clusters.clouds.local import limits, meter, network, sandbox, scheduler, wire
 from clusters.clouds.local.files import sync_folder, write_json
 from clusters.clouds.local.runs import Run, ask_of
 
@@ -181,7 +181,7 @@ def capacity(node: Node) -> Capacity:
         len(os.sched_getaffinity(0)) * 1000,
         memory,
         node.gpus.simulated,
-        node.cannot_isolate or ("" if node.cgroup else "CPU and memory limits are not enforced on this machine."),
+        node.cannot_isolate or " ".join(filter(None, (network.note(node), "" if node.cgroup else limits.NOT_ENFORCED))),
     )
     queue = sorted((run for run in node.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
     return Capacity((seen,), tuple(run.waiting for run in queue))

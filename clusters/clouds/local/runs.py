@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, Seen, Waiting
-from clusters.clouds.local import sandbox, wire
+from clusters.clouds.local import network, sandbox, wire
 from clusters.clouds.local.data import Data
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.scheduler import Ask, Given
@@ -56,17 +56,31 @@ class Run:
         self.deleted_at: float | None = deleted["at"] if deleted else None
         self.gone: RunGone | None = None
         self.data = Data(self)
+        self.network = network.Network(self)
         self.tasks = [Task(self, role, index) for role in self.plan.roles for index in range(role.count)]
 
     def resume(self) -> None:
         """After a restart of the agent: finds the living processes again."""
         self.data.resume()
+        self.network.resume()
         for task in self.tasks:
             task.resume()
 
     @property
     def waits_for_gpus(self) -> bool:
-        return self.deleted_at is None and self.given is None and bool(self.ask.needs) and self.data.ready
+        return (
+            self.deleted_at is None and self.given is None and bool(self.ask.needs) and self.data.ready and self.let_in
+        )
+
+    @property
+    def let_in(self) -> bool:
+        """Whether no run of another appcode stands in its way; what has begun goes on."""
+        return self.order < self.node.open_until or any(task.ended or task.spec for task in self.tasks)
+
+    @property
+    def over(self) -> bool:
+        """Whether no task of it will ever live again."""
+        return not self.alive and (self.deleted_at is not None or all(task.final for task in self.tasks))
 
     @property
     def waiting(self) -> Waiting:
@@ -101,6 +115,7 @@ class Run:
             for task in self.tasks:
                 task.stop("Disrupted" if self.deleted_at is None else "Stopped")
             if not self.alive:
+                self.network.stop()
                 self.data.pause()
         elif self.deleted_at is not None:
             self._end(self.deleted_at)
@@ -109,24 +124,36 @@ class Run:
 
     def _go_on(self) -> None:
         if all(task.final for task in self.tasks):
+            self.network.stop()
             self.data.finish()
             return
         self.data.start()
         if not self.data.ready:
             for task in self.tasks:
                 self.node.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
+        elif not self.let_in:
+            self.explain(network.OTHERS_FIRST)
         elif self.given is not None or not self.ask.needs:
-            for task in self.tasks:
-                task.advance()
+            if self.network.ready():
+                for task in self.tasks:
+                    task.advance()
+            elif self.network.problem:
+                self.explain(self.network.problem)
 
     @property
     def alive(self) -> bool:
         return any(task.alive or task.shim_ended for task in self.tasks)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no process works for it."""
+        return not self.alive and self.data.idle and self.network.idle
+
     def explain(self, text: str) -> None:
-        """Says on every task why it waits for GPUs."""
+        """Says on every task why it cannot start yet."""
         for task in self.tasks:
-            self.node.emit(task.view(reason="Unschedulable", message=text))
+            if not task.final:
+                self.node.emit(task.view(reason="Unschedulable", message=text))
 
     def _end(self, deleted_at: float) -> None:
         for task in self.tasks:
@@ -134,8 +161,9 @@ class Run:
             task.cancel(deleted_at)
         if self.alive:
             return
+        self.network.stop()
         self.data.finish()
-        if self.data.over and self.data.idle:
+        if self.data.over and self.idle:
             self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
 
     def seen(self) -> list[Seen]:

@@ -1,10 +1,11 @@
 """What one task can see of this machine: its programs, its data, and nothing of anybody else.
 
-A task gets its own mount, PID and IPC namespaces. Its root is a fresh, read-only tmpfs in which only the system's
-programs (/usr and the like, read-only), the image's environment and the mounts of its plan are bound; /tmp, /dev/shm and
-/proc are its own. As root the task then becomes an unprivileged uid without capabilities; as an ordinary user a user
-namespace makes the same possible without any privilege. The network is the host's: tasks reach each other, and every
-service of this machine that listens on loopback, by 127.0.0.1.
+A task gets its own mount, PID and IPC namespaces, and the network of its run (netns.py). Its root is a fresh, read-only
+tmpfs in which only the system's programs (/usr and the like, read-only), the image's environment and the mounts of its
+plan are bound; /tmp, /dev/shm and /proc are its own. As root the task then becomes an unprivileged uid without
+capabilities; as an ordinary user a user namespace makes the same possible without any privilege. Tasks of a run reach
+each other by 127.0.0.1, but no other run and no server of this machine, unless its kernel makes no network namespaces
+(`Node.shares_network`).
 
 Only the standard library's smallest modules are imported here, because every task pays for them.
 """
@@ -42,6 +43,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
@@ -124,23 +126,27 @@ def setns(pidfd: int, flags: int) -> None:
     _check(_libc.setns(pidfd, flags), "setns")
 
 
-def unshare(*, pid: bool) -> None:
-    """New namespaces for the caller (user namespace first when not root) and, with `pid`, for its children to come.
+def unshare(flags: int = 0) -> None:
+    """New namespaces `flags` for the caller (CLONE_NEWPID: for its children), in a new user namespace when it is not root.
 
     Raises SandboxError with a sentence that says what an administrator can change.
     """
     uid, gid = os.geteuid(), os.getegid()
-    flags = CLONE_NEWPID if pid else 0
     try:
         if uid != 0:
             _check(_libc.unshare(CLONE_NEWUSER), "unshare")
             for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
-        if flags:
-            _check(_libc.unshare(flags), "unshare")
+        enter(flags)
     except OSError as error:
         raise SandboxError(forbidden(error)) from error
+
+
+def enter(flags: int) -> None:
+    """New namespaces `flags` for the caller, which has the right to make them."""
+    if flags:
+        _check(_libc.unshare(flags), "unshare")
 
 
 def forbidden(error: OSError) -> str:
@@ -149,7 +155,7 @@ def forbidden(error: OSError) -> str:
         advice = "in a container, start it with --privileged"
     else:
         advice = (
-            "set sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 and "
+            "set sysctl user.max_user_namespaces and user.max_net_namespaces above 0, kernel.unprivileged_userns_clone=1 and "
             "kernel.apparmor_restrict_unprivileged_userns=0, or run the portal as root; "
             "in a container, start it with --privileged"
         )

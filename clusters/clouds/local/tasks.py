@@ -139,6 +139,7 @@ class Task:
             "cgroup": self._cgroup(),
             "limits": run.node.limits,
             "memory_mb": self.role.memory_mb,
+            "network": run.network.place,
             "gpus": list(gpus),
             "gpu_model": model,
             "scheduled_at": time.time(),
@@ -196,12 +197,13 @@ class Task:
             self.ended.append(seen)
             self.cancelled = True
 
-    def stop(self, reason: str) -> None:
-        """Asks the attempt to end; `reason` (Stopped, Disrupted) is what its end will say. One that never started is over."""
+    def stop(self, reason: str, message: str = "") -> None:
+        """Asks the attempt to end; `reason` (Stopped, Disrupted) is what its end will say, and `message` where that is not the
+        usual one. One that never started is over."""
         if self.spec is None or self.asked_to_stop:
             return
         self.asked_to_stop = True
-        write_json(self.folder / "stop.json", {"reason": reason}, durable=True)
+        write_json(self.folder / "stop.json", {"reason": reason, "message": message}, durable=True)
         if self.shim is None:
             self._conclude()
         else:
@@ -228,6 +230,8 @@ class Task:
         status = read_json(self.folder / "status.json") or {}
         stop = read_json(self.folder / "stop.json") or {}
         seen = self._end(status, stop.get("reason", ""), witnessed)
+        if stop.get("message") and seen.reason == stop["reason"]:
+            seen = replace(seen, message=stop["message"])
         write_json(self.folder / "seen.json", _plain(seen), durable=True)
         self.run.node.emit(seen)
         self.run.node.discard(self.folder / "tmp")

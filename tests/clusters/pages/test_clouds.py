@@ -58,6 +58,10 @@ def test_only_administrators_know_these_pages(address, training, people, as_pers
     assert as_person(people.root).get(address).status_code in (200, 405)
 
 
+def test_what_is_to_know_of_machines_stands_beside_their_cloud(catalogue, root):
+    assert "Memory limits are not enforced here." in root.get("/admin/clouds").content.decode()
+
+
 def test_a_cluster_is_registered_and_its_secret_never_shown_again(catalogue, root):
     from clusters.models import KubernetesCluster
 
