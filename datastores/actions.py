@@ -2,12 +2,14 @@
 first, outside of any transaction, and writes down afterwards what came of it.
 
 The secret key goes in and never comes out: a change without one keeps the one that is stored, as long as it is for the same
-server and access key. Deleting a datastore leaves every file where it is, but for a volume: that was made for the datastore
-and goes with it, so its name has to be said again.
+server and access key and, unless an owner makes it, opens nothing outside the folder that it was given for. Deleting a
+datastore leaves every file where it is, but for a volume: that was made for the datastore and goes with it, so its name has to
+be said again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError
 from datastores.models import Datastore, Volume
 from datastores.placing import wrongs
-from datastores.specs import DatastoreManifest, Kind, size_bytes
+from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
 from datastores.uses import uses_of
-from portal.access import OPERATE, appcodes_for, require
+from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import Appcode, User
@@ -83,7 +85,7 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
         raise Invalid.at("metadata", "appcode", message="A datastore stays in its appcode; make another one there.")
     if manifest.metadata.name != store.name:
         raise Invalid.at("metadata", "name", message="A datastore keeps its name: clusters mount it by that.")
-    secret = manifest.spec.secret or _kept_secret(store, manifest)
+    secret = manifest.spec.secret or _kept_secret(store, manifest, acting_user)
     _lock_storage(manifest, store.appcode)
     _check(manifest, store.appcode, secret, store)
     if store.made:
@@ -141,7 +143,7 @@ def try_manifest(manifest: DatastoreManifest, *, acting_user: User, store: Datas
     Raises Invalid where saving would.
     """
     appcode = _usable_appcode(manifest, acting_user)
-    secret = manifest.spec.secret or (_kept_secret(store, manifest) if store else "")
+    secret = manifest.spec.secret or (_kept_secret(store, manifest, acting_user) if store else "")
     _check(manifest, appcode, secret, store)
     tried = Datastore(appcode=appcode, kind=manifest.spec.kind, spec=manifest.spec.public, secret=secret)
     return _try(tried)
@@ -169,20 +171,25 @@ def _try(store: Datastore) -> Outcome:
     return Outcome(True, message)
 
 
-def _kept_secret(store: Datastore, manifest: DatastoreManifest) -> str:
-    """The stored secret, if it may go where the manifest says: nobody sends it to another server than its owner did."""
+def _kept_secret(store: Datastore, manifest: DatastoreManifest, user: User) -> str:
+    """The stored secret, if it may be used for what the manifest says: nobody sends it to another server than who gave it, and
+    only an owner opens with it what it was not given for. Raises Invalid."""
     spec = manifest.spec.s3
     if spec is None or not store.secret:
         return ""
-    same = store.spec.get("server") == spec.server and store.spec.get("access_key") == spec.access_key
-    if not same:
-        raise Invalid.at(
-            "spec",
-            "s3",
-            "secret_key",
-            message="Give the secret key again: the server or the access key is another one.",
-        )
+    at = ("spec", "s3", "secret_key")
+    if store.spec.get("server") != spec.server or store.spec.get("access_key") != spec.access_key:
+        raise Invalid.at(*at, message="Give the secret key again: the server or the access key is another one.")
+    if not _lies_in(spec, store.spec) and not may(user, store.appcode, MANAGE):
+        sentence = "Give the secret key again, or ask an owner to do this: it was given for another bucket or folder."
+        raise Invalid.at(*at, message=sentence)
     return str(store.secret)
+
+
+def _lies_in(spec: S3Spec, before: Mapping[str, str]) -> bool:
+    """Whether all that `spec` names was part of the bucket's folder `before`."""
+    folder = before.get("prefix", "")
+    return before.get("bucket") == spec.bucket and f"{spec.prefix}/".startswith(f"{folder}/" if folder else "")
 
 
 def _check_made(volume: Volume, manifest: DatastoreManifest) -> None:

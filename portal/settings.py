@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
 from portal import logs
+from portal.addresses import NEVER
 
 django_stubs_ext.monkeypatch()
 
@@ -322,15 +323,8 @@ MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=12)
 UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=5 * 1024) * 2**20
 # One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them are there at one time.
 EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
-# Where datastores may not lie: link-local addresses (there the metadata services of cloud providers answer), and what is
-# no machine's address. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
-DENIED_NETWORKS = env.list(
-    "PORTAL_DENIED_NETWORKS",
-    default=[
-        "0.0.0.0/8", "169.254.0.0/16", "100.100.100.200/32", "224.0.0.0/3",
-        "::/128", "fe80::/10", "fd00:ec2::254/128", "ff00::/8",
-    ],
-)  # fmt: skip
+# Where datastores may not lie. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
+DENIED_NETWORKS = env.list("PORTAL_DENIED_NETWORKS", default=[*NEVER])
 # NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
 NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
 # Where webhooks may go besides the public internet, for example "10.20.0.0/16,fd00::/8"; and over http, without TLS. A file of

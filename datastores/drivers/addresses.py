@@ -7,12 +7,11 @@ address that it really has, after name resolution; a name that changes its addre
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from django.conf import settings
 
-from portal.addresses import literal, plain
+from portal.addresses import literal, plain, why_closed
 
 
 class Denied(Exception):
@@ -26,9 +25,8 @@ def check(address: str) -> None:
         if not settings.SINGLE_MACHINE:
             raise Denied("This address is the portal's own machine; datastores lie elsewhere.")
         return
-    for network in settings.DENIED_NETWORKS:
-        if ip in ipaddress.ip_network(network):
-            raise Denied(f"An administrator does not allow addresses in {network}.")
+    if why := why_closed(ip, settings.DENIED_NETWORKS):
+        raise Denied(f"The address {ip} is closed: {why}.")
 
 
 def check_literal(host: str) -> None:
@@ -41,6 +39,27 @@ def is_loopback(host: str) -> bool:
     """Whether `host` is loopback by its address or name, which only the portal's own machine reaches. Resolves nothing."""
     address = literal(host)
     return bool(address) and plain(address).is_loopback
+
+
+def check_host(host: str) -> None:
+    """Raises Denied when `host`, or an address that its name has now, is not allowed: before a connection, which would tell
+    whether somebody listens there."""
+    check_literal(host)
+    for address in _found(host):
+        check(address)
+
+
+def leads_here(host: str) -> bool:
+    """Whether `host` is loopback by its address, or by one that its name has."""
+    return is_loopback(host) or any(plain(address).is_loopback for address in _found(host))
+
+
+def _found(host: str) -> list[str]:
+    """What the name stands for; nothing when it is not found, which whoever connects says better."""
+    try:
+        return [str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
 
 
 def check_peer(connection: socket.socket) -> None:

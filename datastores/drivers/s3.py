@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -168,7 +169,19 @@ class S3:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turns what botocore raises into a DriverError."""
+        """Turns what botocore raises into a DriverError. Of the portal's own machine all that is not the word of an S3 server is
+        one sentence, for otherwise people could ask which of its ports are open."""
+        try:
+            with self._said():
+                yield
+        except DriverError as error:
+            if _is_known(error.__cause__) or not addresses.leads_here(urlsplit(self.server).hostname or ""):
+                raise
+            where = self.server.split("://", 1)[1]
+            raise DriverError(f"Unreachable: no S3 server answers at {where}, or it is not well.", "server") from error
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
         where = self.server.split("://", 1)[1]
         try:
             yield
@@ -208,7 +221,7 @@ class _Whole:
 
 class _Connection(awsrequest.AWSHTTPConnection):
     def _new_conn(self) -> Any:
-        addresses.check_literal(self.host)
+        addresses.check_host(self.host)
         connection = super()._new_conn()
         addresses.check_peer(connection)
         return connection
@@ -216,7 +229,7 @@ class _Connection(awsrequest.AWSHTTPConnection):
 
 class _SecureConnection(awsrequest.AWSHTTPSConnection):
     def _new_conn(self) -> Any:
-        addresses.check_literal(self.host)
+        addresses.check_host(self.host)
         connection = super()._new_conn()
         addresses.check_peer(connection)
         return connection
@@ -274,6 +287,13 @@ def _stay_here(params: dict[str, Any], **_: Any) -> None:
 
 def _word(error: exceptions.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _is_known(cause: BaseException | None) -> bool:
+    """Whether it is our own word or that of an S3 server; from others botocore makes one of the status."""
+    if isinstance(cause, exceptions.ClientError):
+        return bool(_word(cause)) and not _word(cause).isdigit()
+    return cause is None or _cause(cause, addresses.Denied) is not None
 
 
 def _from_answer(error: exceptions.ClientError) -> DriverError:

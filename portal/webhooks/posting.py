@@ -7,7 +7,6 @@ redirect is followed, little is read, and a watchdog ends what takes too long. K
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import ssl
 import threading
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 
-from portal.addresses import Address, literal, plain
+from portal.addresses import Address, literal, plain, smallest, why_closed
 from portal.webhooks.specs import MAX_EXCERPT, Target
 
 # Seconds: for a connection, and from then on until the answer is there.
@@ -52,28 +51,16 @@ class Answer:
 
 def check(ip: Address, rules: Rules) -> None:
     """Raises Denied for an address to which no webhook leads: everything that is not on the public internet, if not allowed."""
-    allowed, denied = _smallest(ip, rules.allowed), _smallest(ip, rules.denied)
-    if denied and (allowed is None or allowed.prefixlen < denied.prefixlen):
-        raise Denied(f"{ip} is closed: an administrator does not allow addresses in {denied}.")
-    if allowed is None and (not ip.is_global or ip.is_multicast or ip.is_reserved or _tunnels(ip)):
+    if why := why_closed(ip, rules.denied, rules.allowed):
+        raise Denied(f"{ip} is closed: {why}.")
+    if smallest(ip, rules.allowed) is None and (not ip.is_global or ip.is_multicast or ip.is_reserved):
         raise Denied(f"{ip} is no address of the public internet, and no administrator has allowed it.")
-
-
-def _smallest(ip: Address, networks: Iterable[str]) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The one of `networks` that says most about `ip`."""
-    around = [network for network in map(ipaddress.ip_network, networks) if ip in network]
-    return max(around, key=lambda network: network.prefixlen, default=None)
 
 
 def check_host(host: str, rules: Rules) -> None:
     """Raises Denied when `host` is itself an address, or a name of loopback, that is not allowed. Resolves nothing."""
     if address := literal(host):
         check(plain(address), rules)
-
-
-def _tunnels(ip: Address) -> bool:
-    """Whether an IPv6 address hides an IPv4 one that nobody has judged (6to4, Teredo)."""
-    return isinstance(ip, ipaddress.IPv6Address) and bool(ip.sixtofour or ip.teredo)
 
 
 def post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rules) -> Answer:

@@ -121,6 +121,23 @@ def test_a_kept_secret_never_goes_to_another_server_or_key(
         assert where(caught) == ["spec.s3.secret_key"]
 
 
+def test_a_kept_secret_opens_nothing_new_but_for_an_owner(
+    people: Any, s3_spec: Any, manifest: Any, store: Datastore
+) -> None:
+    def change(user: Any, **changes: Any) -> Datastore:
+        wish = manifest("data", s3_spec(secret_key=None, **changes))
+        try_manifest(wish, store=store, acting_user=user)
+        return change_datastore(store, wish, acting_user=user)
+
+    store = change(people.alice, prefix="team/a")
+    for changes in ({"prefix": "team/ab"}, {"prefix": "team"}, {}, {"bucket": "another", "prefix": "team/a"}):
+        with pytest.raises(Invalid, match="ask an owner") as caught:
+            change(people.bob, **changes)
+        assert where(caught) == ["spec.s3.secret_key"]
+    store = change(people.bob, prefix="team/a/b")
+    assert change(people.alice, bucket="another").spec["bucket"] == "another"
+
+
 def test_name_and_appcode_of_a_datastore_stay(people: Any, store: Datastore, s3_spec: Any, manifest: Any) -> None:
     with pytest.raises(Invalid) as caught:
         change_datastore(store, manifest("other", s3_spec()), acting_user=people.alice)
@@ -163,7 +180,17 @@ def test_a_silent_server_is_given_up_in_time(
 
 
 @pytest.mark.parametrize(
-    "host", ["169.254.169.254", "[::ffff:169.254.1.1]", "0.0.0.0", "2852039166", "0xa9fea9fe", "[fe80::1]"]
+    "host",
+    [
+        "169.254.169.254",
+        "[::ffff:169.254.1.1]",
+        "0.0.0.0",
+        "2852039166",
+        "0xa9fea9fe",
+        "[fe80::1]",
+        "[::169.254.169.254]",
+        "[2002:a9fe:a9fe::]",
+    ],
 )
 def test_addresses_that_are_denied_are_not_even_saved(people: Any, s3_spec: Any, manifest: Any, host: str) -> None:
     with pytest.raises(Invalid) as caught:

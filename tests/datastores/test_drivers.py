@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from datastores.drivers import driver_for
+from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError, NotPossible, NotThere
 
 
@@ -157,10 +157,11 @@ def test_an_empty_file_is_a_file(driver: Driver) -> None:
         ({"bucket": "no-such-bucket"}, "bucket", "no such bucket"),
         ({"access_key": "SOMEBODYELSE123"}, "access_key", "does not know this access key"),
         ({"secret_key": "notthesecretatall"}, "secret_key", "does not belong"),
-        ({"server": "http://127.0.0.1:1"}, "server", "refused at 127.0.0.1:1"),
+        ({"server": "http://127.0.0.1:1"}, "server", "no S3 server answers at 127.0.0.1:1, or"),
         ({"server": "http://no-such-host.invalid"}, "server", "no server of this name"),
         ({"server": "http://169.254.169.254"}, "server", "does not allow addresses in 169.254.0.0/16"),
         ({"server": "http://[::ffff:169.254.169.254]"}, "server", "does not allow"),
+        ({"server": "http://[2002:a9fe:a9fe::]"}, "server", "stands for another address"),
     ],
 )
 def test_s3_says_what_is_wrong(
@@ -199,7 +200,7 @@ def server() -> Iterator[Callable[[bytes], int]]:
         listener.close()
 
 
-@pytest.mark.parametrize(
+ANSWERS = pytest.mark.parametrize(
     ("answer", "sentence"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>", "not as an S3 server"),
@@ -215,15 +216,30 @@ def server() -> Iterator[Callable[[bytes], int]]:
         (b"", "not as an S3 server|broke"),
     ],
 )
+
+
+@ANSWERS
 def test_a_server_that_is_no_s3_is_told_apart(
-    s3_driver: Callable[..., Driver], server: Callable[[bytes], int], answer: bytes, sentence: str
+    s3_driver: Callable[..., Driver], server: Callable[[bytes], int], answer: bytes, sentence: str, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(addresses, "leads_here", lambda host: False)
     with pytest.raises(DriverError, match=sentence):
         s3_driver(server=f"http://127.0.0.1:{server(answer)}").test()
 
 
+@ANSWERS
+def test_of_this_machine_nobody_learns_which_ports_are_open(
+    s3_driver: Callable[..., Driver], server: Callable[[bytes], int], answer: bytes, sentence: str
+) -> None:
+    port = server(answer)
+    with pytest.raises(DriverError) as caught:
+        s3_driver(server=f"http://localhost:{port}").test()
+    found = str(caught.value), caught.value.field
+    assert found == (f"Unreachable: no S3 server answers at localhost:{port}, or it is not well.", "server")
+
+
 def test_a_connection_is_judged_by_the_address_it_has(s3_driver: Callable[..., Driver], s3: Any, settings: Any) -> None:
-    """The name resolves to loopback; only the connection itself tells."""
+    """The name resolves to loopback; it is not even asked whether somebody listens there."""
     settings.SINGLE_MACHINE = False
     by_name = s3.url.replace("127.0.0.1", "localhost") if "127.0.0.1" in s3.url else s3.url
     with pytest.raises(DriverError, match="the portal's own machine") as caught:
