@@ -60,6 +60,8 @@ def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str,
 
     `per_task`: role → (number of tasks, GPUs of each); `models`: role → GPU model, "" for any.
     """
+    if capacity.nodes and not any(node.takes_tasks for node in capacity.nodes):
+        return Judgement("waits", "Unschedulable", f"No machine takes tasks now: {_notes(capacity.nodes)}")
     if not any(count * gpus for count, gpus in per_task.values()):
         return Judgement("now", "", "It needs no GPU and can start now.")
     if not capacity.nodes:
@@ -95,7 +97,7 @@ def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str,
         return Judgement(
             "waits",
             "WaitingForGPUs",
-            f"It needs {_gpus(total)}; {free} of {have} are free. It starts as soon as enough are.",
+            f"It needs {_gpus(total)}; {free} of {have} are free. It starts as soon as enough are.{_closed(capacity)}",
         )
     return Judgement("now", "", f"It fits now: it needs {_gpus(total)}, and {free} of {have} are free.")
 
@@ -104,6 +106,16 @@ def worst(*judgements: Judgement) -> Judgement:
     """The judgement that decides: never before waits before now."""
     order: dict[Fits, int] = {"never": 0, "waits": 1, "now": 2}
     return min(judgements, key=lambda judgement: order[judgement.fits])
+
+
+def _closed(capacity: Capacity) -> str:
+    """What keeps GPUs from being free that nobody holds."""
+    closed = [node for node in capacity.nodes if node.gpus and not node.takes_tasks]
+    return f" {len(closed)} of {len(capacity.nodes)} machines take no tasks: {_notes(closed)}" if closed else ""
+
+
+def _notes(nodes: Sequence[Node]) -> str:
+    return " ".join(sorted({node.note for node in nodes if node.note and not node.takes_tasks}))
 
 
 def _matches(node: Node, model: str) -> bool:

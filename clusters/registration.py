@@ -24,6 +24,7 @@ from billing import measured
 from clusters.clouds import registry
 from clusters.clouds.base import CloudError
 from clusters.clouds.kubernetes import kubeconfig
+from clusters.clouds.kubernetes.capacity import DISK, DISK_ADVICE, gib
 from clusters.clouds.kubernetes.inspection import Found, Right, inspect, rights_of
 from clusters.clouds.kubernetes.settings import Settings
 from clusters.kubernetes_specs import KubernetesManifest, KubernetesSpec, read_manifest
@@ -207,7 +208,7 @@ def settings_of(row: KubernetesCluster) -> Settings:
 def try_connection(row: KubernetesCluster) -> Report:
     """Tries what is stored, and remembers how it went unless that was changed meanwhile. Takes some seconds at most."""
     try:
-        found = inspect(registry.client(row.name, row.kubeconfig), _wanted())
+        found = inspect(registry.client(row.name, row.kubeconfig), _wanted(), settings_of(row).reserved_disk)
     except CloudError as error:
         report = Report(False, str(error))
     else:
@@ -233,7 +234,12 @@ def _judged(row: KubernetesCluster, found: Found) -> Report:
         return Report(False, f"{has}. The portal may not {', '.join(map(str, found.missing))}. {ADVICE}", found)
     if sentence := _why_foreign(row, _namespaces(row)):
         return Report(False, f"{has}. {sentence}", found)
-    return Report(True, f"{has}. The portal may do all that it needs.", found)
+    if not found.diskless:
+        return Report(True, f"{has}. The portal may do all that it needs.", found)
+    which = "No node takes a task: all offer" if found.diskless == found.nodes else f"{found.diskless} nodes offer"
+    reserved = gib(settings_of(row).reserved_disk)
+    sentence = f"{which} less {DISK} than the {reserved} that a task reserves. {DISK_ADVICE}"
+    return Report(found.diskless != found.nodes, f"{has}. The portal may do all that it needs. {sentence}", found)
 
 
 def _namespaces(row: KubernetesCluster) -> set[str]:

@@ -324,7 +324,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here."""
+    """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here, or why it
+    takes no (new) tasks."""
 
     name: str
     gpu_model: str
@@ -334,6 +335,7 @@ class Node:
     memory_mb: int
     simulated: bool = False
     note: str = ""
+    takes_tasks: bool = True
 
 
 @dataclass(frozen=True)

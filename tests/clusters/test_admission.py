@@ -1,5 +1,7 @@
 """Fits now, waits, or never can: the sentence and the decision, and that they agree with arithmetic."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +55,16 @@ def test_quota_is_arithmetic(gpus, limit, held, queue):
     if verdict.fits != "never":
         assert (verdict.fits == "now") == fits_now
     assert worst(verdict, judge_quota(0, Quota("ops", 0, 0))) == verdict
+
+
+def test_machines_that_take_no_tasks_are_named_with_the_reason():
+    away = dataclasses.replace(node(free=0), note="It offers no disk.", takes_tasks=False)
+    for gpus in (0, 1):
+        verdict = judge_capacity({"worker": (1, gpus)}, {"worker": ""}, Capacity((away, away)))
+        assert (verdict.fits, verdict.message) == ("waits", "No machine takes tasks now: It offers no disk.")
+    verdict = judge_capacity({"worker": (1, 1)}, {"worker": ""}, Capacity((node(free=0), away)))
+    assert (verdict.fits, verdict.message.partition("enough are. ")[2]) == (
+        "waits",
+        "1 of 2 machines take no tasks: It offers no disk.",
+    )
+    assert judge_capacity({"worker": (1, 1)}, {"worker": ""}, Capacity((node(free=8), away))).fits == "now"

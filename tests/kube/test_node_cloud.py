@@ -6,6 +6,7 @@ import datetime as dt
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,10 @@ def shell(name: str, script: str, count: int = 1, **changes: object) -> RolePlan
 
 
 @contextmanager
-def launched(cloud: KubernetesCloud, run: RunRef, *roles: RolePlan) -> Iterator[Following]:
+def launched(cloud: KubernetesCloud, run: RunRef, *roles: RolePlan, **more: Any) -> Iterator[Following]:
     """Gone at the end, whatever happened."""
     with Following(cloud) as following:
-        cloud.apply(plan(*roles, run=run, image=BUSYBOX, grace_seconds=5))
+        cloud.apply(plan(*roles, run=run, image=BUSYBOX, grace_seconds=5, **more))
         yield following
         cloud.delete(run)
         following.until(lambda: following.is_gone(run), 120)
@@ -73,17 +74,22 @@ def output(session: Session) -> tuple[int | None, bytes, bytes]:
 def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run: RunRef) -> None:
     master = names.address(run, "master", 0).split(":")[0]
     roles = (
-        shell("master", f"{SERVE}; for n in $(seq 2000); do echo line $n; done; {UNTIL_TOLD}; echo done"),
+        # What all tasks share is in the run's owner, and one value is made of both where the task starts.
+        shell(
+            "master",
+            f"{SERVE}; for n in $(seq 2000); do echo line $n; done; {UNTIL_TOLD}; echo $WHO",
+            env={"WHO": "$(ALL)/$(TASK_INDEX)"},
+        ),
         shell("ps", "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done", restart="Always"),
         # A task is reached by its name from before it is ready, by all the others.
         shell("worker", f"until timeout 2 wget -q -O - http://{master}:8080; do sleep 0.2; done; sleep $TASK_INDEX", 2),
     )
-    with launched(cloud, run, *roles) as following:
+    with launched(cloud, run, *roles, shared={"ALL": "done"}) as following:
         following.until(lambda: {task.phase for task in following.of(run)} >= {"Running"})
         following.until(lambda: len(following.of(run, "Succeeded")) == 2, 120)
         assert output(cloud.exec(run, "master", 0, ["touch", "/tmp/go"])) == (0, b"", b"")
         following.until(lambda: len(following.of(run, "Succeeded")) == 3, 120)
-        lines = "".join(f"line {n}\n" for n in range(1, 2001)).encode() + b"done\n"
+        lines = "".join(f"line {n}\n" for n in range(1, 2001)).encode() + b"done/0\n"
 
         # What is known of a run's pods may be a second old.
         assert eventually(lambda: cloud.log(run, "master", 0, attempt=0).complete, 60)

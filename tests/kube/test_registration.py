@@ -60,6 +60,17 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
     assert "PRIVATE" not in event.message + json.dumps(event.data)
 
 
+def test_a_cluster_whose_nodes_have_no_disk_for_tasks_is_not_good(people: Any, manifest: Callable[..., Any]) -> None:
+    from clusters import registration
+
+    # Nodes of the plane offer 2Ti.
+    wanted = manifest(settings={"disk": "4Ti", "disk_request": "3Ti"})
+    report = registration.try_connection(registration.register(wanted, acting_user=people.root))
+    assert not report.ok
+    sentence = "No node takes a task: all offer less ephemeral-storage than the 3072 GiB that a task reserves."
+    assert sentence in report.message
+
+
 def test_keys_are_in_no_file_that_a_killed_process_would_leave(
     plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import datetime as dt
 from typing import Any
 
 from clusters.clouds.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
+from clusters.clouds.kubernetes.capacity import node_of
 from clusters.clouds.kubernetes.mirror import Mirror
 from clusters.clouds.kubernetes.settings import quantity
 from clusters.clouds.kubernetes.states import storage_seen, task_seen
@@ -192,6 +193,61 @@ def test_the_scheduler_s_sentence_becomes_one_for_people() -> None:
     assert (
         unschedulable("no nodes available to schedule pods") == "Waits for 2 GPUs: no nodes available to schedule pods"
     )
+
+
+def reserving(*requests: str, message: str) -> dict[str, Any]:
+    """A pod with GPUs that waits, and a container for each of these sizes of disk."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    made: dict[str, Any] = pod(node="", conditions=[condition])
+    (first,) = made["spec"]["containers"]
+    asked = [{"ephemeral-storage": size} for size in requests]
+    made["spec"]["containers"] = [first | {"resources": {**first["resources"], "requests": asked[0]}}]
+    beside = [{"name": "store", "restartPolicy": "Always", "resources": {"requests": each}} for each in asked[1:]]
+    made["spec"]["initContainers"] = [
+        {"name": "fetch", "resources": {"requests": {"ephemeral-storage": "1Gi"}}},
+        *beside,
+    ]
+    return made
+
+
+def test_who_waits_for_the_disk_of_nodes_says_so_and_who_mends_it() -> None:
+    """And not for GPUs, which are free."""
+    message = "0/2 nodes are available: 2 Insufficient ephemeral-storage. preemption: 0/2 nodes are available"
+
+    def told(offered: Any, *asked: str, message: str = message) -> str:
+        mirror = Mirror(reserved_disk=2**30)
+        for number in range(2):
+            allocatable = {"nvidia.com/gpu": "8", "cpu": "96", "memory": "768Gi", **offered}
+            status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+            mirror.note_node("ADDED", {"metadata": {"name": f"node-{number}"}, "spec": {}, "status": status})
+        seen, *_ = mirror.note_pod("ADDED", reserving(*asked, message=message), MORNING)
+        assert isinstance(seen, TaskSeen)
+        return seen.message
+
+    advice = (
+        "An administrator gives nodes disk for pods, or sets “Reserved disk of a task” of this Kubernetes cluster to 0."
+    )
+    waits = "Waits for 2 GiB of a node's disk (ephemeral-storage). Of 2 nodes: 2 without enough free ephemeral-storage."
+    assert told({}, "1Gi", "1Gi") == f"{waits} They offer none: it waits for ever. {advice}"
+    assert (
+        told({"ephemeral-storage": "1536Mi"}, "1Gi", "1Gi")
+        == f"{waits} The largest offers 1.5 GiB, 0.5 GiB less: it waits for ever. {advice}"
+    )
+    # It is taken by others.
+    assert told({"ephemeral-storage": "1Ti"}, "1Gi", "1Gi") == waits
+    both = "0/2 nodes are available: 1 Insufficient ephemeral-storage, 2 Insufficient nvidia.com/gpu."
+    assert told({"ephemeral-storage": "1Ti"}, "1Gi", message=both).startswith("Waits for 2 GPUs. Of 2 nodes: 1 without")
+    both = "0/2 nodes are available: 2 Insufficient ephemeral-storage, 2 Insufficient nvidia.com/gpu."
+    assert told({}, "1Gi", message=both).startswith("Waits for 2 GPUs and 1 GiB of a node's disk")
+
+
+def test_a_node_without_disk_for_pods_takes_no_task() -> None:
+    offers = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"metadata": {"name": "node-1"}, "spec": {}, "status": offers}
+    found = node_of(node, 2**30)
+    assert (found.gpus, found.gpus_free, found.takes_tasks) == (8, 0, False)
+    assert found.note.startswith("It takes no tasks: it offers no ephemeral-storage, and a task reserves 1 GiB.")
+    assert node_of(node, 0.0).takes_tasks, "where tasks reserve none"
 
 
 def test_an_image_that_cannot_be_fetched_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,11 @@ from clusters.clouds.kubernetes.settings import GPU, GPU_MODEL, quantity
 
 CLOSED = "It takes no new tasks."
 LOST = "It does not answer."
+# The resource that stands for a node's disk: without it no pod that reserves any can be there.
+DISK = "ephemeral-storage"
+DISK_ADVICE = (
+    "An administrator gives nodes disk for pods, or sets “Reserved disk of a task” of this Kubernetes cluster to 0."
+)
 
 
 @dataclass(frozen=True)
@@ -70,20 +75,40 @@ class Shares:
         return Capacity(tuple(nodes), tuple(queue))
 
 
-def node_of(node: Mapping[str, Any]) -> Node:
-    """`gpus_free` counts no pods yet; a node that takes no new pods has none free."""
-    status = node.get("status") or {}
-    allocatable = status.get("allocatable") or {}
-    gpus = int(quantity(allocatable.get(GPU, "0")))
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or [])
+def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0) -> Node:
+    """`gpus_free` counts no pods yet; a node that takes no new pods has none free. `reserved_disk` is what each task reserves of
+    a node's disk, in bytes."""
+    allocatable = allocatable_of(node)
+    gpus = int(allocatable(GPU))
+    conditions = (node.get("status") or {}).get("conditions") or []
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     closed = bool((node.get("spec") or {}).get("unschedulable"))
-    note = "" if ready and not closed else CLOSED if ready else LOST
+    disk = allocatable(DISK)
+    note = CLOSED if closed else too_little_disk(disk, reserved_disk) if disk < reserved_disk else ""
+    note = note if ready else LOST
     return Node(
         name=node["metadata"]["name"],
         gpu_model=(node["metadata"].get("labels") or {}).get(GPU_MODEL, ""),
         gpus=gpus,
         gpus_free=gpus if not note else 0,
-        cpu_milli=round(quantity(allocatable.get("cpu", "0")) * 1000),
-        memory_mb=int(quantity(allocatable.get("memory", "0")) / 2**20),
+        cpu_milli=round(allocatable("cpu") * 1000),
+        memory_mb=int(allocatable("memory") / 2**20),
         note=note,
+        takes_tasks=not note,
     )
+
+
+def allocatable_of(node: Mapping[str, Any]) -> Callable[[str], float]:
+    """How much of a resource pods may have of it; 0 of what it does not offer."""
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    return lambda resource: quantity(offered.get(resource, "0"))
+
+
+def too_little_disk(offered: float, asked: float) -> str:
+    """Why a node takes no tasks, and who mends it."""
+    has = f"offers {gib(offered)} of ephemeral-storage" if offered else "offers no ephemeral-storage"
+    return f"It takes no tasks: it {has}, and a task reserves {gib(asked)}. {DISK_ADVICE}"
+
+
+def gib(size: float) -> str:
+    return f"{round(size / 2**30, 2):g} GiB"

@@ -73,7 +73,8 @@ class KubernetesCloud:
         self._settings = settings
         self._prometheus_token = prometheus_token
         bounds = (*manifests.BOUNDS, "ResourceQuota") if settings.quota else manifests.BOUNDS
-        self._follower = Follower(client, settings.portal, bounds)
+        self._new_follower = functools.partial(Follower, client, settings.portal, bounds, settings.reserved_disk)
+        self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)
         # The uid of each namespace that was bounded by this process, and when it was looked at last.
         self._namespaces: dict[str, tuple[str, float]] = {}
@@ -315,7 +316,7 @@ class KubernetesCloud:
     def capacity(self) -> Capacity:
         mirror = self._follower.mirror
         if mirror is None:
-            other = Follower(self._client, self._settings.portal)
+            other = self._new_follower()
             other.list()
             mirror = other.mirror
             assert mirror is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.clouds.base import CloudError
+from clusters.clouds.kubernetes.capacity import DISK, allocatable_of
 from clusters.clouds.kubernetes.client import AT_ONCE, Client, path_of
 from clusters.clouds.kubernetes.settings import GPU
 
@@ -35,13 +36,15 @@ class Right:
 
 @dataclass(frozen=True)
 class Found:
-    """`uid` tells the cluster from all others, "" when it cannot be read; counts are None when nodes cannot be listed."""
+    """`uid` tells the cluster from all others, "" when it cannot be read; counts are None when nodes cannot be listed. `diskless`
+    are the nodes that offer less disk than a task reserves."""
 
     version: str
     uid: str
     nodes: int | None
     ready: int | None
     gpus: int | None
+    diskless: int | None
     missing: tuple[Right, ...]
 
 
@@ -56,8 +59,10 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
     )
 
 
-def inspect(client: Client, wanted: Sequence[Right]) -> Found:
-    """Raises CloudError when the server cannot be reached, does not know us, or is something else."""
+def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0) -> Found:
+    """`reserved_disk` is what a task reserves of a node's, in bytes.
+
+    Raises CloudError when the server cannot be reached, does not know us, or is something else."""
     try:
         version = str(client.get("/version")["gitVersion"])
     except (ValueError, LookupError, TypeError) as error:
@@ -70,8 +75,9 @@ def inspect(client: Client, wanted: Sequence[Right]) -> Found:
         version=version,
         uid=uid_of(client) if not _lists("namespaces", missing) else "",
         nodes=len(nodes) if nodes is not None else None,
-        ready=sum(ready for ready, _ in nodes) if nodes is not None else None,
-        gpus=sum(gpus for _, gpus in nodes) if nodes is not None else None,
+        ready=sum(ready for ready, _, _ in nodes) if nodes is not None else None,
+        gpus=sum(gpus for _, gpus, _ in nodes) if nodes is not None else None,
+        diskless=sum(disk < reserved_disk for _, _, disk in nodes) if nodes is not None else None,
         missing=tuple(missing),
     )
 
@@ -99,15 +105,13 @@ def uid_of(client: Client) -> str:
     return str(found[0]["metadata"]["uid"])
 
 
-def _nodes(client: Client) -> list[tuple[bool, int]]:
-    """Of every node whether it is ready, and its GPUs."""
-    return [
-        (
-            any(
-                each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions") or []
-            ),
-            int((node["status"].get("allocatable") or {}).get(GPU, 0)),
-        )
-        for page in client.pages(path_of("Node"))
-        for node in page["items"]
-    ]
+def _nodes(client: Client) -> list[tuple[bool, int, float]]:
+    """Of every node whether it is ready, its GPUs, and the bytes of its disk that pods may reserve."""
+    found = []
+    for page in client.pages(path_of("Node")):
+        for node in page["items"]:
+            conditions = node["status"].get("conditions") or []
+            ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+            allocatable = allocatable_of(node)
+            found.append((ready, int(allocatable(GPU)), allocatable(DISK)))
+    return found

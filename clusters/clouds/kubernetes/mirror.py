@@ -27,9 +27,11 @@ from clusters.clouds.kubernetes.unreadable import has_ended, has_gone, unread_en
 
 
 class Mirror:
-    """`bounds` are the kinds of which there must be one in every namespace."""
+    """`bounds` are the kinds of which there must be one in every namespace, `reserved_disk` what a task reserves of a node's."""
 
-    def __init__(self, bounds: Collection[str] = manifests.BOUNDS) -> None:
+    def __init__(self, bounds: Collection[str] = manifests.BOUNDS, reserved_disk: float = 0.0) -> None:
+        self._reserved_disk = reserved_disk
+        self._disks: dict[str, float] = {}
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
         self.runs = Runs(self.pods)
@@ -52,8 +54,10 @@ class Mirror:
         name = node["metadata"]["name"]
         before = self.shares.nodes.pop(name, None)
         if kind == "DELETED":
+            self._disks.pop(name, None)
             return []
-        now = self.shares.nodes[name] = capacity.node_of(node)
+        self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
+        now = self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk)
         was_lost, is_lost = before is not None and before.note == capacity.LOST, now.note == capacity.LOST
         return self._note_silence(name, is_lost) if is_lost != was_lost else []
 
@@ -148,6 +152,9 @@ class Mirror:
     def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen | None:
         """With what the pod itself does not know: Events about it, its node, its Job. None when it cannot be said yet."""
         if seen.phase == "Pending":
+            if seen.reason == "Unschedulable" and capacity.DISK in seen.message:
+                most = max(self._disks.values(), default=0.0)
+                seen = replace(seen, message=reasons.waits_for_disk(pod, seen.message, most))
             return self.troubles.explained(pod, seen)
         self.troubles.forget(seen.uid)
         if seen.phase == "Running" and lost:

@@ -229,6 +229,11 @@ class Settings:
         limit = min(self.disk, largest, key=quantity)
         return {"limits": limit, "requests": min(self.disk_request, limit, key=quantity)}
 
+    @property
+    def reserved_disk(self) -> float:
+        """How many bytes of its node's disk the program of a task reserves."""
+        return quantity(self.task_disk.get("requests", "0"))
+
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Settings:
         """Raises pydantic's ValidationError."""

@@ -7,6 +7,7 @@ connection is noticed soon. Bookmarks move the positions while nothing happens. 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import logging
 import queue
 import threading
@@ -83,10 +84,10 @@ def sources(portal: str) -> tuple[Source, ...]:
 class Follower:
     """Lists and watches one API server into one mirror. One listing or watch at a time."""
 
-    def __init__(self, api: Client, portal: str, bounds: Collection[str] = BOUNDS) -> None:
-        """`bounds` are the kinds of which there must be one in every namespace."""
+    def __init__(self, api: Client, portal: str, bounds: Collection[str] = BOUNDS, reserved_disk: float = 0.0) -> None:
+        """`bounds` and `reserved_disk` as of `Mirror`."""
         self._client = api
-        self._bounds = bounds
+        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk)
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -95,7 +96,7 @@ class Follower:
         self._warnings = Warnings(api)
 
     def list(self) -> Batch:
-        mirror = Mirror(self._bounds)
+        mirror = self._new_mirror()
         versions: dict[str, str] = {}
         items: list[Seen] = []
         unread: list[Unreadable] = []
