@@ -91,8 +91,11 @@ def _of_appcode(appcode: Appcode) -> Q:
 
 
 def why_blocked(appcode: Appcode, now: dt.datetime | None = None) -> str:
-    """Why a budget lets nothing new be started in `appcode`, or "". One query."""
+    """Why a budget lets nothing new be started in `appcode`, or "". One query, and another while any budget blocks anybody."""
     now = now or timezone.now()
+    # Asked whenever something is created, and mostly there is none: a question that costs little to put together.
+    if not BudgetStep.objects.filter(month=month_of(now), kind="block", lifted_at=None, done_at__isnull=False).exists():
+        return ""
     standing = _standing(now).filter(_of_appcode(appcode), kind="block", done_at__isnull=False)
     row = standing.order_by("budget").first()
     return f"New runs of {appcode.code} are blocked: {reason(row.budget, row.month)}. {WHAT_TO_DO}" if row else ""

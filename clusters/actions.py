@@ -16,44 +16,47 @@ from django.db.models import Max
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.catalogue import require_active, resolve, usable_appcode
+from clusters.catalogue import Resolved, require_active, resolve, usable_appcode
 from clusters.models import Cluster, Run
 from clusters.observe import refresh
 from clusters.places import hold
 from clusters.specs import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
-from portal.events import record
-from portal.models import User
+from portal.events import entry, record, record_all
+from portal.models import Appcode, Event, User
 
 
-@transaction.atomic
-def create_cluster(manifest: ClusterManifest, *, acting_user: User) -> Cluster:
-    """Defines a cluster and deploys its first run.
+def create_cluster(manifest: ClusterManifest, *, acting_user: User, appcode: Appcode | None = None) -> Cluster:
+    """Defines a cluster and deploys its first run. `appcode` is the row that the manifest names, where it was just read.
 
     Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied.
     """
-    appcode = usable_appcode(manifest.metadata.appcode, acting_user)
-    resolve(manifest.spec, appcode)
     try:
-        with transaction.atomic():
-            cluster = Cluster.objects.create(
-                appcode=appcode,
-                name=manifest.metadata.name,
-                spec=manifest.spec.model_dump(mode="json", by_alias=True),
-                created_by=acting_user,
-                run_count=_runs_before(appcode.pk, manifest.metadata.name),
-            )
+        return _create(manifest, acting_user, appcode)
     except IntegrityError as error:
         if "cluster_name_once" not in str(error):
             raise
+        code, name = manifest.metadata.appcode, manifest.metadata.name
         raise Invalid.at(
-            "metadata",
-            "name",
-            message=f"{appcode.code} already has a cluster “{manifest.metadata.name}”; choose another name.",
+            "metadata", "name", message=f"{code} already has a cluster “{name}”; choose another name."
         ) from error
-    _record("cluster.created", cluster, acting_user, "Created.")
-    _new_run(cluster, acting_user, scheduled=True)
+
+
+@transaction.atomic
+def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | None) -> Cluster:
+    appcode = usable_appcode(manifest.metadata.appcode, acting_user, appcode)
+    resolved = resolve(manifest.spec, appcode)
+    cluster = Cluster.objects.create(
+        appcode=appcode,
+        name=manifest.metadata.name,
+        spec=manifest.spec.model_dump(mode="json", by_alias=True),
+        created_by=acting_user,
+        run_count=_runs_before(appcode.pk, manifest.metadata.name),
+    )
+    _new_run(
+        cluster, acting_user, resolved, [_entry("cluster.created", cluster, acting_user, "Created.")], scheduled=True
+    )
     return cluster
 
 
@@ -85,7 +88,8 @@ def deploy(cluster: Cluster, *, acting_user: User) -> Run:
     require_active(cluster.appcode)
     if cluster.current_run and not cluster.current_run.is_terminal:
         raise Conflict(f"Run {cluster.current_run.number} of {cluster.name} has not ended yet; disable it first.")
-    return _new_run(cluster, acting_user, scheduled=False)
+    resolved = resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
+    return _new_run(cluster, acting_user, resolved, [], scheduled=False)
 
 
 def disable(cluster: Cluster, *, acting_user: User) -> Run:
@@ -187,9 +191,9 @@ def end_by_portal(run: Run, reason: str, message: str) -> None:
     )
 
 
-def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
-    spec = ClusterSpec.model_validate(cluster.spec)
-    resolved = resolve(spec, cluster.appcode)
+def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequence[Event], *, scheduled: bool) -> Run:
+    """Its next run, of its definition as `resolved`; `told` are the events of what came before in this transaction."""
+    spec = resolved.spec
     hold(resolved.place)
     not_before = spec.schedule_after if scheduled else None
     if not_before is not None and not_before > timezone.now():
@@ -215,7 +219,8 @@ def _new_run(cluster: Cluster, acting_user: User, *, scheduled: bool) -> Run:
     )
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])
-    _record("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
+    deployed = _entry("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
+    record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
 
@@ -243,4 +248,8 @@ def _require_alive(cluster: Cluster) -> None:
 
 
 def _record(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> None:
-    record(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)
+    record_all([_entry(verb, cluster, actor, message, **data)])
+
+
+def _entry(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> Event:
+    return entry(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)

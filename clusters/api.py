@@ -107,7 +107,7 @@ class AppcodeClusters(APIView):
     def post(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code, OPERATE)
         manifest = read_manifest(request.data, appcode=appcode.code)
-        cluster = actions.create_cluster(manifest, acting_user=person(request))
+        cluster = actions.create_cluster(manifest, acting_user=person(request), appcode=appcode)
         address = request.build_absolute_uri(f"{request.path}/{cluster.name}")
         return Response(to_manifest(cluster), status=status.HTTP_201_CREATED, headers={"Location": address})
 

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
+from django.db.models import QuerySet
+
 from billing.budget_access import why_blocked
 from clusters import volumes
 from clusters.admission import Quota, judge_quota
 from clusters.clouds.registry import longest_address, mounts
-from clusters.models import LOCAL, Flavor, Image
-from clusters.places import Place, place_of, title_of
+from clusters.models import LOCAL, Image
+from clusters.places import PLACES, Place, choose, rows_by_kind, title_of
 from clusters.plans import Resources, too_many
 from clusters.specs import ClusterSpec
 from datastores.drivers.addresses import is_loopback
@@ -57,10 +59,10 @@ class Needs:
     output: Datastore | None
 
 
-def usable_appcode(code: str, user: User) -> Appcode:
-    """The appcode in which `user` may run something now. Raises Invalid (also for one that they cannot see, exactly as for
-    one that does not exist) or PermissionDenied."""
-    appcode = appcodes_for(user).filter(code=code).first()
+def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appcode:
+    """The appcode in which `user` may run something now; `found` is its row where it was just read. Raises Invalid (also for
+    one that they cannot see, exactly as for one that does not exist) or PermissionDenied."""
+    appcode = found if found and found.code == code else appcodes_for(user).filter(code=code).first()
     if appcode is None:
         raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{code}” that you can use.")
     require(user, appcode, OPERATE)
@@ -87,29 +89,45 @@ def why_not(appcode: Appcode) -> str:
 def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
     """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
     errors: list[FieldError] = []
-    image, stores = _image(spec, cloud, errors), _datastores(spec, appcode, cloud, namespace, errors)
+    image = _checked(_images(spec).first(), spec, cloud, errors)
+    stores = _datastores(spec, appcode, cloud, namespace, errors)
     if errors or image is None:
         raise Invalid(errors)
     return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
 
 
+# What is asked for every cluster that is created: where it goes, and whether the names in it exist.
+_NAMED = f"""{PLACES}
+UNION ALL
+SELECT 'image', jsonb_build_object(
+    'id', id, 'name', name, 'title', title, 'description', description, 'container', container,
+    'environment', environment, 'program', program, 'enabled', enabled
+)
+FROM clusters_image WHERE enabled AND name = %(image)s
+UNION ALL
+SELECT 'flavor', jsonb_build_object(
+    'flavor', name, 'cpu_milli', cpu_milli, 'memory_mb', memory_mb, 'gpus', gpus, 'gpu_model', gpu_model
+)
+FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
+"""  # noqa: S608  both are constants
+
+
 def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
-    """Raises Invalid with every field that names something absent, disabled or out of reach. Eight queries at most."""
+    """Raises Invalid with every field that names something absent, disabled or out of reach. One query for a spec
+    without datastores."""
     errors: list[FieldError] = []
-    place = place_of(appcode)
-    image = _image(spec, place.cloud, errors)
-    flavors = {
-        flavor.name: flavor
-        for flavor in Flavor.objects.filter(enabled=True, name__in=[r.flavor for r in spec.roles.values()])
-    }
+    names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
+    found = rows_by_kind(_NAMED, {"nodes": appcode.org_node.ancestors_and_self, **names})
+    place = choose(appcode, found)
+    image = _checked(next((Image(**row) for row in found["image"]), None), spec, place.cloud, errors)
+    flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
     resources: dict[str, Resources] = {}
     for role, role_spec in spec.roles.items():
-        flavor = flavors.get(role_spec.flavor)
-        if flavor is None:
+        if role_spec.flavor in flavors:
+            resources[role] = flavors[role_spec.flavor]
+        else:
             path = ("spec", "roles", role, "flavor")
             errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
-        else:
-            resources[role] = Resources(flavor.name, flavor.cpu_milli, flavor.memory_mb, flavor.gpus, flavor.gpu_model)
 
     stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
     if sentence := too_many(spec, longest_address(place.cloud)):
@@ -125,8 +143,12 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     return resolved
 
 
-def _image(spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | None:
-    image = Image.objects.filter(name=spec.image, enabled=True).first()
+def _images(spec: ClusterSpec) -> QuerySet[Image]:
+    return Image.objects.filter(name=spec.image, enabled=True)
+
+
+def _checked(image: Image | None, spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | None:
+    """The image that `spec` names; adds an error when it cannot serve there."""
     if image is None:
         errors.append(FieldError(("spec", "image"), f"The catalogue has no image “{spec.image}”."))
     elif not image.runs_on(cloud):
@@ -141,6 +163,8 @@ def _datastores(
 ) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
     names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
+    if not names:
+        return {}
     stores = {
         store.name: store
         for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related(

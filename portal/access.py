@@ -35,8 +35,16 @@ def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]
 
 
 def appcode_for(user: User, code: str, capability: Capability = VIEW) -> Appcode:
-    """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but not `capability`)."""
-    appcode = appcodes_for(user).filter(code=code).first()
+    """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but not
+    `capability`). One query."""
+    if user.is_administrator:
+        appcode = appcodes_for(user).filter(code=code).first()
+    else:
+        mine = Membership.objects.filter(user_id=user.pk, user__is_active=True, role__in=VIEW.value, appcode__code=code)
+        row = mine.select_related("appcode__org_node").first()
+        appcode = row.appcode if row else None
+        if row and appcode:
+            appcode.reader, appcode.reader_role = user.pk, row.role
     if appcode is None:
         raise Http404(f"There is no appcode “{code}” that you can see.")
     require(user, appcode, capability)
@@ -53,6 +61,8 @@ def require(user: User, appcode: Appcode, capability: Capability) -> None:
 def may(user: User, appcode: Appcode, capability: Capability) -> bool:
     if user.is_administrator:
         return True
+    if appcode.reader == user.pk:
+        return appcode.reader_role in capability.value
     mine = Membership.objects.filter(user_id=user.pk, user__is_active=True, role__in=capability.value)
     return mine.filter(appcode=appcode).exists()
 

@@ -117,6 +117,9 @@ class Appcode(models.Model):
     requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     members = models.ManyToManyField(User, through="Membership", related_name="appcodes")
+    # Who has read this row as theirs (by `access.appcode_for`), and what their role in it was then.
+    reader: int | None = None
+    reader_role: str = ""
 
     class Meta:
         ordering: ClassVar = ["code"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
 from tests.api.client import Api, manifest
 
 CLUSTERS = "/appcodes/ops-demo/clusters"
@@ -21,3 +24,15 @@ def test_a_created_cluster_is_answered_as_the_manifest_that_was_sent(as_alice: A
     assert as_alice.last.headers["Location"] == "http://testserver/api/v1/appcodes/ops-demo/clusters/show1"
     status, read = as_alice.get(f"{CLUSTERS}/show1")
     assert (status, read["spec"]) == (200, made["spec"])
+
+
+def test_creating_a_cluster_takes_ten_statements_in_one_transaction(as_bob: Api) -> None:
+    # The first request of a minute also writes down when the token was used.
+    assert as_bob.post(CLUSTERS, manifest("first"))[0] == 201
+    with CaptureQueriesContext(connection) as queries:
+        assert as_bob.post(CLUSTERS, manifest("second"))[0] == 201
+    said = [query["sql"] for query in queries]
+    # The test's own transaction is around it.
+    begin_and_end = [text for text in said if text.startswith(("SAVEPOINT", "RELEASE"))]
+    assert len(begin_and_end) == 2, begin_and_end
+    assert len(said) - 2 <= 10, said
