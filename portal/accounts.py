@@ -111,7 +111,7 @@ class _AnotherPassword(forms.Form):
         if count := self.user.auth_token_set.count() if self.user else 0:
             self.fields["end_tokens"] = forms.BooleanField(
                 label=f"End my {count} API tokens, too" if count > 1 else "End my API token, too",
-                help_text="Programs that use them will be refused. Keep them only if nobody can have seen the old password.",
+                help_text="What uses a token will be refused. Keep tokens only if nobody can have seen the old password.",
                 initial=True,
                 required=False,
             )

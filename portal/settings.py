@@ -303,6 +303,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 
 STATIC_URL = "/static/"
+# No other origin uses them (portal/headers.py).
+WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = Path(env.str("PORTAL_STATIC", default=str(DATA_DIR / "static")))
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {

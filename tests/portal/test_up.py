@@ -38,6 +38,9 @@ def test_it_serves_the_portal_under_its_names_only(portal):
     assert portal.get("/accounts/login/") < 400
     assert portal.get("/accounts/login/", host=f"portal.localhost:{portal.port}") < 400
     assert portal.get("/accounts/login/", host="notebook.apps.localhost") == 404
+    assert portal.get("/static/staticfiles.json") == 200
+    kept = [path for path in (portal.data / "static").iterdir() if path.name.startswith(".")]
+    assert kept == [], "everything in there is served"
 
 
 def test_everything_listens_on_loopback_only(portal):
