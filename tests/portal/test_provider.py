@@ -1,0 +1,76 @@
+"""Sign-in by OpenID Connect with an identity provider of its own: who is new comes in, and nobody takes another's address."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from django.test import Client
+
+from portal import services
+from portal.models import User
+from portal.services import Service, free_port
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an identity provider that knows carol, and alice by the address of somebody in the portal."""
+    port = free_port()
+    argv = (sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port))
+    logs = tmp_path_factory.mktemp("provider")
+    with services.running([Service("provider", argv, services.http_ready(port))], logs, os.environ):
+        address = f"http://127.0.0.1:{port}"
+        for name, email in (("carol", "carol@example.com"), ("alyss", "alice@example.com")):
+            claims = {"preferred_username": name, "email": email, "name": f"{name.title()} Wu"}
+            requests.put(f"{address}/users/{name}", json=claims, timeout=30).raise_for_status()
+        yield address
+
+
+@pytest.fixture
+def portal(provider: str, settings: Any) -> None:
+    app = {
+        "provider_id": "oidc",
+        "name": "Company login",
+        "client_id": "portal",
+        "secret": "s",
+        "settings": {"server_url": provider},
+    }
+    settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": [app]}}
+
+
+def sign_in(client: Client, name: str) -> Any:
+    """As a browser goes: by the button to the provider, where somebody says who they are, and back."""
+    asked = client.post("/accounts/oidc/oidc/login/?process=login&next=/appcodes")
+    said = requests.post(asked["Location"], data={"sub": name}, allow_redirects=False, timeout=30)
+    back = urlsplit(said.headers["Location"])
+    assert back.path == "/accounts/oidc/oidc/login/callback/", back
+    return client.get(f"{back.path}?{back.query}", follow=True)
+
+
+def test_who_is_new_comes_in_and_comes_in_again(people: Any, portal: None) -> None:
+    for _ in range(2):
+        client = Client()
+        page = sign_in(client, "carol")
+        assert page.redirect_chain[-1][0] == "/appcodes"
+        assert client.get("/api/v1/me").json()["username"] == "carol"
+    carol = User.objects.get(username="carol")
+    assert (carol.email, carol.get_full_name(), carol.has_usable_password()) == ("carol@example.com", "Carol Wu", False)
+
+
+def test_an_address_that_somebody_has_is_not_taken(people: Any, portal: None) -> None:
+    client = Client()
+    page = sign_in(client, "alyss")
+    assert page.status_code == 409
+    assert "an account here has it already" in page.content.decode()
+    assert client.get("/appcodes").status_code == 302
+    assert User.objects.count() == 5
+    typed = {"username": "alyss", "email": "ceo@example.com"}
+    assert client.post("/accounts/3rdparty/signup/", typed).status_code == 409, "nor may another be typed"
+    assert User.objects.count() == 5
