@@ -1,7 +1,7 @@
 """Why a run may start now, waits, or never can: pure, and the same answer before submit (preview) and after (queue).
 
-Two limits stand between a run and its GPUs: the quota of its appcode, kept by the portal, and the GPUs that exist, kept by
-the cloud. Both are judged here in sentences that a person can act on.
+Two limits stand between a run and its GPUs: the quota of its appcode, kept by the portal, and the machines that exist, kept by
+the cloud, with their GPUs, CPUs and memory. Both are judged here in sentences that a person can act on.
 """
 
 from __future__ import annotations
@@ -55,6 +55,55 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
     return Judgement("now", "", "")
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """CPU or memory: its name in `Node`, how many of its units are one for people, and what that one is called."""
+
+    field: Literal["cpu_milli", "memory_mb"]
+    one: int
+    name: str
+
+    def amount(self, units: int) -> str:
+        return f"{units / self.one:.10g} {self.name}"
+
+    def of(self, node: Node) -> int:
+        return int(getattr(node, self.field))
+
+    def free(self, node: Node) -> int | None:
+        return node.cpu_milli_free if self.field == "cpu_milli" else node.memory_mb_free
+
+
+_CPU, _MEMORY = _Kind("cpu_milli", 1000, "CPUs"), _Kind("memory_mb", 1024, "GiB of memory")
+
+
+def judge_room(per_task: Mapping[str, tuple[int, int, int]], capacity: Capacity) -> Judgement:
+    """Whether there is CPU and memory enough, and free where the cloud says how much is.
+
+    `per_task`: role → (number of tasks, thousandths of a core and MiB of each). Nothing is said of machines of an unknown size.
+    """
+    waits = []
+    for place, kind in enumerate((_CPU, _MEMORY), 1):
+        sizes = [kind.of(node) for node in capacity.nodes]
+        if not sizes or not all(sizes):
+            continue
+        total = sum(each[0] * each[place] for each in per_task.values())
+        for role, each in per_task.items():
+            if each[0] and each[place] > max(sizes):
+                text = f"No machine has {kind.amount(each[place])} for one {role}. Choose a smaller flavor."
+                return Judgement("never", "Unschedulable", text)
+        if total > sum(sizes):
+            text = f"It needs {kind.amount(total)} at one time; all machines together have {kind.amount(sum(sizes))} for tasks."
+            return Judgement("never", "Unschedulable", text + " Choose fewer tasks or a smaller flavor.")
+        free = [kind.free(node) for node in capacity.nodes]
+        known = sum(each for each in free if each is not None)
+        if None not in free and total > known:
+            waits.append(f"{kind.amount(total)}, and {kind.amount(known)} are free")
+    if waits:
+        text = f"It needs {'; and '.join(waits)}. It starts as soon as enough are."
+        return Judgement("waits", "WaitingForResources", text)
+    return Judgement("now", "", "")
+
+
 def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str, str], capacity: Capacity) -> Judgement:
     """Whether the GPUs exist and are free.
 
@@ -103,7 +152,7 @@ def judge_capacity(per_task: Mapping[str, tuple[int, int]], models: Mapping[str,
 
 
 def worst(*judgements: Judgement) -> Judgement:
-    """The judgement that decides: never before waits before now."""
+    """The judgement that decides: never before waits before now; of equal ones the first."""
     order: dict[Fits, int] = {"never": 0, "waits": 1, "now": 2}
     return min(judgements, key=lambda judgement: order[judgement.fits])
 

@@ -22,6 +22,10 @@ TERMINAL: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped"})
 TROUBLES = ("BackOff", "NodeLost")
 
 
+# What a task says that the cloud has no place for → what its run says.
+WAITING = {"Unschedulable": "WaitingForGPUs", "WaitingForResources": "WaitingForResources"}
+
+
 @dataclass(frozen=True)
 class TaskState:
     """One attempt of one task, as last seen (see `clouds.base.TaskSeen`)."""
@@ -288,14 +292,14 @@ def _progress(
         return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
     if troubled:
         return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
-    unschedulable = [task for task in pending if task.reason == "Unschedulable"]
+    unschedulable = [task for task in pending if task.reason in WAITING]
     if made < wanted and run.blocked_message:
         waits = len(unschedulable) == len(newest) + steady
         return "Queued" if waits else "Starting", run.blocked_reason, run.blocked_message
     if unschedulable:
         message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
         phase: Phase = "Queued" if len(unschedulable) == wanted else "Starting"
-        return phase, "WaitingForGPUs", message
+        return phase, WAITING[unschedulable[0].reason], message
     for reason, sentence in (
         ("PullingImage", "The image is being fetched."),
         ("MountingVolume", "Its volumes are being mounted."),

@@ -14,7 +14,7 @@ from django.utils import timezone
 from billing.metering import price_book
 from billing.rating import hourly, planned
 from billing.usage import Resources
-from clusters.admission import Fits, Quota, judge_capacity, judge_quota, worst
+from clusters.admission import Fits, Quota, judge_capacity, judge_quota, judge_room, worst
 from clusters.catalogue import Resolved, resolve, usable_appcode
 from clusters.clouds.base import Capacity, Node, Waiting
 from clusters.models import CloudState
@@ -69,6 +69,13 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
             {role: each.gpu_model for role, each in resolved.resources.items()},
+            capacity,
+        ),
+        judge_room(
+            {
+                role: (each.count, resolved.resources[role].cpu_milli, resolved.resources[role].memory_mb)
+                for role, each in spec.active_roles.items()
+            },
             capacity,
         ),
     )

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -157,15 +158,27 @@ def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str =
     return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
 
 
-def node_agent(folder: Path, agent_socket: Path, gpus: str = "", *, shared_network: bool = False) -> Service:
+# What an administrator may set of the agent by the environment, and its option for it.
+AGENT_SETTINGS = {
+    "LOCAL_CLOUD_GPUS": "--gpus",
+    "LOCAL_CLOUD_CPU_OVERCOMMIT": "--cpu-overcommit",
+    "LOCAL_CLOUD_RESERVED_GB": "--reserved-gb",
+    "LOCAL_CLOUD_TASK_PROCESSES": "--processes",
+    "LOCAL_CLOUD_FILE_GB": "--file-gb",
+}
+
+
+def node_agent(folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared_network: bool = False) -> Service:
     """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
 
-    `gpus` is how many GPUs to simulate on a machine without any; "" leaves that to the agent. `shared_network` is an
-    administrator's consent to several appcodes at a time where the kernel cannot keep their networks apart.
+    Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared_network` is an administrator's
+    consent to several appcodes at a time where the kernel cannot keep their networks apart.
     """
     private_folder(folder)
     argv = [sys.executable, "-m", "clusters.clouds.local.agent", "--dir", str(folder), "--socket", str(agent_socket)]
-    argv += ["--stop-tasks-on-term", "--stop-seconds", "45", *(["--gpus", gpus] if gpus else [])]
+    argv += ["--stop-tasks-on-term", "--stop-seconds", "45"]
+    for name, option in AGENT_SETTINGS.items():
+        argv += [option, given[name]] if given.get(name) else []
     argv += ["--shared-network"] if shared_network else []
 
     def ready() -> bool:

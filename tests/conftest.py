@@ -148,7 +148,7 @@ def bucket(s3: S3Server) -> str:
 def node_agent() -> Iterator[Path]:
     """The node agent of this test process; yields its socket, which the settings already name."""
     folder, agent_socket = Path(os.environ["LOCAL_CLOUD_DIR"]), Path(os.environ["LOCAL_CLOUD_SOCKET"])
-    with services.running([servers.node_agent(folder, agent_socket)], folder.parent, os.environ):
+    with services.running([servers.node_agent(folder, agent_socket, {})], folder.parent, os.environ):
         yield agent_socket
 
 

@@ -199,7 +199,8 @@ class TaskSeen:
     """One seen state of one pod. Times are UTC; `gpus` are the device ids (or names) that this pod holds.
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word: for Pending
-    Unschedulable (waits for GPUs), PullingImage, MountingVolume, FetchingInput, BackOff, Starting; for Running BackOff (its
+    Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk), PullingImage, MountingVolume,
+    FetchingInput, BackOff, Starting; for Running BackOff (its
     program ended and is started again in the same pod), NodeLost (its machine does not answer); for Failed Error, OOMKilled,
     Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when
     the first container of the pod ran, be it to fetch its data (metering starts), `started_at` when its program did,
@@ -324,8 +325,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here, or why it
-    takes no (new) tasks."""
+    """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here, or
+    why it takes no (new) tasks.
+
+    `cpu_milli` and `memory_mb` are what tasks may have of it, `…_free` what no run holds or waits for, None where the cloud does
+    not say.
+    """
 
     name: str
     gpu_model: str
@@ -336,11 +341,13 @@ class Node:
     simulated: bool = False
     note: str = ""
     takes_tasks: bool = True
+    cpu_milli_free: int | None = None
+    memory_mb_free: int | None = None
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run that waits for GPUs, in the order in which the cloud will start them."""
+    """A run that waits for GPUs (or CPU or memory, then of 0 GPUs), in the order in which the cloud will start them."""
 
     run_id: int
     gpus: int

@@ -41,7 +41,7 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
         servers.node_agent(
             Path(env["LOCAL_CLOUD_DIR"]),
             Path(env["LOCAL_CLOUD_SOCKET"]),
-            data.given.get("LOCAL_CLOUD_GPUS", ""),
+            data.given,
             shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),

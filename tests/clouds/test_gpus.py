@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.base import TaskSeen, Waiting
+from clusters.clouds.base import CloudRefused, TaskSeen, Waiting
 from tests.clouds.agents import Agent, role
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 600'
@@ -53,6 +55,37 @@ def test_a_run_waits_until_all_its_gpus_are_free(make_agent: Callable[..., Agent
     assert released is not None
     assert assigned is not None
     assert released <= assigned
+
+
+def test_a_run_waits_for_cpu_and_memory_too_and_what_can_never_fit_is_refused(
+    make_agent: Callable[..., Agent],
+) -> None:
+    agent = make_agent("--cpu-overcommit", "1")
+    node = agent.cloud.capacity().nodes[0]
+    cpus, gib = node.cpu_milli, node.memory_mb / 1024
+    assert cpus == 1000 * len(os.sched_getaffinity(0))
+    first = agent.apply(role("sleep 600", cpu_milli=cpus - 200))
+    agent.running(first)
+    waits = agent.apply(role("sleep 600", count=2, cpu_milli=200))
+    # 100 would fit, but they are kept for the one that came before.
+    behind = agent.apply(role("true", cpu_milli=100))
+    told = agent.until(lambda: agent.task(waits))
+    assert (told.phase, told.reason) == ("Pending", "WaitingForResources")
+    assert told.message == f"Waits for 0.4 CPUs: 0.2 of {cpus / 1000:g} free; first in the queue."
+    assert agent.until(lambda: agent.task(behind)).message.startswith("Waits for its turn")
+    node = agent.cloud.capacity().nodes[0]
+    assert (node.cpu_milli_free, node.memory_mb_free) == (0, node.memory_mb - 4 * 64)
+    agent.cloud.delete(first)
+    agent.running(waits, index=1)
+    assert agent.ended(behind).phase == "Succeeded"
+    # What runs is still counted by an agent that was killed in between.
+    agent.signal(signal.SIGKILL)
+    agent.start()
+    assert agent.cloud.capacity().nodes[0].cpu_milli_free == cpus - 400
+    with pytest.raises(CloudRefused, match=f"needs {2 * cpus / 1000:g} CPUs at once, and this machine has"):
+        agent.cloud.apply(agent.plan(role("true", count=2, cpu_milli=cpus)))
+    with pytest.raises(CloudRefused, match=f"GiB of memory at once, and this machine has {gib:.3g} GiB of memory"):
+        agent.cloud.apply(agent.plan(role("true", memory_mb=node.memory_mb + 1)))
 
 
 def test_a_finished_task_gives_its_gpus_back_while_others_run(make_agent: Callable[..., Agent]) -> None:

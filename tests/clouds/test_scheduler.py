@@ -1,4 +1,4 @@
-"""Whoever asks, no GPU is given twice, nobody is started by half, and nobody waits for ever."""
+"""Whoever asks, no GPU, CPU or MiB is given twice, nobody is started by half, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.clouds.local import scheduler
-from clusters.clouds.local.scheduler import Ask, Ended, Slot
+from clusters.clouds.local.scheduler import Ask, Ended, Room, Slot
 
 MODELS = ["A100", "T4"]
 slots = st.lists(st.sampled_from(MODELS), max_size=8).map(
@@ -14,20 +14,24 @@ slots = st.lists(st.sampled_from(MODELS), max_size=8).map(
 )
 
 
+rooms = st.builds(Room, st.integers(0, 8), st.integers(0, 8))
+
+
 @st.composite
 def queues(draw: st.DrawFn) -> list[Ask]:
-    sizes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([*MODELS, ""])), min_size=1, max_size=4)
+    sizes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([*MODELS, ""])), max_size=4)
     return [
-        Ask(run, tuple((("worker", index), count, model) for index, (count, model) in enumerate(needs)))
-        for run, needs in enumerate(draw(st.lists(sizes, max_size=6)))
+        Ask(run, tuple((("worker", index), count, model) for index, (count, model) in enumerate(needs)), room)
+        for run, (needs, room) in enumerate(draw(st.lists(st.tuples(sizes, rooms), max_size=6)))
     ]
 
 
-@given(slots, queues())
-def test_no_gpu_is_given_twice_and_every_gpu_is_of_the_model_asked_for(
-    free: tuple[Slot, ...], queue: list[Ask]
+@given(slots, rooms, queues())
+def test_nothing_is_given_twice_and_every_gpu_is_of_the_model_asked_for(
+    free: tuple[Slot, ...], room: Room, queue: list[Ask]
 ) -> None:
-    placed = scheduler.place(free, queue)
+    placed = scheduler.place(free, room, queue)
+    assert room.holds(sum((ask.room for ask in queue if ask.run_id in placed), Room()))
     models = {slot.id: slot.model for slot in free}
     given_ids = [gpu for given in placed.values() for gpus in given.values() for gpu in gpus]
     assert len(given_ids) == len(set(given_ids))
@@ -38,27 +42,49 @@ def test_no_gpu_is_given_twice_and_every_gpu_is_of_the_model_asked_for(
             assert all(model in ("", models[gpu]) for gpu in gpus)
 
 
-@given(slots, queues())
-def test_the_first_that_fits_at_all_is_never_passed_by(free: tuple[Slot, ...], queue: list[Ask]) -> None:
-    placed = scheduler.place(free, queue)
+@given(slots, rooms, queues())
+def test_the_first_that_fits_at_all_is_never_passed_by(free: tuple[Slot, ...], room: Room, queue: list[Ask]) -> None:
+    placed = scheduler.place(free, room, queue)
     if queue:
-        assert (scheduler.fit(free, queue[0]) is not None) == (queue[0].run_id in placed)
+        fits = scheduler.fit(free, queue[0]) is not None and room.holds(queue[0].room)
+        assert fits == (queue[0].run_id in placed)
 
 
-@given(slots, queues())
-def test_who_comes_later_changes_nothing_for_who_came_before(free: tuple[Slot, ...], queue: list[Ask]) -> None:
-    everybody = scheduler.place(free, queue)
+@given(slots, rooms, queues())
+def test_who_comes_later_changes_nothing_for_who_came_before(
+    free: tuple[Slot, ...], room: Room, queue: list[Ask]
+) -> None:
+    everybody = scheduler.place(free, room, queue)
     for length in range(len(queue)):
-        some = scheduler.place(free, queue[:length])
+        some = scheduler.place(free, room, queue[:length])
         assert some == {run: given for run, given in everybody.items() if run < length}
 
 
-@given(slots, queues())
-def test_with_runs_that_end_everybody_possible_is_started(machine: tuple[Slot, ...], queue: list[Ask]) -> None:
-    waiting = [ask for ask in queue if not scheduler.refusal(machine, ask)]
+@given(slots, rooms, queues())
+def test_who_passes_takes_nothing_that_the_first_could_use(
+    free: tuple[Slot, ...], room: Room, queue: list[Ask]
+) -> None:
+    placed = scheduler.place(free, room, queue)
+    if queue and queue[0].run_id not in placed:
+        first = queue[0]
+        taken = sum((ask.room for ask in queue if ask.run_id in placed), Room())
+        left = room.without(taken)
+        assert min(left.cpu_milli, first.room.cpu_milli) == min(room.cpu_milli, first.room.cpu_milli)
+        assert min(left.memory_mb, first.room.memory_mb) == min(room.memory_mb, first.room.memory_mb)
+        gone = {gpu for given in placed.values() for gpus in given.values() for gpu in gpus}
+        assert not any(slot.suits(model) for slot in free if slot.id in gone for model in first.models)
+
+
+@given(slots, rooms, queues())
+def test_with_runs_that_end_everybody_possible_is_started(
+    machine: tuple[Slot, ...], room: Room, queue: list[Ask]
+) -> None:
+    waiting = [ask for ask in queue if not scheduler.refusal(machine, room, ask)]
+    needs = {ask.run_id: ask.room for ask in waiting}
     held: dict[int, scheduler.Given] = {}
     for _ in range(2 * len(waiting) + 1):
-        held |= scheduler.place(scheduler.free_slots(machine, held), waiting)
+        free = room.without(sum((needs[run] for run in held), Room()))
+        held |= scheduler.place(scheduler.free_slots(machine, held), free, waiting)
         waiting = [ask for ask in waiting if ask.run_id not in held]
         if held:
             del held[min(held)]
@@ -89,20 +115,33 @@ def test_delays_grow_and_start_anew_after_a_steady_attempt() -> None:
 
 
 def test_waiting_and_refusing_are_said_in_sentences() -> None:
-    machine = [Slot(str(number), "T4") for number in range(8)]
-    ask = Ask(1, ((("worker", 0), 3, ""),))
-    assert scheduler.explain(ask, 1, 8, 1) == "Waits for 3 GPUs: 1 of 8 free; second in the queue."
-    assert scheduler.refusal(machine, ask) == ""
+    machine, room = [Slot(str(number), "T4") for number in range(8)], Room(8000, 22 * 1024)
+    ask = Ask(1, ((("worker", 0), 3, ""),), Room(3000, 6 * 1024))
+
+    def says(free: int, cpu_milli: int, memory_mb: int) -> str:
+        return scheduler.explain(ask, machine[:free], machine, Room(cpu_milli, memory_mb), room, 1)
+
+    assert says(1, 8000, 22_528) == "Waits for 3 GPUs: 1 of 8 free; second in the queue."
+    assert says(8, 2500, 22_528) == "Waits for 3 CPUs: 2.5 of 8 free; second in the queue."
+    assert says(8, 8000, 2048) == "Waits for 6 GiB of memory: 2 of 22 free; second in the queue."
+    assert says(1, 2000, 22_528) == "Waits for 3 GPUs (1 of 8 free) and 3 CPUs (2 of 8 free); second in the queue."
+    assert says(8, 8000, 22_528) == "Waits for 3 GPUs: 8 of 8 free; second in the queue."
+    turn = "Waits for its turn: earlier runs wait for more than is free; second in the queue."
+    assert scheduler.explain(Ask(1, ()), machine, machine, room, room, 1) == turn
+    assert scheduler.refusal(machine, room, ask) == ""
     assert (
-        scheduler.refusal(machine, Ask(1, ((("worker", 0), 9, ""),)))
+        scheduler.refusal(machine, room, Ask(1, ((("worker", 0), 9, ""),)))
         == "The run needs 9 GPUs at once and this machine has 8 GPUs."
     )
     assert (
-        scheduler.refusal(machine, Ask(1, ((("worker", 0), 1, "A100"),)))
+        scheduler.refusal(machine, room, Ask(1, ((("worker", 0), 1, "A100"),)))
         == "The run needs 1 × A100 at once and this machine has 8 × T4."
     )
+    large = "The run needs 8004 CPUs at once, and this machine has 8 CPUs for tasks. Choose fewer tasks or a smaller flavor."
+    assert scheduler.refusal(machine, room, Ask(1, (), Room(8_004_000, 1))) == large
+    assert "needs 32 GiB of memory at once" in scheduler.refusal(machine, room, Ask(1, (), Room(1, 32 * 1024)))
 
 
 def test_simulated_gpus_are_of_any_model() -> None:
     machine = [Slot("0", "simulated", simulated=True)]
-    assert scheduler.place(machine, [Ask(1, ((("worker", 0), 1, "H200"),))]) == {1: {("worker", 0): ("0",)}}
+    assert scheduler.place(machine, Room(), [Ask(1, ((("worker", 0), 1, "H200"),))]) == {1: {("worker", 0): ("0",)}}

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.admission import Quota, judge_capacity, judge_quota, worst
+from clusters.admission import Quota, judge_capacity, judge_quota, judge_room, worst
 from clusters.clouds.base import Capacity, Node, Waiting
 
 
@@ -45,6 +46,34 @@ def test_a_queue_is_told_with_the_place_in_it():
     verdict = judge_capacity({"worker": (2, 1)}, {"worker": ""}, Capacity((node(free=8),), (Waiting(1, 4, ""),)))
     assert verdict.fits == "waits"
     assert "number 2" in verdict.message
+
+
+def machine(cpu_free: int | None, memory_free: int | None = 22 * 1024) -> Capacity:
+    return Capacity((Node("n1", "", 0, 0, 8000, 22 * 1024, cpu_milli_free=cpu_free, memory_mb_free=memory_free),))
+
+
+@pytest.mark.parametrize(
+    ("per_task", "capacity", "fits", "words"),
+    [
+        ((1, 4000, 8192), machine(8000), "now", ""),
+        (
+            (2001, 4000, 8192),
+            machine(8000),
+            "never",
+            "It needs 8004 CPUs at one time; all machines together have 8 CPUs",
+        ),
+        ((1, 9000, 1024), machine(8000), "never", "No machine has 9 CPUs for one worker."),
+        ((1, 1000, 32 * 1024), machine(8000), "never", "No machine has 32 GiB of memory for one worker."),
+        ((3, 1000, 1024), machine(2500), "waits", "It needs 3 CPUs, and 2.5 CPUs are free."),
+        ((1, 500, 4096), machine(2500, 2048), "waits", "It needs 4 GiB of memory, and 2 GiB of memory are free."),
+        ((3, 1000, 1024), machine(None), "now", ""),  # a cloud that does not say what is free
+        ((3, 1000, 1024), Capacity((Node("n1", "", 0, 0, 0, 0),)), "now", ""),  # or how large its machines are
+    ],
+)
+def test_cpu_and_memory_are_judged_as_far_as_they_are_known(per_task, capacity, fits, words):
+    verdict = judge_room({"worker": per_task}, capacity)
+    assert verdict.fits == fits
+    assert verdict.message.startswith(words)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.lists(st.integers(1, 5), max_size=3))

@@ -37,6 +37,7 @@ def test_quota_is_named_while_the_portal_holds_it_back():
     ("reason", "phase", "expected"),
     [
         ("Unschedulable", "Queued", "WaitingForGPUs"),
+        ("WaitingForResources", "Queued", "WaitingForResources"),
         ("PullingImage", "Starting", "PullingImage"),
         ("FetchingInput", "Starting", "FetchingInput"),
         ("Starting", "Starting", "StartingProgram"),

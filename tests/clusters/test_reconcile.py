@@ -446,7 +446,7 @@ def test_an_agent_that_is_down_for_a_while_during_every_step(
 
     folder, address = tmp_path / "cloud", tmp_path / "agent.sock"
     monkeypatch.setattr(settings, "LOCAL_CLOUD_SOCKET", str(address))
-    agent = servers.node_agent(folder, address)
+    agent = servers.node_agent(folder, address, {})
     loop = Loop()
 
     def work():

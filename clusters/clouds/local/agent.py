@@ -144,6 +144,8 @@ async def run(args: argparse.Namespace) -> None:
         args.journal_items,
         args.log_limit,
         args.store_seconds,
+        args.cpu_overcommit,
+        args.reserved_gb,
         args.processes,
         args.file_gb,
         args.shared_network,
@@ -209,6 +211,10 @@ def main() -> None:
     parser.add_argument("--journal-items", type=int, default=20_000, help="news that a watch can go back")
     parser.add_argument("--log-limit", type=int, default=Options.log_limit, help="bytes of a task's log that are kept")
     parser.add_argument("--store-seconds", type=float, default=600, help="how long a final store is tried again")
+    parser.add_argument("--cpu-overcommit", type=float, default=4, help="how often a core is given out (default 4)")
+    parser.add_argument(
+        "--reserved-gb", type=float, help="GiB of memory not for tasks (2, or a quarter of a small machine)"
+    )
     parser.add_argument(
         "--processes", type=int, default=4096, help="most processes of a task, threads too (default 4096)"
     )

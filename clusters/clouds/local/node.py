@@ -1,7 +1,7 @@
-"""Everything that the node agent knows: runs, GPUs, ports, uids and the journal. Its folder is the truth, this a copy.
+"""Everything that the node agent knows: runs, GPUs and room, ports, uids and the journal. Its folder is the truth, this a copy.
 
 Work is level-triggered: whatever happens to a run wakes it, and once per turn of the event loop woken runs are advanced,
-free GPUs are given out, and the news is written to the journal in one go.
+what is free is given out, and the news is written to the journal in one go.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ LOG_LIMIT = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line. `store_seconds` is how long the last store of a run is tried again; `processes` of one task,
-    threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk. With `may_share_network` several
-    appcodes run side by side even where their networks cannot be kept apart."""
+    """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
+    each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
+    `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk. With
+    `may_share_network` several appcodes run side by side even where their networks cannot be kept apart."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
     log_limit: int = LOG_LIMIT
     store_seconds: float = 600.0
+    cpu_overcommit: float = 4.0
+    reserved_gb: float | None = None
     processes: int = 4096
     file_gb: float = 0.0
     may_share_network: bool = False
@@ -61,6 +64,7 @@ class Node:
         self.folder, self.gpus = folder, found
         self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
         self.may_share_network = options.may_share_network
+        self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
         self.rclone = _rclone()
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
@@ -144,7 +148,7 @@ class Node:
         asyncio.get_running_loop().call_later(seconds, self.wake, run)
 
     def turn(self) -> None:
-        """Advances the woken runs, gives out free GPUs, and writes the news down."""
+        """Advances the woken runs, gives out what is free, and writes the news down."""
         self.turn_due = False
         self.launches = 0
         self._let_in()
@@ -152,7 +156,7 @@ class Node:
         for run in woken.values():
             self._advance(run)
         if not self.leaving:
-            self._give_gpus()
+            self._give()
         self._let_in()
         self.flush()
         if self.leaving and not self.turn_due and all(run.idle for run in self.runs.values()):
@@ -177,18 +181,27 @@ class Node:
             for run in self.runs.values():
                 self.wake(run)
 
-    def _give_gpus(self) -> None:
-        queue = sorted((run for run in self.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
+    def _give(self) -> None:
+        queue = self.queue
         if not queue:
             return
-        placed = scheduler.place(self.free, [run.ask for run in queue])
+        placed = scheduler.place(self.free, self.free_room, [run.ask for run in queue])
         for run in queue:
             if run.ref.id in placed:
                 run.give(placed[run.ref.id])
                 self._advance(run)
-        free = len(self.free)
+        free, room = self.free, self.free_room
         for position, run in enumerate(run for run in queue if run.given is None):
-            run.explain(scheduler.explain(run.ask, free, len(self.gpus.slots), position))
+            run.explain(scheduler.explain(run.ask, free, self.gpus.slots, room, self.room, position))
+
+    @property
+    def queue(self) -> list[Run]:
+        """The runs that wait for GPUs, CPU or memory, oldest first."""
+        return sorted((run for run in self.runs.values() if run.waits), key=lambda run: run.order)
+
+    @property
+    def free_room(self) -> scheduler.Room:
+        return self.room.without(sum((run.room for run in self.runs.values()), scheduler.Room()))
 
     @property
     def free(self) -> list[scheduler.Slot]:
@@ -327,6 +340,13 @@ class Node:
         processes.run_once(shim.__file__, folder)
         status = read_json(folder / "status.json") or {}
         return "" if status.get("exit") == 0 else status.get("error") or "Tasks cannot be started here."
+
+
+def machine_room(cpu_overcommit: float, reserved_gb: float | None) -> scheduler.Room:
+    """What tasks may have of this machine. Cores are shared by those who compute; memory that is given out is gone."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    reserved = min(2048, memory // 4) if reserved_gb is None else int(reserved_gb * 1024)
+    return scheduler.Room(int(len(os.sched_getaffinity(0)) * 1000 * cpu_overcommit), max(0, memory - reserved))
 
 
 def _key(item: Seen) -> str:

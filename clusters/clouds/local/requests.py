@@ -79,7 +79,7 @@ def _check(node: Node, plan: Plan) -> None:
             raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
         if isinstance(mount.source, LocalSource):
             _check_local(mount.source)
-    refusal = scheduler.refusal(node.gpus.slots, ask_of(plan))
+    refusal = scheduler.refusal(node.gpus.slots, node.room, ask_of(plan))
     if refusal:
         raise CloudRefused(refusal)
 
@@ -171,19 +171,22 @@ def everything(node: Node) -> Batch:
 
 def capacity(node: Node) -> Capacity:
     """See `Cloud.capacity`."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
+    queue, free = node.queue, node.free_room
+    for run in queue:
+        free = free.without(run.ask.room)
     models = sorted({slot.model for slot in node.gpus.slots})
     seen = NodeSeen(
         node.name,
         ", ".join(models),
         len(node.gpus.slots),
         len(node.free),
-        len(os.sched_getaffinity(0)) * 1000,
-        memory,
+        node.room.cpu_milli,
+        node.room.memory_mb,
         node.gpus.simulated,
         node.cannot_isolate or " ".join(filter(None, (network.note(node), "" if node.cgroup else limits.NOT_ENFORCED))),
+        cpu_milli_free=free.cpu_milli,
+        memory_mb_free=free.memory_mb,
     )
-    queue = sorted((run for run in node.runs.values() if run.waits_for_gpus), key=lambda run: run.order)
     return Capacity((seen,), tuple(run.waiting for run in queue))
 
 

@@ -2,7 +2,7 @@
 
 `advance` looks at everything and does what is next; it is called after whatever happened and may be called at any time:
 
-    fetch data ─► wait for GPUs ─► start tasks, again and again ─► all ended: store data
+    fetch data ─► wait for GPUs, CPU, memory ─► start tasks, again and again ─► all ended: store data
     deleted: stop tasks ─► store data ─► gone (gone.json replaces all else but the logs)
 """
 
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusters.clouds.base import LocalSource, Plan, RunGone, RunRef, Seen, Waiting
+from clusters.clouds.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.local import network, sandbox, wire
 from clusters.clouds.local.data import Data
 from clusters.clouds.local.files import read_json, write_json
-from clusters.clouds.local.scheduler import Ask, Given
+from clusters.clouds.local.scheduler import Ask, Given, Room
 from clusters.clouds.local.tasks import Task
 
 if TYPE_CHECKING:
@@ -27,14 +27,19 @@ OUTPUT = "/elearn/output"
 
 
 def ask_of(plan: Plan) -> Ask:
-    """The GPUs that all tasks of `plan` need together."""
+    """What all tasks of `plan` need together."""
     needs = [
         ((role.role, index), role.gpus, role.gpu_model)
         for role in plan.roles
         if role.gpus
         for index in range(role.count)
     ]
-    return Ask(plan.run.id, tuple(needs))
+    return Ask(plan.run.id, tuple(needs), sum((room_of(role, role.count) for role in plan.roles), Room()))
+
+
+def room_of(role: RolePlan, count: int = 1) -> Room:
+    """What `count` tasks of a role need besides GPUs."""
+    return Room(role.cpu_milli * count, role.memory_mb * count)
 
 
 class Run:
@@ -58,6 +63,8 @@ class Run:
         self.data = Data(self)
         self.network = network.Network(self)
         self.tasks = [Task(self, role, index) for role in self.plan.roles for index in range(role.count)]
+        if not self.ask.needs and any(task.spec is not None or task.ended for task in self.tasks):
+            self.given = {}  # see `give`
 
     def resume(self) -> None:
         """After a restart of the agent: finds the living processes again."""
@@ -67,10 +74,8 @@ class Run:
             task.resume()
 
     @property
-    def waits_for_gpus(self) -> bool:
-        return (
-            self.deleted_at is None and self.given is None and bool(self.ask.needs) and self.data.ready and self.let_in
-        )
+    def waits(self) -> bool:
+        return self.deleted_at is None and self.given is None and self.data.ready and self.let_in
 
     @property
     def let_in(self) -> bool:
@@ -93,10 +98,18 @@ class Run:
         given = self.given or {}
         return {task.key: given[task.key] for task in self.tasks if task.key in given and not task.final}
 
+    @property
+    def room(self) -> Room:
+        """The CPU and memory that nobody else may get."""
+        if self.given is None:
+            return Room()
+        return sum((room_of(task.role) for task in self.tasks if not task.final), Room())
+
     def give(self, given: Given) -> None:
-        """The scheduler's decision, on disk before anything uses it."""
-        rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
-        write_json(self.folder / "given.json", rows, durable=True)
+        """The scheduler's decision, on disk before anything uses it. Without a GPU the first attempt of a task tells it."""
+        if given:
+            rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
+            write_json(self.folder / "given.json", rows, durable=True)
         self.given = given
 
     def delete(self) -> None:
@@ -133,7 +146,7 @@ class Run:
                 self.node.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
         elif not self.let_in:
             self.explain(network.OTHERS_FIRST)
-        elif self.given is not None or not self.ask.needs:
+        elif self.given is not None:
             if self.network.ready():
                 for task in self.tasks:
                     task.advance()
@@ -151,9 +164,10 @@ class Run:
 
     def explain(self, text: str) -> None:
         """Says on every task why it cannot start yet."""
+        reason = "Unschedulable" if self.ask.needs else "WaitingForResources"
         for task in self.tasks:
             if not task.final:
-                self.node.emit(task.view(reason="Unschedulable", message=text))
+                self.node.emit(task.view(reason=reason, message=text))
 
     def _end(self, deleted_at: float) -> None:
         for task in self.tasks:

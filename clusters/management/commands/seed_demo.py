@@ -62,14 +62,15 @@ APPCODES = (
 )
 
 # name, as people say it, cores × 1000, MiB, GPUs. A TensorFlow process takes 700 MiB before it does anything.
+# Small enough for a machine of 2 cores and 8 GiB to run show1, and with 16 GiB one with all 8 GPUs.
 FLAVORS = (
-    ("small", "Small", 500, 1536, 0),
-    ("middle", "Middle", 1000, 2048, 0),
-    ("middle-1-gpu", "Middle + 1 GPU", 1000, 2048, 1),
+    ("small", "Small", 500, 1024, 0),
+    ("middle", "Middle", 1000, 1536, 0),
+    ("middle-1-gpu", "Middle + 1 GPU", 1000, 1536, 1),
     ("large", "Large", 4000, 8192, 0),
-    ("large-2-gpu", "Large + 2 GPU", 4000, 8192, 2),
-    ("large-4-gpu", "Large + 4 GPU", 8000, 16384, 4),
-    ("large-8-gpu", "Large + 8 GPU", 16000, 32768, 8),
+    ("large-2-gpu", "Large + 2 GPU", 2000, 3072, 2),
+    ("large-4-gpu", "Large + 4 GPU", 4000, 6144, 4),
+    ("large-8-gpu", "Large + 8 GPU", 8000, 12288, 8),
 )
 # Per hour: a GPU, a core, a GiB.
 PRICES = (("gpu", Decimal("1.2")), ("cpu", Decimal("0.03")), ("memory", Decimal("0.004")))
