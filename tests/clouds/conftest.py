@@ -46,6 +46,8 @@ def user_home() -> Iterator[Home]:
         (folder / "code" / "datastores").mkdir()
         for module in ("__init__.py", "trees.py"):
             shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
+        (folder / "code" / "portal").mkdir()
+        shutil.copy(ROOT / "portal" / "addresses.py", folder / "code" / "portal")
         compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from clusters.clouds.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
-from clusters.clouds.local import nfs, rclone
+from clusters.clouds.local import nfs, rclone, socks
 from tests.clouds.agents import PATIENCE, Agent, Store, bad_key, role
 
 
@@ -123,6 +126,76 @@ def test_input_without_a_file_is_told_at_once_and_in_the_log_and_stops_nothing(a
         ours = [item for item in agent.seen if isinstance(item, (StorageSeen, TaskSeen)) and item.run_id == run.id]
         told = next(number for number, item in enumerate(ours) if getattr(item, "warning", "") == sentence)
         assert all(isinstance(item, StorageSeen) or item.phase == "Pending" for item in ours[:told])
+
+
+@pytest.mark.as_user
+def test_a_server_leads_rclone_nowhere_that_is_closed(make_agent: Callable[..., Agent], store: Store) -> None:
+    """Neither by a redirect nor when the server itself lies there, as a name may say when the run begins."""
+    agent = make_agent(before="os.environ['PORTAL_DENIED_NETWORKS'] = '127.0.0.3/32'")
+
+    class Secret(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"secret")
+
+    class Strange(Secret):
+        """An S3 server that lists one file, and sends whoever wants it to the other one."""
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            listing = self.path.startswith("/data?")
+            self.send_response(200 if listing else 307)
+            self.send_header("Content-Length", str(len(LISTING) if listing else 0))
+            self.send_header("Location", f"http://127.0.0.3:{secret.server_port}/secret")
+            self.end_headers()
+            self.wfile.write(LISTING if listing else b"")
+
+    asked: list[str] = []
+    with serving(Secret, "127.0.0.3") as secret, serving(Strange, "127.0.0.1") as strange:
+        for server in (strange, secret):
+            endpoint = f"http://{server.server_address[0]}:{server.server_port}"
+            source = dataclasses.replace(store.source("data"), endpoint=endpoint)
+            run = agent.apply(role("true"), mounts=(dataclasses.replace(store.input("data"), source=source),))
+            sentence = f"{endpoint} leads to an address that an administrator does not allow."
+            assert agent.storage(run, "failed").message == f"Input cannot be fetched: {sentence} It is tried again."
+            agent.cloud.delete(run)
+            agent.gone(run)
+    assert asked == []
+
+
+LISTING = b"""<?xml version="1.0"?><ListBucketResult><Name>data</Name><KeyCount>1</KeyCount><IsTruncated>false</IsTruncated>
+<Contents><Key>x</Key><Size>6</Size><LastModified>2026-11-22T13:00:00.000Z</LastModified><ETag>"d"</ETag></Contents>
+</ListBucketResult>"""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], address: str) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer((address, 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_way_out_is_for_who_knows_its_password(store: Store) -> None:
+    """Other programs of this machine see its port, and some machines cannot keep tasks from it."""
+    with socks.proxy(None, None) as url:
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        word = url.partition("rclone:")[2].partition("@")[0].encode()
+        for said, answer in ((b"x" * 32, b"\5\2\1\1"), (word, b"\5\2\1\0")):
+            with socket.create_connection(address) as client:
+                client.sendall(b"\5\1\2" + b"\1\6rclone" + bytes([len(said)]) + said)
+                client.settimeout(PATIENCE)
+                assert client.recv(2) + client.recv(2) == answer
+        with socket.create_connection(address) as client:
+            client.sendall(b"\5\1\0")
+            assert client.recv(2) == b"\5\xff"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
 
 
 def test_waiting_for_data_holds_no_gpu(make_agent: Callable[..., Agent], store: Store) -> None:

@@ -155,7 +155,7 @@ class Data:
             "uid": self.run.uid,
             "mounts": mounts,
         }
-        spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds}
+        spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds, "denied": _denied()}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
 
@@ -183,3 +183,9 @@ class Data:
             self.run.node.wake(self.run)
         else:  # it was killed, or an error of ours ended it
             self.run.node.later(TRY_AGAIN / 5, self.run)
+
+
+def _denied() -> list[str] | None:
+    """The networks that the portal's own setting closes; None where there is none."""
+    networks = os.environ.get("PORTAL_DENIED_NETWORKS")
+    return None if networks is None else [network.strip() for network in networks.split(",") if network.strip()]

@@ -1,6 +1,7 @@
 """Copies between a folder and a bucket by the rclone program, in a sandbox that shows it nothing but this folder.
 
-Keys travel in environment variables only. rclone's JSON log says what was copied, how far it is and what went wrong.
+It reaches the network through `socks` only. Keys travel in environment variables only. rclone's JSON log says what was copied,
+how far it is and what went wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import select
 
-from clusters.clouds.local import sandbox
+from clusters.clouds.local import sandbox, socks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +109,11 @@ def explain(mount: dict[str, Any], errors: list[str]) -> str:
             ),
             f"{where} refused the access key {mount['access_key']} for bucket {mount['bucket']}.",
         ),
-        (("connection refused", "no such host", "i/o timeout", "no route to host"), f"{where} cannot be reached."),
+        (("not allowed by ruleset",), f"{where} leads to an address that an administrator does not allow."),
+        (
+            ("connection refused", "no such host", "i/o timeout", "no route to host", "host unreachable"),
+            f"{where} cannot be reached.",
+        ),
         (("no space left",), "The disk of this machine is full."),
     )
     for needles, sentence in known:
@@ -135,6 +140,21 @@ def _run(
     check: Callable[[], None] = lambda: None,
 ) -> tuple[int, list[str]]:
     """Runs rclone with `lines` as its input: its exit code, and what it said on level error."""
+    with socks.proxy(spec.get("denied"), spec["uid"]) as proxy:
+        return _run_by(proxy, spec, mount, folder, argv, lines, hear, wake, check)
+
+
+def _run_by(
+    proxy: str,
+    spec: dict[str, Any],
+    mount: dict[str, Any],
+    folder: str,
+    argv: list[str],
+    lines: bytes,
+    hear: Callable[[dict[str, Any]], None],
+    wake: int,
+    check: Callable[[], None],
+) -> tuple[int, list[str]]:
     feed = os.memfd_create("names", os.MFD_CLOEXEC)
     with open(os.dup(feed), "wb") as file:
         file.write(lines)
@@ -143,7 +163,7 @@ def _run(
     child = os.fork()
     if child == 0:
         try:
-            _become(spec, mount, folder, argv, feed, says)
+            _become(spec, mount, folder, argv, feed, says, proxy)
         except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
             os.write(says, json.dumps({"level": "error", "msg": str(error)}).encode() + b"\n")
         finally:
@@ -188,7 +208,9 @@ def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
                 return
 
 
-def _become(spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int) -> None:
+def _become(
+    spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int, proxy: str
+) -> None:
     null = os.open("/dev/null", os.O_WRONLY)
     os.dup2(feed, 0)
     os.dup2(null, 1)
@@ -205,6 +227,7 @@ def _become(spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list
     env = {
         "HOME": "/tmp",  # noqa: S108  read-only and empty
         "GOMEMLIMIT": "256MiB",
+        "RCLONE_HTTP_PROXY": proxy,
         "RCLONE_CONFIG_STORE_TYPE": "s3",
         "RCLONE_CONFIG_STORE_PROVIDER": "Other" if mount["endpoint"] else "AWS",
         "RCLONE_CONFIG_STORE_ACCESS_KEY_ID": mount["access_key"],
