@@ -6,7 +6,8 @@ decides, so they do not exist.
 
 from allauth.account import views
 from allauth.socialaccount import views as provider_views
-from django.urls import URLPattern, URLResolver, include, path, re_path
+from allauth.socialaccount.providers.openid_connect import views as openid_views
+from django.urls import URLPattern, URLResolver, path, re_path
 
 from portal import accounts
 
@@ -27,5 +28,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("3rdparty/login/cancelled/", provider_views.login_cancelled, name="socialaccount_login_cancelled"),
     path("3rdparty/login/error/", provider_views.login_error, name="socialaccount_login_error"),
     path("3rdparty/signup/", accounts.provider_knows_too_little, name="socialaccount_signup"),
-    path("", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("oidc/<str:provider_id>/login/", accounts.go_to_provider, name="openid_connect_login"),
+    path("oidc/<str:provider_id>/login/callback/", openid_views.callback, name="openid_connect_callback"),
 ]

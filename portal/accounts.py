@@ -5,18 +5,21 @@ Every page needs a signed-in person unless its view says otherwise (`login_not_r
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
+import requests
 from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordKeyForm
 from allauth.account.signals import password_changed, password_reset
 from allauth.account.utils import filter_users_by_email, filter_users_by_username
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.providers.openid_connect import views as openid_views
 from django import forms
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
@@ -31,6 +34,8 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from portal import actions, events, frame
 from portal.models import User
 from portal.problems import CHOOSE_ANOTHER, problem
+
+log = logging.getLogger(__name__)
 
 # A one-time password was seen by two people: it opens nothing but the choice of another.
 LABELS = {"oldpassword": "Present password", "password1": "New password", "password2": "New password, again"}
@@ -83,6 +88,12 @@ class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: object) -> bool:
         return True
+
+    def on_authentication_error(
+        self, request: HttpRequest, provider: object, error: str | None = None, exception: Exception | None = None,
+        extra_context: object = None,
+    ) -> None:  # fmt: skip
+        log.warning("Nobody was signed in by the identity provider: %s", exception or error)
 
     def get_connect_redirect_url(self, request: HttpRequest, socialaccount: object) -> str:
         return reverse("profile")
@@ -161,6 +172,16 @@ def ask_for_new_password(request: HttpRequest) -> HttpResponseBase:
     if not frame.sends_mail():
         return render(request, "account/password_reset_closed.html")
     return cast("HttpResponseBase", views.password_reset(request))
+
+
+@login_not_required
+def go_to_provider(request: HttpRequest, provider_id: str) -> HttpResponseBase:
+    """allauth asks the provider for its addresses first, and looks for its failures only on the way back."""
+    try:
+        return cast("HttpResponseBase", openid_views.login(request, provider_id))
+    except requests.RequestException as error:
+        log.warning("The identity provider is out of reach: %s", error)
+        return render(request, "socialaccount/authentication_error.html", status=503)
 
 
 @login_not_required

@@ -158,7 +158,7 @@ def test_every_page_of_ours_is_in_the_matrix() -> None:
         get_resolver().resolve(path.format(org=1).partition("?")[0]).url_name
         for path in [*PAGES, *(p for p, _ in ACTIONS)]
     }
-    elsewhere = {"account_reset_password", "socialaccount_signup"}  # for everybody
+    elsewhere = {"account_reset_password", "openid_connect_login", "socialaccount_signup"}  # for everybody
     elsewhere |= {"switch_appcode", "set_theme", "revoke_token", "reset_person_password"}
     assert ours - elsewhere == seen
 

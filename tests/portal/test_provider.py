@@ -45,10 +45,13 @@ def portal(provider: str, settings: Any) -> None:
     settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": [app]}}
 
 
-def sign_in(client: Client, name: str) -> Any:
+BUTTON = "/accounts/oidc/oidc/login/?process=login&next=/appcodes"
+
+
+def sign_in(client: Client, name: str, **more: str) -> Any:
     """As a browser goes: by the button to the provider, where somebody says who they are, and back."""
-    asked = client.post("/accounts/oidc/oidc/login/?process=login&next=/appcodes")
-    said = requests.post(asked["Location"], data={"sub": name}, allow_redirects=False, timeout=30)
+    asked = client.post(BUTTON)
+    said = requests.post(asked["Location"], data={"sub": name, **more}, allow_redirects=False, timeout=30)
     back = urlsplit(said.headers["Location"])
     assert back.path == "/accounts/oidc/oidc/login/callback/", back
     return client.get(f"{back.path}?{back.query}", follow=True)
@@ -73,4 +76,19 @@ def test_an_address_that_somebody_has_is_not_taken(people: Any, portal: None) ->
     assert User.objects.count() == 5
     typed = {"username": "alyss", "email": "ceo@example.com"}
     assert client.post("/accounts/3rdparty/signup/", typed).status_code == 409, "nor may another be typed"
+    assert User.objects.count() == 5
+
+
+def test_what_the_provider_does_not_do_is_told(
+    people: Any, portal: None, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Client()
+    assert "did not agree" in client.get("/accounts/3rdparty/login/cancelled/").content.decode()
+    # It says so without the state that it was given, so nobody knows who it was.
+    assert "could not be signed in" in sign_in(client, "carol", action="deny").content.decode()
+    (app,) = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
+    away = app | {"settings": {"server_url": f"http://127.0.0.1:{free_port()}"}}
+    settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": [away]}}
+    assert "was out of reach" in client.post(BUTTON).content.decode()
+    assert "Connection refused" in caplog.text
     assert User.objects.count() == 5
