@@ -139,7 +139,11 @@ def valkey(folder: Path, port: int, password: str) -> Service:
 
 
 def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
-    """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs."""
+    """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs.
+
+    It is for the portal itself and the data of runs, whose requests it answers as S3 does, and its keys are given to nobody
+    else: rclone 1.75 says yes to tags, ACLs, holds, copies of parts and conditions, and destroys or replaces the object.
+    """
     private_folder(folder)
     # A file's MD5 is its ETag. It is remembered here; rclone would read every file for each listing, HEAD and range of it.
     hashes = private_folder(folder.with_name(f"{folder.name}-hashes"))
