@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import struct
+import uuid
 
 import pytest
 
 from clusters.clouds.local import rlimits, seccomp
+from clusters.clouds.local.tasks import LOG_REMOVED
 from tests.clouds.agents import Agents, Home, role
 
 pytestmark = pytest.mark.as_user
@@ -26,7 +29,7 @@ for _ in range(800):
     if child == 0:
         signal.pause()
     made += 1
-print("made", made, flush=True)
+print(f"made {made}")
 signal.pause()
 '"""
 
@@ -34,7 +37,7 @@ signal.pause()
 def test_a_task_that_makes_processes_without_end_stops_nobody_else(make_agent: Agents) -> None:
     agent = make_agent("--processes", "400")
     bomb = agent.apply(role(BOMB))
-    made = int(agent.until_output(bomb, "made").split()[-1])
+    made = int(agent.until_output(bomb, "\n").split()[-1])
     if rlimits.own_pid_max():
         assert 90 < made < 400
     else:
@@ -71,6 +74,48 @@ def test_dev_shm_is_as_large_as_the_memory_of_the_task_and_has_no_endless_names(
     lines = agent.output(run).splitlines()
     assert str(32 << 20) in lines
     assert 1000 < int(lines[-1]) < 32 * 64
+
+
+def test_no_run_starts_while_the_disk_is_nearly_full_and_what_runs_goes_on(make_agent: Agents) -> None:
+    agent = make_agent()
+    running = agent.apply(role("sleep 600"))
+    agent.running(running)
+    agent.signal(signal.SIGKILL)
+    agent.options = ("--free-disk-gb", "1000000")
+    agent.start()
+    waits = agent.apply(role("true"))
+    told = agent.until(lambda: agent.task(waits))
+    assert (told.phase, told.reason) == ("Pending", "WaitingForResources")
+    assert told.message.startswith("Waits for disk: ")
+    assert "none starts below 1e+06. An administrator can make room" in told.message
+    assert [task.phase for task in agent.listed(running)] == ["Running"]
+    agent.signal(signal.SIGKILL)
+    agent.options = ()
+    agent.start()
+    assert agent.ended(waits).phase == "Succeeded"
+
+
+def test_of_many_attempts_the_logs_of_the_first_and_the_last_are_kept(make_agent: Agents) -> None:
+    agent = make_agent()
+    run = agent.apply(role("echo mine; exit 1", retries=6))
+    agent.ended(run)
+    agent.signal(signal.SIGKILL)
+    # Five more that ended long ago, so that nobody has to wait for them.
+    first = agent.task_folder(run)
+    seen = json.loads((first / "seen.json").read_text())
+    seen["finished_at"] = seen["scheduled_at"] = seen["started_at"] = "2020-01-01T00:00:00+00:00"
+    for attempt in range(1, 6):
+        folder = agent.task_folder(run, f"worker-0-{attempt}")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(first, folder)
+        (folder / "seen.json").write_text(json.dumps(seen | {"attempt": attempt, "uid": str(uuid.uuid4())}))
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, agent.home.uid or -1, -1)
+    agent.start()
+    agent.ended(run, attempt=6)
+    logs = [agent.output(run, attempt=attempt) for attempt in range(7)]
+    assert [log == "mine\n" for log in logs] == [True, True, False, True, True, True, True]
+    assert logs[2] == LOG_REMOVED
 
 
 FORBIDDEN = "unshare -Urm true; unshare -n true; echo $?; grep Seccomp: /proc/self/status"

@@ -148,6 +148,7 @@ async def run(args: argparse.Namespace) -> None:
         args.reserved_gb,
         args.processes,
         args.file_gb,
+        args.free_disk_gb,
         args.shared_network,
     )
     node = Node(args.dir, found, options)
@@ -217,6 +218,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--processes", type=int, default=4096, help="most processes of a task, threads too (default 4096)"
+    )
+    parser.add_argument(
+        "--free-disk-gb", type=float, help="GiB of disk without which no run starts (5, or a twentieth)"
     )
     parser.add_argument("--file-gb", type=float, default=0, help="GiB of a task's largest file (a quarter of the disk)")
     parser.add_argument(

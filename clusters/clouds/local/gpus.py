@@ -28,12 +28,16 @@ class Gpus:
     simulated: bool
 
     def binds(self, ids: tuple[str, ...]) -> list[Bind]:
-        """The device files for a task that holds `ids`."""
+        """The device files for a task that holds `ids`, and where its libraries look up how GPUs are connected."""
         if self.simulated or not ids:
             return []
         shared = [path for path in sorted(Path("/dev").glob("nvidia*")) if not path.name[6:].isdecimal()]
         paths = [str(path) for path in shared] + [self.devices[gpu] for gpu in ids]
-        return [{"source": path, "target": path} for path in paths]
+        binds: list[Bind] = [{"source": path, "target": path} for path in paths]
+        for place, names in (("/sys/devices", "pci*"), ("/sys/bus", "pci"), ("/sys/module", "nvidia*")):
+            found = [str(path) for path in sorted(Path(place).glob(names))]
+            binds += [{"source": path, "target": path, "read_only": True} for path in found]
+        return binds
 
 
 def find(simulated: int, *, ignore_real: bool = False) -> Gpus:

@@ -37,14 +37,16 @@ FIRST_UID = 200_000
 LAUNCHES = 8
 TRY_AGAIN = 5.0
 LOG_LIMIT = 64 * 1024 * 1024
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Options:
     """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
     each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
-    `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk. With
-    `may_share_network` several appcodes run side by side even where their networks cannot be kept apart."""
+    `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk; `free_disk_gb`
+    the GiB without which no run starts, None for what `least_free` thinks right. With `may_share_network` several appcodes
+    run side by side even where their networks cannot be kept apart."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -54,6 +56,7 @@ class Options:
     reserved_gb: float | None = None
     processes: int = 4096
     file_gb: float = 0.0
+    free_disk_gb: float | None = None
     may_share_network: bool = False
 
 
@@ -75,10 +78,11 @@ class Node:
         for name in ("runs", "trash"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         disk = os.statvfs(folder)
+        self.least_free = least_free(disk.f_frsize * disk.f_blocks, options.free_disk_gb)
         self.limits: rlimits.Limits = {
             "processes": options.processes,
             "together": rlimits.together(),
-            "file_bytes": int(options.file_gb * (1 << 30)) or disk.f_frsize * disk.f_blocks // 4,
+            "file_bytes": int(options.file_gb * GIB) or disk.f_frsize * disk.f_blocks // 4,
         }
         known = read_json(folder / "cloud.json")
         if known is None:
@@ -185,6 +189,11 @@ class Node:
         queue = self.queue
         if not queue:
             return
+        if problem := self.disk_problem():
+            for run in queue:
+                run.explain(problem)
+                self.later(TRY_AGAIN, run)
+            return
         placed = scheduler.place(self.free, self.free_room, [run.ask for run in queue])
         for run in queue:
             if run.ref.id in placed:
@@ -193,6 +202,18 @@ class Node:
         free, room = self.free, self.free_room
         for position, run in enumerate(run for run in queue if run.given is None):
             run.explain(scheduler.explain(run.ask, free, self.gpus.slots, room, self.room, position))
+
+    def disk_problem(self) -> str:
+        """Why no run may start now; "" when there is room on the disk."""
+        disk = os.statvfs(self.folder)
+        free = disk.f_frsize * disk.f_bavail
+        if free >= self.least_free:
+            return ""
+        least = f"none starts below {self.least_free / GIB:.3g}"
+        return (
+            f"Waits for disk: {free / GIB:.2g} GiB are free where runs are kept, and {least}. "
+            "An administrator can make room or change LOCAL_CLOUD_FREE_DISK_GB."
+        )
 
     @property
     def queue(self) -> list[Run]:
@@ -340,6 +361,11 @@ class Node:
         processes.run_once(shim.__file__, folder)
         status = read_json(folder / "status.json") or {}
         return "" if status.get("exit") == 0 else status.get("error") or "Tasks cannot be started here."
+
+
+def least_free(disk: int, given_gb: float | None) -> int:
+    """The bytes of `disk` that runs leave to everybody else when they start."""
+    return min(5 * GIB, disk // 20) if given_gb is None else int(given_gb * GIB)
 
 
 def machine_room(cpu_overcommit: float, reserved_gb: float | None) -> scheduler.Room:

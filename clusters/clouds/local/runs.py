@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.local import network, sandbox, wire
-from clusters.clouds.local.data import Data
+from clusters.clouds.local.data import TRY_AGAIN, Data
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.scheduler import Ask, Given, Room
 from clusters.clouds.local.tasks import Task
@@ -139,6 +139,10 @@ class Run:
         if all(task.final for task in self.tasks):
             self.network.stop()
             self.data.finish()
+            return
+        if not self.data.prepared and self.given is None and (problem := self.node.disk_problem()):
+            self.explain(problem)
+            self.node.later(TRY_AGAIN, self)
             return
         self.data.start()
         if not self.data.ready:

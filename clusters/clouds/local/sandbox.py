@@ -53,7 +53,19 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 
-SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/sys")
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# What programs read of /etc (names, certificates, libraries, terminals, fonts), and how many processors there are. All else
+# there is the machine's own business. A GPU brings more of /sys along (gpus.py).
+_SETTINGS = (
+    "/etc/alternatives", "/etc/bash.bashrc", "/etc/ca-certificates", "/etc/crypto-policies", "/etc/fonts",
+    "/etc/gai.conf", "/etc/glvnd", "/etc/group", "/etc/host.conf", "/etc/hosts", "/etc/inputrc", "/etc/ld.so.cache",
+    "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/locale.alias", "/etc/locale.conf", "/etc/localtime", "/etc/magic",
+    "/etc/mime.types", "/etc/mtab", "/etc/networks", "/etc/nsswitch.conf", "/etc/OpenCL", "/etc/os-release",
+    "/etc/passwd", "/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs", "/etc/profile", "/etc/protocols",
+    "/etc/resolv.conf", "/etc/rpc", "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/terminfo",
+    "/etc/timezone", "/etc/vulkan", "/etc/xdg", "/sys/devices/system/cpu", "/sys/devices/system/node",
+    "/sys/kernel/mm/transparent_hugepage",
+)  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -181,6 +193,12 @@ def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool, memo
         for folder in SYSTEM_FOLDERS:
             step = folder
             _system(root, folder)
+        for path in _SETTINGS:
+            step = path
+            _bind(
+                root,
+                {"source": path, "target": path, "read_only": True, "link": os.path.islink(path), "optional": True},
+            )
         step = "/etc/resolv.conf"
         _resolver(root)
         step = "/dev"

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from clusters.clouds.local.runs import Run
 
 LOG_TAIL = 4096
+# Of a task that is started again and again the logs of so many attempts are kept: of the first, and of the last.
+FIRST_LOGS, LAST_LOGS = 1, 4
+LOG_REMOVED = (
+    f"[The log of this attempt was removed: of a task the first and the last {LAST_LOGS} attempts keep theirs.]\n"
+)
 LOST = "The process that watched over this task was lost, so the task was ended."
 
 
@@ -235,12 +240,19 @@ class Task:
         write_json(self.folder / "seen.json", _plain(seen), durable=True)
         self.run.node.emit(seen)
         self.run.node.discard(self.folder / "tmp")
+        self._drop_log(self.attempt - LAST_LOGS)
         self.ended.append(seen)
         if self.spec is not None and self.spec["cgroup"]:
             limits.remove(Path(self.spec["cgroup"]))
         self.spec = None
         self.asked_to_stop = self.shim_ended = False
         self.attempt += 1
+
+    def _drop_log(self, attempt: int) -> None:
+        """Puts a sentence in the place of the log of an old attempt."""
+        if attempt >= FIRST_LOGS:
+            log = self.folder.with_name(f"{self.role.role}-{self.index}-{attempt}") / "log"
+            log.write_text(LOG_REMOVED)
 
     def _end(self, status: dict[str, Any], asked: str, witnessed: bool) -> TaskSeen:
         seen = self.view(started_at=when(status.get("started_at")), finished_at=when(status.get("finished_at")))
