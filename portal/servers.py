@@ -170,6 +170,7 @@ AGENT_SETTINGS = {
     "LOCAL_CLOUD_TASK_PROCESSES": "--processes",
     "LOCAL_CLOUD_FILE_GB": "--file-gb",
     "LOCAL_CLOUD_FREE_DISK_GB": "--free-disk-gb",
+    "PORTAL_TASK_NETWORK": "--network",
 }
 
 

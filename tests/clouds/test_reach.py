@@ -47,7 +47,7 @@ PROGRAM = """
 import json, os, socket, sys, threading
 
 names = {line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line}
-if names != {"lo"}:
+if "ALONE" in os.environ and names != {"lo"}:
     sys.exit(f"This task sees the interfaces {names}.")
 
 def bound(family, address):
@@ -100,8 +100,8 @@ def program(agent: Agent) -> str:
     return str(folder)
 
 
-def line(does: str, targets: dict[str, tuple[str, object]]) -> str:
-    return f"python reach.py {does} {shlex.quote(json.dumps(targets))}"
+def line(does: str, targets: dict[str, tuple[str, object]], *, alone: bool = True) -> str:
+    return f"{'ALONE=1 ' if alone else ''}python reach.py {does} {shlex.quote(json.dumps(targets))}"
 
 
 @pytest.fixture
@@ -175,7 +175,9 @@ def test_a_task_reaches_its_own_run_and_nothing_else(
         assert agent.ended(run, index=1).phase == "Succeeded", agent.output(run, index=1)
         assert json.loads(agent.output(run, index=1)) == list(bobs)
 
-        command = agent.cloud.exec(run, "worker", 0, ["python", "reach.py", "ask", json.dumps(everything)])
+        command = agent.cloud.exec(
+            run, "worker", 0, ["env", "ALONE=1", "python", "reach.py", "ask", json.dumps(everything)]
+        )
         code, output, errors = heard(command)
         assert code == 0, errors
         assert json.loads(output) == list(bobs)

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clusters.clouds.base import CloudRefused, Plan, S3Source
+from clusters.clouds.closed import PRIVATE
 from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.settings import Settings
 
@@ -26,8 +27,6 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _INSIDE = re.compile(r"[^.]+\.([^.]+)\.svc(\.[a-z0-9.-]+)?")
 _ANY = ("0.0.0.0/0", "::/0")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# Behind the prefix of NAT64 lie all addresses of IPv4, the private ones too.
-_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7", str(_NAT64))
 
 
 def dns(settings: Settings) -> Rule:
@@ -73,7 +72,7 @@ def why_closed(endpoint: str, settings: Settings) -> str:
     address = _address(host)
     if address and _in(address, settings.closed_networks):
         return f"Tasks may not reach {host}: an administrator closed its network."
-    if address and _in(address, _PRIVATE) and not _in(address, settings.storage_networks):
+    if address and _in(address, PRIVATE) and not _in(address, settings.storage_networks):
         return (
             f"Tasks may not reach {host}: ask an administrator to open this address among the networks with storage of the "
             "Kubernetes cluster."
@@ -88,7 +87,7 @@ def _to(host: str, port: int, settings: Settings) -> Rule:
         return {"to": [_namespace(inside[1])]}
     if address := _address(host):
         return {"to": [{"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}], "ports": ports}
-    public = [_all_but(network, (*settings.closed_networks, *_PRIVATE)) for network in _ANY]
+    public = [_all_but(network, (*settings.closed_networks, *PRIVATE)) for network in _ANY]
     return {
         "to": public + [_all_but(each, settings.closed_networks) for each in settings.storage_networks],
         "ports": ports,

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from clusters.clouds.closed import NEAR
+
 # The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
 GPU = "nvidia.com/gpu"
 GPU_MODEL = "nvidia.com/gpu.product"
@@ -195,7 +197,7 @@ class Settings:
         description="From there the ports of tasks are reached. Empty for nobody.",
     )
     closed_networks: tuple[Network, ...] = Field(
-        default=("127.0.0.0/8", "169.254.0.0/16", "100.100.100.200/32", "::1/128", "fe80::/10", "fd00:ec2::254/128"),
+        default=NEAR,
         title="Closed networks",
         description="What tasks never reach, whatever their datastores and the networks with storage say; by default the "
         "metadata services of clouds. Public addresses of nodes and of the API server belong here too.",

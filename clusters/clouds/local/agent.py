@@ -150,6 +150,7 @@ async def run(args: argparse.Namespace) -> None:
         args.file_gb,
         args.free_disk_gb,
         args.shared_network,
+        args.network == "on",
     )
     node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
@@ -159,7 +160,7 @@ async def run(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     node.probe()
-    for problem in filter(None, (node.cannot_isolate, node.shares_network)):
+    for problem in filter(None, (node.cannot_isolate, node.shares_network, node.no_outside)):
         log.error("%s", problem)
     node.resume()
     server = await asyncio.start_unix_server(
@@ -223,6 +224,9 @@ def main() -> None:
         "--free-disk-gb", type=float, help="GiB of disk without which no run starts (5, or a twentieth)"
     )
     parser.add_argument("--file-gb", type=float, default=0, help="GiB of a task's largest file (a quarter of the disk)")
+    parser.add_argument(
+        "--network", choices=("off", "on"), default="off", help="on: tasks reach the internet, by pasta"
+    )
     parser.add_argument(
         "--shared-network",
         action="store_true",

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusters.clouds.local import holder, processes
-from clusters.clouds.local.files import read_json
+from clusters.clouds.local import holder, leading_out, processes
+from clusters.clouds.local.files import read_json, write_json
 
 if TYPE_CHECKING:
     from clusters.clouds.local.node import Node
     from clusters.clouds.local.runs import Run
 
 TRY_AGAIN = 5.0
+HOLDER_UID = 199_998
 LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
 OTHERS_FIRST = (
     "Waits until the runs of another appcode are over: this machine cannot keep the networks of runs apart, so one appcode "
     "at a time runs here. An administrator can allow more (PORTAL_SHARED_NETWORK)."
 )
 INSIDE = "Tasks reach the tasks of their own run and nothing else: no other run, no server, no internet."
+OUTSIDE = "Tasks reach the tasks of their own run and public addresses (IPv4); no other run and nothing private."
+NO_PASTA = (
+    "An administrator opened the internet to tasks, but pasta (Debian package passt) is not installed on this machine."
+)
 SHARED = "they reach each other and every server that listens on it."
 
 
@@ -65,6 +71,7 @@ class Network:
         elif not self.waits:
             self.folder.mkdir(exist_ok=True)
             (self.folder / "status.json").unlink(missing_ok=True)
+            write_json(self.folder / "spec.json", spec(self.run.node, outside=self.run.node.outside))
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False
 
@@ -91,12 +98,21 @@ class Network:
         self.run.node.wake(self.run)
 
 
+def spec(node: Node, *, outside: bool) -> dict[str, Any]:
+    """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
+    if not outside:
+        return {"outside": None}
+    uid = None if os.geteuid() else HOLDER_UID
+    return {"outside": {"pasta": node.pasta, "uid": uid, "script": leading_out.__file__, "flags": leading_out.FLAGS}}
+
+
 @contextmanager
-def held(folder: Path) -> Iterator[tuple[str, str]]:
+def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A network for a moment, at once: what a task's spec says of it, and why there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     processes.end(folder)  # of an agent that was killed at this place
     (folder / "status.json").unlink(missing_ok=True)
+    write_json(folder / "spec.json", told)
     processes.start(holder.__file__, folder)
     try:
         yield str(folder), (read_json(folder / "status.json") or {"error": ""})["error"]
@@ -107,7 +123,7 @@ def held(folder: Path) -> Iterator[tuple[str, str]]:
 def note(node: Node) -> str:
     """What people must know of the network of tasks here."""
     if not node.shares_network:
-        return INSIDE
+        return OUTSIDE if node.outside else " ".join(filter(None, (INSIDE, node.no_outside)))
     if node.may_share_network:
         return f"An administrator lets several appcodes share this machine's network: {SHARED} {node.shares_network}"
     return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {node.shares_network}"

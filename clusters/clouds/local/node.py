@@ -58,6 +58,7 @@ class Options:
     file_gb: float = 0.0
     free_disk_gb: float | None = None
     may_share_network: bool = False
+    outside: bool = False
 
 
 class Node:
@@ -104,6 +105,8 @@ class Node:
         purged = folder / "purged"
         self.purged = {int(line) for line in purged.read_text().split()} if purged.exists() else set()
         self.cannot_isolate = ""
+        self.wants_outside, self.pasta = options.outside, shutil.which("pasta")
+        self.outside, self.no_outside = False, ""  # whether tasks reach the internet, and why not although they should
         self.shares_network = ""  # why tasks have no network of their own here
         self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
         self.cgroup = limits.find(f"elearn-{self.id}")
@@ -343,10 +346,17 @@ class Node:
 
         `cannot_isolate` and `shares_network` say what is wrong.
         """
-        with network.held(self.folder / "probe" / "network") as (place, problem):
-            failed = problem or self._try(place)
+        place = self.folder / "probe" / "network"
+        with network.held(place, network.spec(self, outside=False)) as (joined, problem):
+            failed = problem or self._try(joined)
         self.cannot_isolate = self._try("") if failed else ""
         self.shares_network = "" if self.cannot_isolate else failed
+        self.outside, self.no_outside = False, ""
+        if self.wants_outside and not failed:
+            self.no_outside = network.NO_PASTA
+            if self.pasta:
+                with network.held(place, network.spec(self, outside=True)) as (_, self.no_outside):
+                    self.outside = not self.no_outside
 
     def _try(self, place: str) -> str:
         """Starts a task that does nothing in the network `place`; what was wrong, or ""."""

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusters.clouds.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
-from clusters.clouds.local import network, sandbox, wire
+from clusters.clouds.local import leading_out, network, sandbox, wire
 from clusters.clouds.local.data import TRY_AGAIN, Data
 from clusters.clouds.local.files import read_json, write_json
 from clusters.clouds.local.scheduler import Ask, Given, Room
@@ -195,6 +196,9 @@ class Run:
         """What the tasks of this run see besides the system."""
         image = self.plan.image
         binds = sandbox.python_binds(image.environment)
+        resolver = os.path.realpath("/etc/resolv.conf")
+        if self.node.outside and os.path.isfile(resolver):
+            binds.append({"source": leading_out.RESOLVER, "target": resolver, "read_only": True})
         if image.program:
             binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})
         for number, mount in enumerate(self.plan.mounts):

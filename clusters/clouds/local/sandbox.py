@@ -133,6 +133,11 @@ def hide_arguments() -> None:
     ctypes.memmove(start, b"task", min(4, end - start))
 
 
+def be_seen() -> None:
+    """Processes of the same uid may look into the caller again, which changed its uid."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+
+
 def setns(pidfd: int, flags: int) -> None:
     """Joins the namespaces `flags` of the process behind `pidfd` (Linux 5.8)."""
     _check(_libc.setns(pidfd, flags), "setns")
