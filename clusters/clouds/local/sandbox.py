@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 
 from clusters.clouds.local import seccomp
 
@@ -54,16 +55,17 @@ _SYS_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# What programs read of /etc (names, certificates, libraries, terminals, fonts), and how many processors there are. All else
-# there is the machine's own business. A GPU brings more of /sys along (gpus.py).
+# What programs read of /etc (names, certificates, libraries, fonts), and how many processors there are. All else there is the
+# machine's own business. A GPU brings more of /sys along (gpus.py). Files are copied: a mount each would cost every task more.
 _SETTINGS = (
-    "/etc/alternatives", "/etc/bash.bashrc", "/etc/ca-certificates", "/etc/crypto-policies", "/etc/fonts",
-    "/etc/gai.conf", "/etc/glvnd", "/etc/group", "/etc/host.conf", "/etc/hosts", "/etc/inputrc", "/etc/ld.so.cache",
-    "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/locale.alias", "/etc/locale.conf", "/etc/localtime", "/etc/magic",
-    "/etc/mime.types", "/etc/mtab", "/etc/networks", "/etc/nsswitch.conf", "/etc/OpenCL", "/etc/os-release",
-    "/etc/passwd", "/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs", "/etc/profile", "/etc/protocols",
-    "/etc/resolv.conf", "/etc/rpc", "/etc/services", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/terminfo",
-    "/etc/timezone", "/etc/vulkan", "/etc/xdg", "/sys/devices/system/cpu", "/sys/devices/system/node",
+    "/etc/bash.bashrc", "/etc/gai.conf", "/etc/group", "/etc/host.conf", "/etc/hosts", "/etc/inputrc",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/locale.alias", "/etc/locale.conf", "/etc/localtime", "/etc/mime.types",
+    "/etc/mtab", "/etc/networks", "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd", "/etc/profile",
+    "/etc/protocols", "/etc/resolv.conf", "/etc/rpc", "/etc/services", "/etc/ssl/openssl.cnf", "/etc/timezone",
+)  # fmt: skip
+_SETTING_FOLDERS = (
+    "/etc/alternatives", "/etc/crypto-policies", "/etc/fonts", "/etc/OpenCL", "/etc/pki/ca-trust/extracted",
+    "/etc/pki/tls/certs", "/etc/ssl/certs", "/sys/devices/system/cpu", "/sys/devices/system/node",
     "/sys/kernel/mm/transparent_hugepage",
 )  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -198,12 +200,12 @@ def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool, memo
         for folder in SYSTEM_FOLDERS:
             step = folder
             _system(root, folder)
+        for path in _SETTING_FOLDERS:
+            step = path
+            _bind(root, {"source": path, "target": path, "read_only": True, "optional": True})
         for path in _SETTINGS:
             step = path
-            _bind(
-                root,
-                {"source": path, "target": path, "read_only": True, "link": os.path.islink(path), "optional": True},
-            )
+            _copy(path, root + path)
         step = "/etc/resolv.conf"
         _resolver(root)
         step = "/dev"
@@ -230,6 +232,16 @@ def _system(root: str, folder: str) -> None:
         os.mkdir(root + folder)
         mount(folder, root + folder, None, _MS_BIND | _MS_REC)
         seal(root + folder, _ATTR_RDONLY | _ATTR_NOSUID)
+
+
+def _copy(path: str, target: str) -> None:
+    """A link as it is, a file when everybody may read it, and nothing when it is not there."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+    elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IROTH:
+        with open(path, "rb") as source, open(target, "xb") as copy:
+            copy.write(source.read())
 
 
 def _resolver(root: str) -> None:
