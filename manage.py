@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The portal's command line. `manage.py up` makes what the settings need, so it runs before they are read."""
+"""The portal's command line. `manage.py up` makes what the settings need; other commands find it at the portal that runs."""
 
 import os
 import sys
@@ -10,6 +10,13 @@ def main() -> None:
         from portal.up import main as up
 
         sys.exit(up(sys.argv[2:]))
+    from portal.services import ServiceError
+    from portal.up.running import settings_beside
+
+    try:
+        os.environ |= settings_beside(os.environ)
+    except ServiceError as error:
+        sys.exit(str(error))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
     from django.core.management import execute_from_command_line
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from portal.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
+from portal.up.running import folder_of
 
 NEEDED_MB = 500
 LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name
@@ -46,7 +47,7 @@ class Data:
     def open(cls, given: Mapping[str, str]) -> Iterator[Data]:
         """Checks everything that can be checked before anything is started; raises ServiceError with a sentence."""
         port = _port(given.get("PORTAL_PORT") or "8000")
-        folder = Path(given.get("PORTAL_DATA") or "var").absolute()
+        folder = folder_of(given)
         _make(folder)
         with _locked(folder / "up.lock", port):
             _check_port(port)

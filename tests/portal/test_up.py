@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -19,7 +20,7 @@ from portal import services
 from portal.services import ServiceError
 from portal.up import programs
 from portal.up.data import Data
-from tests.running import Portal, eventually, up_once
+from tests.running import ROOT, Portal, environment, eventually, up_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
 
@@ -83,6 +84,14 @@ def test_secrets_are_private_and_in_no_command_line_or_log(portal):
     for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "VALKEY_PASSWORD", "PORTAL_S3_SECRET_KEY"):
         assert portal.secret(name) not in lines
         assert portal.secret(name) not in logs
+
+
+def test_a_command_beside_it_works_on_its_database(portal):
+    done = subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--check"],
+        cwd=ROOT, env=environment(portal.data, portal.port), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_killed_program_is_started_again(portal):

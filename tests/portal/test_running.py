@@ -1,0 +1,83 @@
+"""Commands that are typed beside a running portal: they find its settings, or say in a sentence why not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portal.services import ServiceError
+from portal.up.running import settings_beside
+from tests.running import ROOT, environment
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A data folder that this process holds as `up` does."""
+    tmp_path.chmod(0o755)
+    with (tmp_path / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"process {os.getpid()}, port 8000")
+        lock.flush()
+        yield tmp_path
+
+
+@pytest.fixture
+def program() -> Iterator[None]:
+    """A program of the portal, with its settings, that waits for the end of its input."""
+    env = {"PORTAL_SECRET_KEY": "made", "DATABASE_URL": "postgresql:///there", "EMAIL_URL": "given-to-up", "PATH": ""}
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"], env=env, stdin=-1, stdout=-1
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield
+        process.kill()
+
+
+def test_what_is_not_set_comes_from_the_portal_that_runs(held: Path, program: None) -> None:
+    given = {"PORTAL_DATA": str(held), "DATABASE_URL": "postgresql:///mine", "PATH": "/bin"}
+    assert settings_beside(given) == {"PORTAL_SECRET_KEY": "made", "EMAIL_URL": "given-to-up"}
+
+
+@pytest.mark.parametrize("name", ["PORTAL_SECRET_KEY", "PORTAL_SECRET_KEY_FILE"])
+def test_settings_that_were_made_by_hand_are_alone(held: Path, program: None, name: str) -> None:
+    assert settings_beside({"PORTAL_DATA": str(held), name: "mine"}) == {}
+
+
+def test_a_portal_without_programs_is_starting_or_stopping(held: Path) -> None:
+    with pytest.raises(ServiceError, match="starting or stopping; try again"):
+        settings_beside({"PORTAL_DATA": str(held)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_another_users_settings_stay_theirs(held: Path, program: None, mode: int) -> None:
+    (held / "up.lock").chmod(mode)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ServiceError, match="is another user's; run this as that user, or as root"):
+            settings_beside({"PORTAL_DATA": str(held)})
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_without_a_portal_it_is_one_sentence(tmp_path: Path, kept: bool) -> None:
+    if kept:
+        (tmp_path / "up.lock").write_text("process 1, port 8000")
+    done: Any = subprocess.run(
+        [sys.executable, "manage.py", "unknown_runs"],
+        cwd=ROOT, env=environment(tmp_path, 8000), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"No portal runs with its data in {tmp_path}, and this command needs its settings. Start it"
+    )
+    assert done.stderr.count("\n") == 1
