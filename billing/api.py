@@ -15,6 +15,8 @@ from portal.access import appcode_for
 from portal.api import person
 from portal.pagination import text
 
+# Not empty: what is not said is left out.
+MOMENT = {"type": "string", "minLength": 1}
 WHEN = "A day like 2026-01-31 (UTC) or a time like 2026-01-31T18:00:00Z."
 
 
@@ -24,8 +26,10 @@ class AppcodeUsage(APIView):
         summary="GPU-seconds and cost of an appcode in a period, and which run and role used how much",
         description="Exact to the second, including what is still running.",
         parameters=[
-            OpenApiParameter("from", str, description=f"{WHEN} Default: the beginning of this month."),
-            OpenApiParameter("to", str, description=f"{WHEN} A day counts as a whole. Default: the end of the month."),
+            OpenApiParameter("from", MOMENT, description=f"{WHEN} Default: the beginning of this month."),
+            OpenApiParameter(
+                "to", MOMENT, description=f"{WHEN} A day counts as a whole. Default: the end of the month."
+            ),
         ],
         responses=UsageDocument,
     )

@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 
 from billing import exports
 from billing.exports import CONTENT_TYPES, FORMATS, Format
+from billing.periods import MONTH_PATTERN
 from portal.access import appcodes_for
 from portal.api import person
 from portal.errors import Invalid
@@ -54,7 +55,9 @@ class FocusExport(APIView):
         description="Of all appcodes that I may see. `BilledCost` adds up to what the month's invoices ask for. A month that is "
         "open has what was posted so far, on no invoice. Decimal numbers are exact.",
         parameters=[
-            OpenApiParameter("month", str, required=True, description="Like 2026-10."),
+            OpenApiParameter(
+                "month", {"type": "string", "pattern": MONTH_PATTERN}, required=True, description="Like 2026-10."
+            ),
             OpenApiParameter("format", str, enum=FORMATS, description="Default: csv."),
             OpenApiParameter("appcode", str, description="Only of this appcode."),
         ],

@@ -32,13 +32,14 @@ from billing.invoice_serializers import (
     invoice_document,
     invoice_summary,
 )
+from billing.periods import MONTH_PATTERN
 from billing.usage import floor
 from portal.access import appcode_for, appcodes_for, require_administrator
 from portal.api import person
 from portal.errors import Invalid
 from portal.pagination import PAGE_PARAMETERS, page, text
 
-MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$")
+MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=MONTH_PATTERN)
 
 
 class Invoices(APIView):
@@ -48,7 +49,9 @@ class Invoices(APIView):
         parameters=[
             *PAGE_PARAMETERS,
             OpenApiParameter("appcode", str, description="Only of this appcode."),
-            OpenApiParameter("month", str, description="Only of this month, like 2026-10."),
+            OpenApiParameter(
+                "month", {"type": "string", "pattern": MONTH_PATTERN}, description="Only of this month, like 2026-10."
+            ),
         ],
         responses=InvoicePage,
     )

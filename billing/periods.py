@@ -12,6 +12,8 @@ from itertools import pairwise
 from portal.errors import FieldError, Invalid
 
 DAY = dt.timedelta(days=1)
+# How people and addresses write a month, for descriptions of them.
+MONTH_PATTERN = r"^20[0-9]{2}-(0[1-9]|1[0-2])$"
 # Beyond this many days a chart has a column for each month.
 MAX_DAILY = 62
 EARLIEST, LATEST = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)

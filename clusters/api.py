@@ -44,13 +44,14 @@ from clusters.specs import ClusterManifest
 from portal.access import OPERATE, appcode_for
 from portal.api import person
 from portal.errors import Invalid
-from portal.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, page, text
+from portal.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, page, text, whole
 
 LIST_PARAMETERS = [
     *PAGE_PARAMETERS,
     SEARCH_PARAMETER,
     OpenApiParameter("phase", str, enum=list(Run.Phase.values), description="Several are divided by commas."),
 ]
+MAX_RUN = 2**31 - 1
 EXAMPLE = OpenApiExample(
     "Parameter servers",
     request_only=True,
@@ -231,12 +232,16 @@ class ClusterUsage(APIView):
     @extend_schema(
         operation_id="clusters_usage",
         summary="What a cluster has used and what it costs",
-        parameters=[OpenApiParameter("run", int, description="Whose segments to show; the latest run when absent.")],
+        parameters=[
+            OpenApiParameter(
+                "run", whole(1, MAX_RUN), description="Whose segments to show; the latest run when absent."
+            )
+        ],
         responses=ClusterUsageDocument,
     )
     def get(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)
-        chosen = number(request, "run", default=0, low=1, high=2**31 - 1)
+        chosen = number(request, "run", default=0, low=1, high=MAX_RUN)
         run = run_for(person(request), code, name, chosen) if chosen else cluster.current_run
         now = timezone.now()
         segments = usage_of([consumer(run)], now) if run else []

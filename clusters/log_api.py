@@ -21,8 +21,10 @@ from clusters.specs import ROLES
 from portal.api import person
 from portal.errors import Invalid
 from portal.limits import Slot, take_stream_slots
-from portal.pagination import flag, number
+from portal.pagination import flag, number, whole
 from portal.problems import Unavailable
+
+MAX_NUMBER, MAX_OFFSET = 1_000_000, 2**53
 
 
 class PlainText(BaseRenderer):
@@ -57,9 +59,13 @@ class TaskLog(APIView):
         "also when a log was lost with its pod; the sentence says why.",
         parameters=[
             OpenApiParameter("follow", bool, description="Go on sending what comes until the task has ended."),
-            OpenApiParameter("tail", int, description="Only the last so many lines (within the last MiB)."),
-            OpenApiParameter("offset", int, description="Start at this byte."),
-            OpenApiParameter("attempt", int, description="Which attempt, from 0; the newest when absent."),
+            OpenApiParameter(
+                "tail", whole(0, MAX_NUMBER), description="Only the last so many lines (within the last MiB)."
+            ),
+            OpenApiParameter("offset", whole(0, MAX_OFFSET), description="Start at this byte."),
+            OpenApiParameter(
+                "attempt", whole(0, MAX_NUMBER), description="Which attempt, from 0; the newest when absent."
+            ),
         ],
         responses={(200, "text/plain"): OpenApiTypes.STR},
     )
@@ -68,8 +74,8 @@ class TaskLog(APIView):
         if role not in ROLES or index >= row.spec["roles"].get(role, {}).get("count", 0):
             raise Http404(f"Run {run} of {name} has no task {role}-{index}.")
         follow = flag(request, "follow")
-        tail = number(request, "tail", default=-1, low=0, high=1_000_000)
-        offset = number(request, "offset", default=0, low=0, high=2**53)
+        tail = number(request, "tail", default=-1, low=0, high=MAX_NUMBER)
+        offset = number(request, "offset", default=0, low=0, high=MAX_OFFSET)
         if tail >= 0 and offset:
             raise Invalid.at("tail", message="Give either “tail” or “offset”.")
         source = LogSource(RunLogs(row), role, index, _attempt(request, row, role, index))
@@ -89,7 +95,7 @@ class TaskLog(APIView):
 
 def _attempt(request: Request, run: Run, role: str, index: int) -> int:
     seen = run.tasks.filter(role=role, index=index).order_by("-attempt").values_list("attempt", flat=True).first() or 0
-    attempt = number(request, "attempt", default=seen, low=0, high=1_000_000)
+    attempt = number(request, "attempt", default=seen, low=0, high=MAX_NUMBER)
     if attempt > seen:
         raise Http404(f"{role}-{index} has had no attempt {attempt}; the newest is {seen}.")
     return attempt

@@ -28,9 +28,19 @@ MAX_CURSOR = 400
 Row = TypeVar("Row", bound=Model)
 Thing = TypeVar("Thing")
 
+
+def whole(low: int, high: int) -> dict[str, Any]:
+    """The schema of a parameter that `number` reads."""
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
 PAGE_PARAMETERS = [
     OpenApiParameter("cursor", str, description="Where the page starts: take it from `next` of the page before."),
-    OpenApiParameter("limit", int, description=f"Rows of a page: 1 to {MAX_LIMIT}, {DEFAULT_LIMIT} when absent."),
+    OpenApiParameter(
+        "limit",
+        whole(1, MAX_LIMIT) | {"default": DEFAULT_LIMIT},
+        description=f"Rows of a page: 1 to {MAX_LIMIT}, {DEFAULT_LIMIT} when absent.",
+    ),
 ]
 SEARCH_PARAMETER = OpenApiParameter("search", str, description="Only rows that contain all of these words.")
 
@@ -107,8 +117,8 @@ def text(request: Request, name: str, *, longest: int, default: str = "") -> str
 
 def number(request: Request, name: str, *, default: int, low: int, high: int) -> int:
     """A query parameter that is a whole number from `low` to `high`. Raises Invalid otherwise."""
-    value = request.query_params.get(name, "")
-    if value == "":
+    value = request.query_params.get(name)
+    if value is None:
         return default
     if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= high):
         raise Invalid.at(name, message=f"Give a whole number from {low} to {high}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -245,7 +246,7 @@ QUERIES: list[tuple[str, int]] = [
     ("limit=1e2", 422),
     ("limit=%D9%A1", 422),
     ("limit=" + "9" * 5000, 422),
-    ("limit=", 200),
+    ("limit=", 422),
     ("search=%00", 422),
     ("search=" + "x" * 201, 422),
     ("search=%25%5F%27%22%5C%3B--", 200),
@@ -255,9 +256,10 @@ QUERIES: list[tuple[str, int]] = [
     ("phase=running,QUEUED", 200),
     ("phase=%00", 422),
     ("phase=,,,", 200),
-    ("cursor=&limit=&search=&phase=", 200),
+    ("cursor=&search=", 200),
     ("limit=1&limit=2", 200),
-    ("unknown=1&%00=1", 200),
+    ("unknown=1", 422),
+    ("%00=1", 422),
 ]
 
 
@@ -268,7 +270,7 @@ def test_weird_query_parameters(as_alice: Api, query: str, expected: int) -> Non
         status, answer = as_alice.get(f"{path}?{query}")
         assert status == expected, answer
         if status == 422:
-            assert paths(answer) == [query.split("=")[0]]
+            assert paths(answer) == [unquote(query.split("=")[0])]
 
 
 NUMBERS = ["0", "2147483648", "9" * 30, "9" * 5000, "-1", "x", "1.5"]
