@@ -267,7 +267,7 @@ class Examples(APIView):
     @extend_schema(
         operation_id="examples_remove",
         summary="Removes the generated example data with everything that was made of it; administrators only",
-        responses=Removed,
+        responses={200: Removed},
     )
     def delete(self, request: Request) -> Response:
         user = person(request)

@@ -250,7 +250,7 @@ class ObservationDocument(Answer):
     labels: dict[str, str | int]
 
 
-class EntryDocument(Answer):
+class LedgerEntryDocument(Answer):
     id: int
     kind: Literal["usage", "reversal", "credit"]
     sku: str
@@ -273,7 +273,7 @@ class SegmentDocument(SegmentSummary):
         description="What was measured before this day (UTC) is not known any more; null where all of it is, and without GPUs."
     )
     observations: list[ObservationDocument]
-    entries: list[EntryDocument]
+    entries: list[LedgerEntryDocument]
 
 
 class Removed(Answer):
@@ -424,7 +424,7 @@ def segment_document(
             for each in seen
         ],
         entries=[
-            EntryDocument(
+            LedgerEntryDocument(
                 id=line.pk, kind=line.kind, sku=line.sku, since=line.since, until=line.until, quantity=line.quantity,
                 price=line.price_id, per_hour=f"{line.per_hour.normalize():f}", discount_percent=f"{line.discount.normalize():f}",
                 charge=f"{line.charge:f}", amount=cost(line.amount), reverses=line.reverses_id, posted_at=line.posted_at,

@@ -103,7 +103,7 @@ class CreditNoteRequest(Strict):
     reason: Annotated[str, Field(max_length=300)]
 
 
-class EntryDocument(Answer):
+class InvoiceEntryDocument(Answer):
     id: int
     kind: Literal["usage", "reversal", "credit"]
     reverses: int | None
@@ -118,7 +118,7 @@ class EntryDocument(Answer):
 
 
 class EntryPage(Answer):
-    items: list[EntryDocument]
+    items: list[InvoiceEntryDocument]
     next: str | None
 
 
@@ -172,7 +172,7 @@ def credit_note_document(note: CreditNote) -> dict[str, Any]:
 
 
 def entry_document(row: LedgerEntry) -> dict[str, Any]:
-    return EntryDocument(
+    return InvoiceEntryDocument(
         id=row.pk, kind=LedgerEntry.Kind(row.kind).value, reverses=row.reverses_id, pod=row.uid, consumer=row.consumer,
         labels=row.labels, sku=row.sku, since=row.since, until=row.until, quantity=row.quantity,
         charge=f"{row.charge:.10f}",

@@ -116,7 +116,7 @@ class TaskPage(Answer):
     next: str | None
 
 
-class SegmentDocument(Answer):
+class TaskUsageDocument(Answer):
     """The time for which one task held its resources; `ended` is null while it does."""
 
     role: str
@@ -144,7 +144,7 @@ class ClusterUsageDocument(Answer):
     cost: Money
     run: int | None = Field(description="The run whose segments these are.")
     parts: list[UsagePart] = Field(description="What makes up the cost of that run: SKU × seconds × price.")
-    segments: list[SegmentDocument]
+    segments: list[TaskUsageDocument]
 
 
 class PreviewDocument(Answer):
@@ -357,9 +357,9 @@ def _task_status(run: Run, role: RoleName, index: int, task: Task | None) -> Tas
     )
 
 
-def _segment(row: SegmentRow) -> SegmentDocument:
+def _segment(row: SegmentRow) -> TaskUsageDocument:
     segment, resources = row.segment, row.segment.resources
-    return SegmentDocument(
+    return TaskUsageDocument(
         role=segment.labels.get("role", ""),
         index=segment.labels.get("index", 0),
         uid=segment.uid,

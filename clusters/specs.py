@@ -146,7 +146,7 @@ class ClusterSpec(Strict):
         return {role: self.roles[role] for role in ROLES if self.count(role)}
 
 
-class Metadata(Strict):
+class ClusterMetadata(Strict):
     name: ClusterName
     appcode: AppcodeName
 
@@ -155,7 +155,7 @@ class ClusterManifest(Manifest):
     """`{"kind":"cluster","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
 
     kind: Literal["cluster"] = "cluster"
-    metadata: Metadata
+    metadata: ClusterMetadata
     spec: ClusterSpec
 
 

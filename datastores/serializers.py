@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from datastores.actions import Outcome
 from datastores.models import Datastore
-from datastores.specs import DatastoreManifest, LocalSpec, Metadata, NfsSpec, VolumeSpec
+from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
 from datastores.uses import uses_of
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
@@ -61,7 +61,7 @@ class DatastoreStatus(Answer):
 
 class DatastoreDocument(Answer):
     kind: Literal["datastore"] = "datastore"
-    metadata: Metadata
+    metadata: DatastoreMetadata
     spec: SpecShown
     status: DatastoreStatus
 

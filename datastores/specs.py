@@ -205,7 +205,7 @@ class DatastoreSpec(Spec):
         return self.s3.secret_key.get_secret_value() if self.s3 and self.s3.secret_key else ""
 
 
-class Metadata(Strict):
+class DatastoreMetadata(Strict):
     name: DnsLabel
     appcode: AppcodeName
 
@@ -216,5 +216,5 @@ class DatastoreManifest(Manifest):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     kind: Literal["datastore"] = "datastore"
-    metadata: Metadata
+    metadata: DatastoreMetadata
     spec: DatastoreSpec

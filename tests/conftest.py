@@ -169,24 +169,25 @@ def live_server(live_server: Any, settings: Any) -> Any:
     return live_server
 
 
-@pytest.fixture
-def make_appcode(db: None) -> Callable[..., Any]:
-    """make_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob) → Appcode, active."""
+def new_appcode(code: str, *, org: str, namespace: str, quota: int = 8, **members: Any) -> Any:
+    """new_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob) → Appcode, active."""
     from django.db import transaction
 
-    from portal.models import Appcode, Membership, OrgNode, User
+    from portal.models import Appcode, Membership, OrgNode
 
-    def make(code: str, *, org: str, namespace: str, quota: int = 8, **members: User) -> Appcode:
-        node, _ = OrgNode.objects.get_or_create(path=org, defaults={"title": namespace.upper(), "namespace": namespace})
-        with transaction.atomic():
-            appcode = Appcode.objects.create(
-                code=code, org_node=node, emails=[f"{code}@example.com"], state=Appcode.State.ACTIVE, gpu_quota=quota
-            )
-            for role, user in members.items():
-                Membership.objects.create(user=user, appcode=appcode, role=role)
-        return appcode
+    node, _ = OrgNode.objects.get_or_create(path=org, defaults={"title": namespace.upper(), "namespace": namespace})
+    with transaction.atomic():
+        appcode = Appcode.objects.create(
+            code=code, org_node=node, emails=[f"{code}@example.com"], state=Appcode.State.ACTIVE, gpu_quota=quota
+        )
+        for role, user in members.items():
+            Membership.objects.create(user=user, appcode=appcode, role=role)
+    return appcode
 
-    return make
+
+@pytest.fixture
+def make_appcode(db: None) -> Callable[..., Any]:
+    return new_appcode
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,7 @@ class People:
     flight: Any
 
 
-@pytest.fixture
-def people(make_appcode: Callable[..., Any]) -> People:
+def new_people() -> People:
     from portal.models import User
 
     make = User.objects.create_user
@@ -214,9 +214,14 @@ def people(make_appcode: Callable[..., Any]) -> People:
         make(name, f"{name}@example.com", f"{name}-password") for name in ("alice", "bob", "victor", "mallory")
     )
     root = User.objects.create_superuser("root", "root@example.com", "root-password")
-    ops = make_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob, viewer=victor)
-    flight = make_appcode("flight-demo", org="qunarcorp.flight", namespace="flight", owner=mallory)
+    ops = new_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob, viewer=victor)
+    flight = new_appcode("flight-demo", org="qunarcorp.flight", namespace="flight", owner=mallory)
     return People(alice, bob, victor, mallory, root, ops, flight)
+
+
+@pytest.fixture
+def people(db: None) -> People:
+    return new_people()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.api.test_api_schema import check
 
 # Nobody listens there, so a test of the connection is over at once.
 CONFIG = """
@@ -30,44 +29,11 @@ def body(name: str = "training", **spec: Any) -> dict[str, Any]:
     }
 
 
-CALLS: list[tuple[str, str, Any, int]] = [
-    ("GET", "/kubernetes", None, 200),
-    ("POST", "/kubernetes", body("other"), 201),
-    ("GET", ONE, None, 200),
-    ("PUT", ONE, body(), 200),
-    ("POST", f"{ONE}/test", None, 200),
-    ("GET", "/placements", None, 200),
-    ("PUT", LINE, {"cloud": "training"}, 200),
-    ("DELETE", ONE, None, 204),
-]
-
-
 @pytest.fixture
 def training(as_root: Api) -> dict[str, Any]:
     status, answer = as_root.post("/kubernetes", body())
     assert status == 201, answer
     return answer
-
-
-@pytest.fixture(scope="session")
-def schema() -> dict[str, Any]:
-    from drf_spectacular.generators import SchemaGenerator
-
-    return SchemaGenerator().get_schema(request=None, public=True)
-
-
-@pytest.mark.parametrize(("method", "path", "sent", "wanted"), CALLS, ids=[f"{row[0]} {row[1]}" for row in CALLS])
-def test_only_administrators_can_tell_that_it_is_there(
-    everybody: dict[str, Api], training: dict[str, Any], schema: Any, method: str, path: str, sent: Any, wanted: int
-) -> None:
-    for name in ("alice", "bob", "victor", "mallory"):
-        assert everybody[name](method, path, sent)[0] == 404
-    assert everybody["nobody"](method, path, sent)[0] == 401
-    status, answer = everybody["root"](method, path, sent)
-    assert status == wanted, answer
-    template = path.replace("training", "{name}").replace("qunarcorp.ops", "{path}")
-    if status != 204:
-        check(schema, method, f"/api/v1{template}", status, answer)
 
 
 def test_the_kubeconfig_never_comes_out(as_root: Api, training: dict[str, Any]) -> None:

@@ -320,40 +320,6 @@ def test_rest_of_prices(client, people, closed):
     assert client.post(f"/api/v1/months/{SLUG}/close").status_code == 409
 
 
-REST = {
-    ("GET", "/prices"): who(401, 404, 404, 404, 404, 200),
-    ("POST", "/prices"): who(401, 404, 404, 404, 404, 422),
-    ("POST", "/prices/preview"): who(401, 404, 404, 404, 404, 422),
-    ("DELETE", "/prices/1"): who(401, 404, 404, 404, 404, 404),
-    ("GET", "/prices/file"): who(401, 404, 404, 404, 404, 200),
-    ("GET", "/discounts"): who(401, 404, 404, 404, 404, 200),
-    ("POST", "/discounts"): who(401, 404, 404, 404, 404, 422),
-    ("DELETE", "/discounts/1"): who(401, 404, 404, 404, 404, 404),
-    ("GET", "/appcodes/ops-demo/credits"): who(401, 200, 200, 200, 404, 200),
-    ("POST", "/appcodes/ops-demo/credits"): who(401, 404, 404, 404, 404, 422),
-    ("GET", "/invoices"): who(401, 200, 200, 200, 200, 200),
-    ("GET", f"/appcodes/ops-demo/invoices/{SLUG}"): who(401, 200, 200, 200, 404, 200),
-    ("GET", f"/appcodes/ops-demo/invoices/{SLUG}/pdf"): who(401, 200, 200, 200, 404, 200),
-    ("GET", f"/appcodes/ops-demo/invoices/{SLUG}/csv"): who(401, 200, 200, 200, 404, 200),
-    ("GET", f"/appcodes/ops-demo/invoices/{SLUG}/document"): who(401, 200, 200, 200, 404, 200),
-    ("GET", f"/appcodes/ops-demo/invoices/{SLUG}/lines/1/entries"): who(401, 200, 200, 200, 404, 200),
-    ("POST", f"/appcodes/ops-demo/invoices/{SLUG}/credit-notes"): who(401, 404, 404, 404, 404, 422),
-    ("GET", "/months"): who(401, 404, 404, 404, 404, 200),
-    ("POST", f"/months/{SLUG}/close"): who(401, 404, 404, 404, 404, 409),
-}
-
-
-@pytest.mark.parametrize("name", EVERYBODY)
-def test_rest_answers_those_whom_it_is_for(client, people, closed, name):
-    if name != "anonymous":
-        sign_in(client, getattr(people, name))
-    found = {
-        (method, path): client.generic(method, f"/api/v1{path}", "{}", "application/json").status_code
-        for method, path in REST
-    }
-    assert found == {key: of[name] for key, of in REST.items()}
-
-
 # The page of prices
 
 

@@ -1,0 +1,42 @@
+"""Every address of the URL conf, as the tables write it: /clusters/{appcode}/{name}, and one for each of a few verbs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.resolvers import RoutePattern
+
+VERBS = re.compile(r"[\w-]+(\|[\w-]+)+")
+# <slug:name> of a route, (?P<name>[-\w]+) of a regular expression
+PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>|\(\?P<(\w+)>([^()]*)\)")
+
+
+def addresses() -> Iterator[tuple[str, URLPattern]]:
+    """What has no end of its own in the URL conf (`^api(?:/|\\Z)`, for all the rest) is left out."""
+    yield from _below("/", get_resolver().url_patterns)
+
+
+def _below(start: str, patterns: Any) -> Iterator[tuple[str, URLPattern]]:
+    for pattern in patterns:
+        for end in _readable(pattern.pattern):
+            if isinstance(pattern, URLResolver):
+                yield from _below(start + end, pattern.url_patterns)
+            elif "(" not in end:
+                yield start + end, pattern
+
+
+def _readable(pattern: Any) -> list[str]:
+    route = isinstance(pattern, RoutePattern)
+    text = str(pattern) if route else re.sub(r"\\Z|\$", "", str(pattern)).removeprefix("^")
+    parts: list[list[str]] = []
+    last = 0
+    for found in PARAMETER.finditer(text):
+        name = found[1] or found[2]
+        regex = pattern.converters[name].regex if route else found[3]
+        parts += [[text[last : found.start()]], regex.split("|") if VERBS.fullmatch(regex) else [f"{{{name}}}"]]
+        last = found.end()
+    return ["".join(words) for words in itertools.product(*parts, [text[last:]])]

@@ -1,0 +1,45 @@
+"""Those who ask: a browser with somebody's session, or a program with their token."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.test import Client
+
+from portal.models import Event
+
+REFUSED = (401, 403, 404, 405)
+
+
+def browser(world: Any, name: str, *, checked: bool = False) -> Client:
+    """`checked`: a form has to bring its token, as it does outside of tests. Nothing is remembered of what was asked before."""
+    client = _client(checked)
+    client.cookies.clear()
+    if name in world.sessions:
+        client.cookies[settings.SESSION_COOKIE_NAME] = world.sessions[name]
+    return client
+
+
+def program(world: Any, name: str) -> Client:
+    return Client(headers={"Authorization": f"Bearer {world.tokens[name]}"} if name in world.tokens else {})
+
+
+def ask(client: Client, method: str, path: str, body: str, content_type: str) -> Any:
+    """The answer. What it did is undone; who is refused has done nothing."""
+    with transaction.atomic():
+        before = Event.objects.count()
+        answer = client.generic(method, path, body, content_type=content_type)
+        if answer.streaming:
+            answer.getvalue()
+        assert answer.status_code not in REFUSED or Event.objects.count() == before, (method, path, answer.status_code)
+        transaction.set_rollback(True)
+    return answer
+
+
+@cache
+def _client(checked: bool) -> Client:
+    """A new one would load all middleware again."""
+    return Client(enforce_csrf_checks=checked)

@@ -1,0 +1,88 @@
+"""Who may open and do what on pages: every address of the URL conf, GET and POST, for every kind of person, as pages.txt says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import URLPattern
+
+from tests.access.addresses import addresses
+from tests.access.people import ask, browser
+from tests.access.table import PEOPLE, Row, Seen, filled, name_of, read, seen, without_each
+
+pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("access-pages")]
+TABLE = Path(__file__).parent / "pages.txt"
+ROWS = read(TABLE)
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+OURS = ("portal.", "billing.", "datastores.", "clusters.")
+FORM = "application/x-www-form-urlencoded"
+
+
+def asked(client: Client, row: Row, values: Mapping[str, object], bodies: Mapping[str, str]) -> Any:
+    """Words are a form, but a query for GET and behind a question mark."""
+    sent = bodies[row.sent[1:]] if row.sent.startswith("@") else filled(row.sent, values)
+    path = filled(row.address, values)
+    if row.method == "GET" or sent.startswith("?"):
+        path, sent = f"{path}?{sent.removeprefix('?')}", "" if row.method == "GET" else "data"
+    return ask(client, row.method, path, sent, FORM)
+
+
+def found(world: Any, row: Row) -> Row:
+    statuses = (asked(browser(world, name), row, world.values, world.bodies).status_code for name in PEOPLE)
+    return Row(row.method, row.address, tuple(statuses), row.sent)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_everybody_gets_what_the_table_says(world: Any, row: Row) -> None:
+    if (is_ := found(world, row)) != row:
+        pytest.fail(f"{TABLE.name} says\n{row}\nand the portal\n{is_}", pytrace=False)
+
+
+def test_every_address_has_lines(world: Any) -> None:
+    pages = {address: pattern for address, pattern in addresses() if not address.startswith("/api/v1/")}
+    judged = {row.operation for row in ROWS}
+    others = [
+        Row(method, page, ())
+        for page, pattern in pages.items()
+        for method in (METHODS if _is_ours(page, pattern) else METHODS[:2])
+        if (method, page) not in judged
+    ]
+    root = browser(world, "root")
+    missing = [found(world, row) for row in others if asked(root, row, world.values, {}).status_code != 405]
+    idle = [str(row) for row in ROWS if row.address not in pages]
+    assert not missing, f"Judge these and put them into tests/access/{TABLE.name}:\n" + "\n".join(map(str, missing))
+    assert not idle, f"These are gone; take them out of tests/access/{TABLE.name}:\n" + "\n".join(idle)
+
+
+def _is_ours(page: str, pattern: URLPattern) -> bool:
+    """Views of libraries, and ours around them, know all methods of HTTP and do the same for several."""
+    return pattern.callback.__module__.startswith(OURS) and not page.startswith("/accounts/")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.of("anonymous") == 302], ids=name_of)
+def test_who_is_not_signed_in_is_led_there(world: Any, row: Row) -> None:
+    answer = asked(browser(world, "anonymous"), row, world.values, world.bodies)
+    if not row.address.startswith("/accounts/") and row.address != "/frame/theme":
+        assert answer["Location"].startswith("/accounts/login/?next=/")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.of("mallory") == 404], ids=name_of)
+def test_an_outsider_cannot_tell_what_exists(world: Any, row: Row) -> None:
+    client = browser(world, "mallory")
+
+    def look(values: Mapping[str, object]) -> Seen:
+        return seen(asked(client, row, values, world.bodies), row.address, world.values, values)
+
+    existing = look(world.values)
+    for name, values in without_each(row.address, world.values, world.absent):
+        assert look(values) == existing, name
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET"], ids=name_of)
+def test_a_session_without_the_token_of_a_form_changes_nothing(world: Any, row: Row) -> None:
+    client = browser(world, "root", checked=True)
+    assert asked(client, row, world.values, world.bodies).status_code == 403

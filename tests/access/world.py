@@ -1,0 +1,166 @@
+"""A world with one of everything in ops-demo and on the platform, so that every address leads to something real."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.test import Client
+from django.utils import timezone
+
+from billing import budgeting, invoicing, posting
+from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
+from clusters.models import Flavor, Image
+from datastores.models import AllowedFolder
+from portal import actions, events
+from portal.models import Delivery
+from tests.access.table import PEOPLE
+from tests.api.client import SPEC, appcode, manifest
+from tests.billing.test_billing_pages import MONTH, use
+from tests.conftest import new_appcode, new_people
+
+# Nobody listens there, so a test of the connection is over at once.
+KUBECONFIG = """
+kind: Config
+current-context: main
+contexts: [{name: main, context: {cluster: one, user: me}}]
+clusters: [{name: one, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: me, user: {token: secret}}]
+"""
+SLUG = f"{MONTH.since:%Y-%m}"
+
+
+def webhook(name: str) -> dict[str, Any]:
+    spec = {"url": "https://hooks.example.com/in", "events": ["run.*"]}
+    return {"kind": "webhook", "metadata": {"name": name}, "spec": spec}
+
+
+def kubernetes(name: str) -> dict[str, Any]:
+    spec = {"title": "Training", "kubeconfig": KUBECONFIG}
+    return {"kind": "kubernetes-cluster", "metadata": {"name": name}, "spec": spec}
+
+
+def datastore(name: str, bucket: str) -> dict[str, Any]:
+    keys = {"access_key": os.environ["PORTAL_S3_ACCESS_KEY"], "secret_key": os.environ["PORTAL_S3_SECRET_KEY"]}
+    spec = {"s3": {"server": os.environ["PORTAL_S3_URL"], "bucket": bucket, **keys}}
+    return {"kind": "datastore", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec}
+
+
+@dataclass(frozen=True)
+class World:
+    """`values` fill the placeholders of addresses with what is there, `absent` with what is not; `bodies` are sent as @name."""
+
+    values: Mapping[str, object]
+    absent: Mapping[str, object]
+    bodies: Mapping[str, str]
+    tokens: Mapping[str, str]
+    sessions: Mapping[str, str]
+
+
+def make(bucket: str) -> World:
+    people = new_people()
+    users = {name: getattr(people, name) for name in PEOPLE if name != "anonymous"}
+    tokens = {name: actions.make_token("test", 10, acting_user=user)[1] for name, user in users.items()}
+
+    def post(name: str, path: str, body: Any) -> Any:
+        given = {"Authorization": f"Bearer {tokens[name]}"}
+        answer = Client(headers=given).post(f"/api/v1{path}", json.dumps(body), content_type="application/json")
+        assert answer.status_code in (200, 201, 202), answer.content
+        return answer.json()
+
+    Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
+    Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=1000, memory_mb=2048, gpus=1)
+    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr", container="example/tensorflow:2")
+    new_appcode(
+        "ops-more", org="qunarcorp.ops", namespace="ops", owner=people.alice, developer=people.bob, viewer=people.victor
+    )
+    post("alice", "/appcodes/ops-demo/datastores", datastore("data", bucket))
+    post("alice", "/appcodes/ops-demo/clusters", manifest())
+    post("root", "/kubernetes", kubernetes("training"))
+    post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
+    post("root", "/webhooks", webhook("chat"))
+    told = {"appcode": "ops-demo", "object": "cluster ops-demo/show1", "message": "No.", "run": 1}
+    events.record("run.failed", actor=people.alice, **told)
+    ours, everybodys = (Delivery.objects.filter(webhook__appcode=each).latest("pk").uid for each in (people.ops, None))
+    year = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    Price.objects.create(sku="gpu", per_hour=Decimal("1.5"), valid_from=year)
+    waiting = Price.objects.create(sku="gpu", per_hour=Decimal(2), valid_from=year.replace(year=2099))
+    discount = Discount.objects.create(sku="*", percent=5, valid_from=year)
+    Credit.objects.create(
+        appcode=people.ops,
+        amount=Decimal("0.5"),
+        reason="A night without power",
+        valid_from=MONTH.since,
+        created_by="root",
+    )
+    use(people.ops, MONTH.since, 3600)
+    posting.post()
+    invoicing.plan(timezone.now())
+    invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
+    line = InvoiceLine.objects.filter(invoice=Invoice.objects.get(appcode=people.ops)).earliest("place")
+    budget = budgeting.add(people.ops, budgeting.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
+    values = {
+        "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
+        "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
+        "{key}": "x-y", "{uidb36}": "x", "{provider_id}": "oidc",
+        "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
+        "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
+        "flavors/{name}": "middle", "images/{name}": "tensorflow",
+        "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
+        "budgets/{id}": budget.pk, "budgets/{pk}": budget.pk, "prices/{id}": waiting.pk, "prices/{pk}": waiting.pk,
+        "discounts/{id}": discount.pk, "discounts/{pk}": discount.pk, "segments/{id}": UsageSegment.objects.get().pk,
+        "{number}/{pk}": UsageSegment.objects.get().pk, "orgs/{pk}": people.ops.org_node_id,
+        "folders/{pk}": AllowedFolder.objects.create(path="/srv/data").pk,
+        "tokens/{token_key}": actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
+    }  # fmt: skip
+    absent = {
+        "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
+        "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
+        "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{uidb36}": "y",
+        "{provider_id}": "absent", "{id}": 999999, "{pk}": 999999, "{token_key}": "absent",
+    }  # fmt: skip
+    return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})
+
+
+def _bodies(bucket: str) -> dict[str, str]:
+    bodies = {
+        "cluster": manifest(command="true"),
+        "new-cluster": manifest("show2"),
+        "appcode": appcode("ops-demo", orgNode="qunarcorp.ops"),
+        "new-appcode": appcode("ops-new"),
+        "datastore": datastore("data", bucket),
+        "new-datastore": datastore("more", bucket),
+        "webhook": webhook("chat"),
+        "new-webhook": webhook("second"),
+        "kubernetes": kubernetes("training"),
+        "new-kubernetes": kubernetes("second"),
+    }
+    typed = {
+        "appcode": "ops-demo", "name": "show2", "framework": "tensorflow", "image": "tensorflow", "command": "true",
+        "mode": "batch", "completion": "master", "retries": "0",
+        **{f"{role}_flavor": of["flavor"] for role, of in SPEC["roles"].items()},
+        **{f"{role}_count": str(of.get("count", 1)) for role, of in SPEC["roles"].items()},
+    }  # fmt: skip
+    store = datastore("more", bucket)["spec"]["s3"] | {"name": "more", "appcode": "ops-demo"}
+    cloud = {"name": "second", "title": "Second", "how": "kubeconfig", "kubeconfig": KUBECONFIG}
+    prices = "sku,appcode,business_line,per_hour,valid_from\ncpu,,,1,2099-01-01\n"
+    texts = {
+        "prices": prices, "prices-form": urlencode({"text": prices}), "cluster-form": urlencode(typed),
+        "store-form": urlencode(store), "cloud-form": urlencode(cloud),
+        "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
+    }  # fmt: skip
+    return texts | {name: json.dumps(body) for name, body in bodies.items()}
+
+
+def _session(user: Any) -> str:
+    client = Client()
+    client.force_login(user)
+    return client.cookies[settings.SESSION_COOKIE_NAME].value
