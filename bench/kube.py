@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,12 +25,14 @@ import psycopg2
 from django.core.management import call_command
 from django.db import connection
 
-from bench.kubectl import Floor
+from bench.kubectl import Floor, pod_bytes
 from bench.measures import MB, api_of, until
 from bench.results import Result, quantile
 from bench.seed import LINES, Seeded
 from bench.web import Client, steadily
+from clusters.clouds.base import Plan
 from clusters.clouds.kubernetes import client as kubernetes
+from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.client import path_of
 from clusters.management.commands.controller import tune
 from clusters.models import CloudState, Run
@@ -44,6 +47,8 @@ CLOUD = "bench"
 PLACED = range(LINES // 2, LINES)
 LAUNCHED = {"master": 1, "ps": 1, "worker": 100}
 ROUNDS, TIMES_FLOOR, WRITES = 7, 1.15, 10
+# A pod says how it is confined and where it writes, which does not grow with the number of tasks.
+POD_BYTES = 12_000
 MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
 
 PODS, PODS_A_RUN, PODS_A_NODE = 10_000, 100, 110
@@ -73,41 +78,58 @@ def placed(folder: Path, portal: Portal) -> Iterator[Plane]:
 
 def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     """on Kubernetes: 1 master + 1 ps + 100 workers, beside kubectl"""
-    api, code = api_of(portal, tenants), _codes()[0]
-    _, _, _, plan = _launch(api, plane, code, "warm")
-    Floor(plane, plan, 1).apply()
-    Floor(plane, plan, 1).delete()
-    floors, bare, ours = [], [], []
+    code = _codes()[0]
+    plan = _launch(api_of(portal, tenants), plane, code, "warm").plan
+    for number, plain in ((0, False), (1, True)):
+        Floor(plane, plan, number, plain=plain).apply()
+        Floor(plane, plan, number, plain=plain).delete()
+    kinds: tuple[dict[str, bool], ...] = ({}, {"held": False}, {"plain": True})
+    floors: dict[str, list[tuple[float, float]]] = {str(kind): [] for kind in kinds}
+    ours, plain_bytes = [], 0
     for n in range(ROUNDS):
-        floor = Floor(plane, plan, 2 * n + 2)
-        floors.append((floor.apply(), _rest(plane) or floor.delete()))
+        for m, kind in enumerate(kinds):
+            floor = Floor(plane, plan, len(kinds) * n + m + 2, **kind)
+            floors[str(kind)].append((floor.apply(), _rest(plane) or floor.delete()))
+            plain_bytes = floor.pod_bytes
+            _rest(plane)
+        # A connection that was kept over all floors may have been closed by the gateway.
+        ours.append(_launch(api_of(portal, tenants), plane, code, f"launch-{n}"))
         _rest(plane)
-        floor = Floor(plane, plan, 2 * n + 3, held=False)
-        bare.append((floor.apply(), _rest(plane) or floor.delete()))
-        _rest(plane)
-        ours.append(_launch(api, plane, code, f"launch-{n}")[:3])
-        _rest(plane)
-    up, down = (statistics.median(each[n] for each in floors) for n in (0, 1))
+    same, bare, plain = ([statistics.median(each[n] for each in floors[str(kind)]) for n in (0, 1)] for kind in kinds)
+    up, down = statistics.median(each.running for each in ours), statistics.median(each.gone for each in ours)
     size = f"{sum(LAUNCHED.values())} pods"
     return [
+        Result(f"Kubernetes: POST → all {size} Running, median of {ROUNDS}", up, "s", floor=same[0], times=TIMES_FLOOR),
+        Result("Kubernetes: the same, beside as many plain pods", up, "s", floor=plain[0]),
         Result(
-            f"Kubernetes: POST → all {size} Running, median of {ROUNDS}", statistics.median(each[0] for each in ours), "s",
-            floor=up, times=TIMES_FLOOR,
-        ),
-        Result(
-            f"Kubernetes: Disable → all {size} gone, median of {ROUNDS}", statistics.median(each[1] for each in ours), "s",
-            floor=down, times=TIMES_FLOOR,
+            f"Kubernetes: Disable → all {size} gone, median of {ROUNDS}", down, "s", floor=same[1], times=TIMES_FLOOR
         ),
         Result(
             f"Kubernetes: deleting {size} by kubectl without finalizers, median of {ROUNDS}",
-            statistics.median(each[1] for each in bare), "s", floor=down,
+            bare[1],
+            "s",
+            floor=same[1],
         ),
-        Result("Kubernetes: calls of a launch that change something, most", max(each[2] for each in ours), "", WRITES),
-    ]  # fmt: skip
+        Result(
+            "Kubernetes: calls of a launch that change something, most", max(each.writes for each in ours), "", WRITES
+        ),
+        Result("Kubernetes: the largest pod, beside a plain one", ours[-1].pod_bytes, "bytes", POD_BYTES, plain_bytes),
+    ]
 
 
-def _launch(api: Client, plane: Plane, code: str, name: str) -> tuple[float, float, int, object]:
-    """Seconds to all Running and from Disable to gone, as the database has it; calls that changed something; the plan."""
+@dataclass(frozen=True)
+class Launch:
+    """Seconds to all Running and from Disable to gone, as the database has it; calls that changed something; how large the
+    largest pod was."""
+
+    running: float
+    gone: float
+    writes: int
+    pod_bytes: int
+    plan: Plan
+
+
+def _launch(api: Client, plane: Plane, code: str, name: str) -> Launch:
     path, count = f"/appcodes/{code}/clusters", sum(LAUNCHED.values())
     calls = len(plane.calls_of_audited())
     begin = time.perf_counter()
@@ -118,12 +140,14 @@ def _launch(api: Client, plane: Plane, code: str, name: str) -> tuple[float, flo
     _rest(plane)
     writes = [call["verb"] for call in plane.calls_of_audited()[calls:] if call["verb"] in MUTATING]
     plan = plan_of(run)
+    asked = kubernetes.Client.connect(str(plane.kubeconfig)), path_of("Pod", run.namespace)
+    largest = pod_bytes(*asked, names.selector(portal=CLOUD, run_id=run.pk))
     begin = time.perf_counter()
     api.send("POST", f"{path}/{name}/disable", {})
     until(lambda: Run.objects.filter(pk=run.pk, gone=True).exists(), 120)
     gone = time.perf_counter() - begin
     api.send("DELETE", f"{path}/{name}")
-    return running, gone, len(writes), plan
+    return Launch(running, gone, len(writes), largest, plan)
 
 
 def following(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:

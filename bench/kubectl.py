@@ -1,8 +1,9 @@
-"""The floor of a launch on Kubernetes: `kubectl` applies and deletes the very same objects, without a portal.
+"""The floors of a launch on Kubernetes: `kubectl` applies and deletes the very same objects, without a portal; and Jobs of as
+many plain pods, which have nothing but a name and an image.
 
-They are rendered by the portal's own manifests from the plan of a real run; only references to the owner, which does not exist
-before, are left out. Whoever waits for the end lets go of each pod when it has ended, as somebody must: one call a pod, with
-nothing written down before. What deleting takes without any finalizer is measured, too.
+The same objects are rendered by the portal's own manifests from the plan of a real run; only references to the owner, which does
+not exist before, are left out. Whoever waits for the end lets go of each pod when it has ended, as somebody must: one call a pod,
+with nothing written down before. What deleting takes without any finalizer is measured, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.base import Plan
+from clusters.clouds.base import Plan, RolePlan, RunRef
 from clusters.clouds.kubernetes import manifests, names
 from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, path_of
 from clusters.clouds.kubernetes.settings import Settings
@@ -26,20 +27,28 @@ from tests.kube.plane import Plane, phase
 
 # The portal does not look at objects of another installation.
 FLOOR = Settings(portal="floor")
+PLAIN = "plain"
 
 
 class Floor:
     """One launch by hand: `apply` and `delete` return the seconds until every pod runs, and until none is left. `held`: with
-    the finalizers of metering."""
+    the finalizers of metering. `plain`: only as many pods, in a namespace without limits. `pod_bytes` is how large the largest
+    pod is as the API server tells it, once all run."""
 
-    def __init__(self, plane: Plane, plan: Plan, number: int, *, held: bool = True) -> None:
+    def __init__(self, plane: Plane, plan: Plan, number: int, *, held: bool = True, plain: bool = False) -> None:
         run = replace(plan.run, id=10**9 + number, cluster=f"floor-{number}", number=number)
+        held = held and not plain
+        if plain:
+            run = replace(run, namespace=_plain_namespace(plane))
         self._plane = plane
         self._pods = f"/api/v1/namespaces/{run.namespace}/pods"
         self._selector = names.selector(portal=FLOOR.portal, run_id=run.id)
         self._count = sum(role.count for role in plan.roles)
         self._file = plane.folder / f"floor-{number}.json"
-        items = [manifests.owner_manifest(run, FLOOR), *manifests.run_manifests(replace(plan, run=run), "", FLOOR)]
+        owner = manifests.owner_manifest(run, FLOOR, plan.shared)
+        items = [owner, *manifests.run_manifests(replace(plan, run=run), "", FLOOR)]
+        if plain:
+            items = [_plain_job(plan, role, run) for role in plan.roles]
         for item in items:
             _unbind(item, held=held)
         self._namespace = run.namespace
@@ -47,10 +56,13 @@ class Floor:
         self._held = held
         self._api = Client.connect(str(plane.kubeconfig))
         self._let_go: set[str] = set()
+        self.pod_bytes = 0
         self._file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
     def apply(self) -> float:
-        return self._timed(["apply", "--server-side"], self._all_run)
+        seconds = self._timed(["apply", "--server-side"], self._all_run)
+        self.pod_bytes = pod_bytes(self._api, self._pods, self._selector)
+        return seconds
 
     def delete(self) -> float:
         return self._timed(["delete"], self._none_is_left)
@@ -87,6 +99,31 @@ class Floor:
         # What the server can do is looked up once and kept in that folder, as in anybody's home.
         env = {**os.environ, "KUBECONFIG": str(self._plane.kubeconfig), "KUBECACHEDIR": str(_cache(self._plane))}
         subprocess.run([str(binary()), "kubectl", *arguments], env=env, stdout=subprocess.DEVNULL, check=True)
+
+
+def pod_bytes(api: Client, path: str, selector: str) -> int:
+    """The size of the largest of these pods, as JSON."""
+    pods = api.get(path, labelSelector=selector)["items"]
+    return max(len(json.dumps(pod, separators=(",", ":"))) for pod in pods)
+
+
+def _plain_namespace(plane: Plane) -> str:
+    """Without Pod Security, limits and policies."""
+    if PLAIN not in {each["metadata"]["name"] for each in plane.request("GET", "/api/v1/namespaces")["items"]}:
+        plane.make_namespace(PLAIN)
+    return PLAIN
+
+
+def _plain_job(plan: Plan, role: RolePlan, run: RunRef) -> dict[str, Any]:
+    labels = names.run_selector(FLOOR.portal, run)
+    container = {"name": "task", "image": plan.image.container}
+    template = {"metadata": {"labels": labels}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{run.cluster}-{role.role}", "namespace": run.namespace},
+        "spec": {"parallelism": role.count, "completions": role.count, "template": template},
+    }
 
 
 def _cache(plane: Plane) -> Path:
