@@ -114,6 +114,7 @@ def _inner(portal: object) -> dict[str, str]:
     return {
         "DJANGO_SETTINGS_MODULE": "portal.settings",
         "PORTAL_DATA": str(portal.data),
+        "LOCAL_CLOUD_SOCKET": str(socket_folder(portal.data) / "agent.sock"),
         "PORTAL_ORIGIN": portal.origin,
         "PORTAL_SECRET_KEY": portal.secret("PORTAL_SECRET_KEY"),
         "DATABASE_URL": f"postgresql://portal@/portal?host={socket_folder(portal.data)}",

@@ -38,6 +38,21 @@ def watch(pid: int, seconds: float) -> tuple[Use, Use]:
     return whole, servers
 
 
+def cpu(pid: int, *words: str) -> float:
+    """Seconds of processor time that were used until now by what lives below process `pid` and has one of `words` in its
+    command line."""
+    found = psutil.Process(pid).children(recursive=True)
+    spent = 0.0
+    for process in found:
+        try:
+            if any(word in part for word in words for part in process.cmdline()):
+                times = process.cpu_times()
+                spent += times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return spent
+
+
 def _use(pid: int) -> dict[int, tuple[str, Use]]:
     root = psutil.Process(pid)
     found = {}

@@ -171,10 +171,8 @@ def _ask_to_end(run: Run, reason: str, message: str) -> None:
     if run.claim_token is None:
         # Nobody works on it; a pause after trouble with the cloud was not meant for this.
         run.claimed_until = None
-    run.save(
-        update_fields=["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
-    )
-    refresh([run], timezone.now())
+    wanted = ["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
+    refresh([run], timezone.now(), unsaved=wanted)
     transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 

@@ -49,13 +49,15 @@ def readable(text: str, most: int = 4096) -> str:
     return text[-most:].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
-def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = None) -> None:
+def refresh(
+    runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = None, unsaved: Sequence[str] = ()
+) -> None:
     """Recomputes `runs` (locked rows of this transaction) at `now`, in a number of queries that does not grow with them.
 
     `metered` names the consumers whose usage may be another now than the rows say, None all; what others have used follows
     from their rows, but for times ahead of this clock, so that it is added up again after RECOUNT. Unsaved changes of their
-    facts must be saved by the caller. A new verdict wakes the loop on commit to end the run; a run that is over wakes those of
-    its appcode that wait for quota.
+    facts must be saved by the caller, or named by `unsaved` to be saved with the rest; then `metered` is None. A new verdict
+    wakes the loop on commit to end the run; a run that is over wakes those of its appcode that wait for quota.
     """
     before = {run.pk: _kept(run) for run in runs}
     phases = {run.pk: run.phase for run in runs}
@@ -78,15 +80,16 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
     if paused:
         Run.objects.filter(pk__in=paused).update(claimed_until=None)
     moved = [run for run in runs if run.phase != phases[run.pk]]
-    counted = runs
+    # Of what no task was ever seen, nothing was used.
+    counted = [run for run in runs if run.usage_as_of or steady[run.pk] or others[run.pk]]
     if metered is not None:
         known = {
             run.pk
             for run in runs
             if run.phase == phases[run.pk] and run.usage_as_of and run.usage_as_of > now - RECOUNT
         }
-        counted = [run for run in runs if run.pk not in known or consumer(run) in metered]
-    money = totals([consumer(run) for run in counted], now)
+        counted = [run for run in counted if run.pk not in known or consumer(run) in metered]
+    money = totals([consumer(run) for run in counted], now) if counted else {}
     for run in counted:
         usage = money[consumer(run)]
         run.usage_as_of, run.gpu_seconds, run.gpu_rate = now, usage.gpu_seconds, usage.gpu_rate
@@ -95,7 +98,7 @@ def refresh(runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = No
         run.phase_since = now
         _phase_changed(run, now)
     # What the caller has changed is not known here, unless it says what.
-    update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], FIELDS)
+    update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
 
 
 def _kept(run: Run) -> list[Any]:
@@ -107,12 +110,17 @@ def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int,
     steady: dict[int, dict[str, int]] = {run.pk: {} for run in runs}
     others: dict[int, list[TaskState]] = {run.pk: [] for run in runs}
     tasks = Task.objects.filter(run__in=runs).order_by()
-    counts = tasks.values("run_id", "role").annotate(last=Max("attempt"), steady=Count("pk", filter=STEADY))
-    again = set()
-    for run_id, role, last, count in counts.values_list("run_id", "role", "last", "steady"):
+    counts = tasks.values("run_id", "role").annotate(
+        last=Max("attempt"), steady=Count("pk", filter=STEADY), all=Count("pk")
+    )
+    again, quiet = set(), True
+    for run_id, role, last, count, of in counts.values_list("run_id", "role", "last", "steady", "all"):
         steady[run_id][role] = count
+        quiet = quiet and count == of and not last
         if last:
             again.add(run_id)
+    if quiet:
+        return steady, others
     steady |= {run_id: {} for run_id in again}
     # Not as objects of Django, because little of each is wanted.
     for run_id, *facts in tasks.filter(~STEADY | Q(run__in=again)).order_by(*IN_ORDER).values_list("run_id", *FACTS):

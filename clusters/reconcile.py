@@ -48,7 +48,6 @@ from datastores.sources import SourceError, source_for
 from portal.errors import Invalid
 from portal.events import record
 from portal.models import Appcode
-from portal.rows import update_rows
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def reconcile(run_id: int) -> None:
         run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
         try:
             with _kept(run_id, token):
-                _step(run, token)
+                is_held = _step(run, token)
         except PutOff as error:
             _pause(run, token, str(error), CLOUD_PAUSE, is_news=False)
             return
@@ -91,7 +90,7 @@ def reconcile(run_id: int) -> None:
             kind = type(error).__name__
             _pause(run, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
             raise
-        if not _release(run_id, token):
+        if not is_held or not _release(run_id, token):
             return
 
 
@@ -165,18 +164,19 @@ def _is_to_end(run: Run) -> bool:
     return run.desired == Run.Desired.ENDED or bool(run.verdict or run.refusal)
 
 
-def _step(run: Run, token: uuid.UUID) -> None:
+def _step(run: Run, token: uuid.UUID) -> bool:
+    """Whether the claim is still held after it."""
     run_id = run.pk
     if _is_to_end(run):
         if archiving.is_wanted(run.cloud) and _waits_for_logs(run_id, token):
-            return
+            return False
         try:
             with lane(run.cloud):
                 cloud_of(run).delete(run_ref(run))
         except NotOurs:
             _never_there(run_id, token)
         else:
-            _told(run_id, token, "release_asked_at")
+            return _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or _admit(run_id):
         try:
             plan = plan_of(run)
@@ -188,7 +188,8 @@ def _step(run: Run, token: uuid.UUID) -> None:
             _refuse(run_id, token, str(refusal))
         else:
             volumes.told(plan)
-            _told(run_id, token, "applied_at")
+            return _told(run_id, token, "applied_at")
+    return True
 
 
 @transaction.atomic
@@ -210,15 +211,21 @@ def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
 
 
 @transaction.atomic
-def _told(run_id: int, token: uuid.UUID, field: str) -> None:
-    """Writes down that the cloud has been told; what kept us from it is over."""
+def _told(run_id: int, token: uuid.UUID, field: str) -> bool:
+    """Writes down that the cloud has been told; what kept us from it is over. The claim is given back with that, unless the run
+    is to end by now, of which the cloud is told next: whether it is still held."""
     run = _ours(run_id, token)
-    if run is not None:
-        setattr(run, field, timezone.now())
-        run.save(update_fields=[field])
-        if run.wait_reason in (TROUBLE, FOUGHT):
-            _wait(run, "", "")
-        log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
+    if run is None:
+        return False
+    is_held = field == "applied_at" and _is_to_end(run)
+    setattr(run, field, timezone.now())
+    if not is_held:
+        run.claim_token = run.claimed_until = None
+    run.save(update_fields=[field, "claim_token", "claimed_until"])
+    if run.wait_reason in (TROUBLE, FOUGHT):
+        _wait(run, "", "")
+    log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
+    return is_held
 
 
 @transaction.atomic
@@ -240,8 +247,7 @@ def _ours(run_id: int, token: uuid.UUID) -> Run | None:
 def _wait(run: Run, reason: str, message: str) -> None:
     if (run.wait_reason, run.wait_message) != (reason, message):
         run.wait_reason, run.wait_message = reason, message
-        run.save(update_fields=["wait_reason", "wait_message"])
-        refresh([run], timezone.now())
+        refresh([run], timezone.now(), unsaved=["wait_reason", "wait_message"])
 
 
 @transaction.atomic
@@ -306,8 +312,7 @@ def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: t
 
 def _save_judged(runs: list[Run]) -> None:
     if runs:
-        update_rows(runs, ["admitted_at", "wait_reason", "wait_message"])
-        refresh(runs, timezone.now())
+        refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message"])
 
 
 def held(appcode_id: int) -> int:

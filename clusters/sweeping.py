@@ -34,6 +34,20 @@ def sweep() -> None:
     """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, rates that are old,
     logs to be copied, and deleted clusters whose logs are left."""
     at = timezone.now()
+    # Every five seconds for as long as the portal lives: where nothing lives, that is all that is asked of runs.
+    if Run.objects.filter(gone=False).exists():
+        _sweep_runs(at)
+    if Task.objects.filter(archiving.is_due(at)).exists():
+        wakeups.wake_logs()
+    alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
+    dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
+    for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
+        wakeups.wake_purge(cluster_id)
+    for volume_id in volumes.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_volume(volume_id)
+
+
+def _sweep_runs(at: dt.datetime) -> None:
     overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
     for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         _end_overdue(run_id)
@@ -53,14 +67,6 @@ def sweep() -> None:
     queues = Run.objects.filter(waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
         wakeups.wake_waiting(appcode_id)
-    if Task.objects.filter(archiving.is_due(at)).exists():
-        wakeups.wake_logs()
-    alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
-    dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
-    for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
-        wakeups.wake_purge(cluster_id)
-    for volume_id in volumes.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
-        wakeups.wake_volume(volume_id)
 
 
 @transaction.atomic

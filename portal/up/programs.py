@@ -45,8 +45,11 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),
-        Service("worker", (*celery, "worker", "--pool", "threads", "--concurrency", "8", *quiet), env=env),
-        Service("beat", (*celery, "beat", "--schedule", str(data.folder / "tmp" / "beat"), "--pidfile", ""), env=env),
+        Service(
+            "worker",
+            (*celery, "worker", "--pool", "threads", "--concurrency", "8", *quiet),
+            env={**env, "PORTAL_BEAT_SCHEDULE": str(data.folder / "tmp" / "beat")},
+        ),
         Service(
             "web",
             (sys.executable, "-m", "gunicorn", "--config", "portal/gunicorn.conf.py", "portal.wsgi"),

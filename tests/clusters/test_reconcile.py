@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from billing.actions import add_price
@@ -220,6 +221,26 @@ def test_what_ends_by_itself_does_not_wait_for_a_pause_of_putting_it_right(loop,
     Run.objects.filter(pk=run.pk).update(claimed_until=now() + dt.timedelta(hours=1))
     loop.touch(run, "/tmp/go")
     loop.until_phase(cluster, "Succeeded")
+
+
+def test_starting_and_ending_a_run_take_few_statements(loop, people, manifest):
+    cluster = actions.create_cluster(manifest("demo", "exec sleep 600", flavor="one-gpu"), acting_user=people.bob)
+
+    def said(call):
+        with CaptureQueriesContext(connection) as queries:
+            call()
+        return [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")]
+
+    started = said(lambda: reconcile.reconcile(current(cluster).pk))
+    assert current(cluster).applied_at
+    assert len(started) <= 15, started
+    loop.until_phase(cluster, "Running")
+    disabled = said(lambda: actions.disable(cluster, acting_user=people.bob))
+    assert len(disabled) <= 10, disabled
+    ended = said(lambda: reconcile.reconcile(current(cluster).pk))
+    assert current(cluster).release_asked_at
+    assert len(ended) <= 6, ended
+    loop.until_phase(cluster, "Stopped")
 
 
 def test_a_worker_whose_claim_ran_out_writes_nothing_and_starts_nothing_twice(loop, people, manifest, monkeypatch):

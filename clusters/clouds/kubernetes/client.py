@@ -15,10 +15,9 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlencode
 
-import kubernetes
 import orjson
 import urllib3
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
@@ -26,6 +25,9 @@ from urllib3.exceptions import HTTPError, SSLError
 
 from clusters.clouds.base import CloudError, CloudRefused, Unanswered, WatchExpired
 from clusters.clouds.kubernetes.names import MANAGER
+
+if TYPE_CHECKING:
+    import kubernetes
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -135,6 +137,9 @@ class Client:
     def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
         """By a kubeconfig (a file or its content), or with the credentials of the pod that this runs in. Raises CloudError
         without either. A content comes from people: it must have gone through `kubeconfig.read`, and its keys are in no file."""
+        # Its models of every kind are 22 MB in each process, and only a portal with a Kubernetes cluster needs it.
+        import kubernetes
+
         configuration = kubernetes.client.Configuration()
         configuration.connection_pool_maxsize = 4 * AT_ONCE
         configuration.retries = False

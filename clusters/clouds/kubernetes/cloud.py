@@ -35,7 +35,7 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import earlier, inside, logs, manifests, names, prometheus, storage
+from clusters.clouds.kubernetes import earlier, logs, manifests, names, prometheus, storage
 from clusters.clouds.kubernetes.client import (
     METADATA_LIST,
     Client,
@@ -389,6 +389,9 @@ class KubernetesCloud:
         pod = self._pods.find(run, role, index, None, age=0.0)
         if pod is None or not logs.runs(pod):
             raise CloudError(f"{role}-{index} does not run.")
+        # It loads the official client (see client.py), which a portal without a Kubernetes cluster has no use for.
+        from clusters.clouds.kubernetes import inside
+
         return inside.execute(self._client, pod, argv, stdin=stdin, tty=tty)
 
 
