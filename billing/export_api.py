@@ -25,15 +25,13 @@ from billing.periods import MONTH_PATTERN
 from portal.access import appcodes_for
 from portal.api import person
 from portal.errors import Invalid
-from portal.limits import Slot, take_stream_slots
+from portal.limits import STREAMS, Place, is_gone
 from portal.pagination import text
 from portal.problems import Unavailable
 
 log = logging.getLogger(__name__)
 
 CHUNK = 64 * 1024
-# A reader that does not take a chunk within this time is gone.
-STALLED_SECONDS = 60
 
 
 class AnyFormat(DefaultContentNegotiation):
@@ -79,16 +77,12 @@ class FocusExport(APIView):
                 raise Http404(f"There is no appcode “{code}” that you can see.")
         elif not user.is_administrator:
             appcodes = list(mine.order_by().values_list("pk", flat=True))
-        # The time to make it and the time to read it.
-        slots = take_stream_slots(user.pk, 2 * exports.MAX_SECONDS + STALLED_SECONDS)
+        place = STREAMS.enter(user.pk)
         try:
-            stream = Stream(_made(month, appcodes, kind), slots)
+            stream = Stream(_made(request, month, appcodes, kind), place)
         except BaseException:
-            _release(slots)
+            place.release()
             raise
-        # gunicorn itself waits for ever for a reader to take what is sent; it sets this anew for each request.
-        if connection := request.META.get("gunicorn.socket"):
-            connection.settimeout(STALLED_SECONDS)
         response = StreamingHttpResponse(stream, content_type=CONTENT_TYPES[kind])
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         response["Cache-Control"] = "no-store"
@@ -99,9 +93,8 @@ class FocusExport(APIView):
 class Stream:
     """An export on its way; its place among the streams is free again when it ends or is cut off."""
 
-    def __init__(self, file: IO[bytes], slots: list[Slot]) -> None:
-        self.file = file
-        self.slots = slots
+    def __init__(self, file: IO[bytes], place: Place) -> None:
+        self.file, self.place = file, place
         self.size = os.fstat(file.fileno()).st_size
 
     def __iter__(self) -> Iterator[bytes]:
@@ -113,18 +106,13 @@ class Stream:
 
     def close(self) -> None:
         self.file.close()
-        _release(self.slots)
+        self.place.release()
 
 
-def _release(slots: list[Slot]) -> None:
-    while slots:
-        slots.pop().release()
-
-
-def _made(month: dt.date, appcodes: list[int] | None, kind: Format) -> IO[bytes]:
+def _made(request: Request, month: dt.date, appcodes: list[int] | None, kind: Format) -> IO[bytes]:
     """Raises Invalid at month, Unavailable."""
     try:
-        return exports.whole(month, appcodes, kind)
+        return exports.whole(month, appcodes, kind, is_gone=lambda: is_gone(request))
     except exports.TooLarge as error:
         most = settings.EXPORT_MAX_BYTES // 2**20
         message = (
@@ -133,7 +121,7 @@ def _made(month: dt.date, appcodes: list[int] | None, kind: Format) -> IO[bytes]
         )
         raise Invalid.at("month", message=message) from error
     except OSError as error:
-        # The disk is full, or it took too long.
+        # The disk is full, it took too long, or nobody waits for it any more.
         log.error("An export could not be made: %s", error)
         raise Unavailable("The file cannot be made at this moment; try again later, or choose one appcode.") from error
 

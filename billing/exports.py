@@ -138,15 +138,20 @@ class TooLarge(Exception):
     """There is no room for so large an export."""
 
 
-def whole(month: date, appcodes: Sequence[int] | None, kind: Format) -> IO[bytes]:
+def whole(
+    month: date, appcodes: Sequence[int] | None, kind: Format, *, is_gone: Callable[[], bool] = lambda: False
+) -> IO[bytes]:
     """The file, made to its end before anybody reads it, so that no reader, however slow, holds a snapshot. It has no name and
-    is gone when it is closed. Raises TooLarge beyond settings.EXPORT_MAX_BYTES, TimeoutError as `chunks` does."""
+    is gone when it is closed. Raises TooLarge beyond settings.EXPORT_MAX_BYTES, TimeoutError as `chunks` does, and
+    ConnectionAbortedError when `is_gone` says that nobody waits for it any more."""
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     try:
         with closing(chunks(month, appcodes, kind)) as made:
             for chunk in made:
                 if file.tell() + len(chunk) > settings.EXPORT_MAX_BYTES:
                     raise TooLarge
+                if is_gone():
+                    raise ConnectionAbortedError("nobody waits for it any more")
                 file.write(chunk)
         file.seek(0)
     except BaseException:

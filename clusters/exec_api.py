@@ -10,7 +10,7 @@ import base64
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import orjson
@@ -29,7 +29,7 @@ from clusters.specs import ROLES
 from portal.access import OPERATE, require
 from portal.api import person
 from portal.errors import Conflict, FieldError, Invalid
-from portal.limits import Slot, take_stream_slots
+from portal.limits import STREAMS, Place, is_gone
 from portal.manifests import Strict, errors_by_path
 from portal.problems import Unavailable
 
@@ -39,8 +39,8 @@ SECONDS = 900
 MAX_OUTPUT = 256 * 2**20
 # A Kubernetes API server takes arguments as a part of an address.
 MAX_WORDS, MAX_ARGUMENTS = 256, 16 * 1024
-# A line now and then shows whether somebody still reads.
-HEARTBEAT_SECONDS = 15.0
+# Whether somebody still reads is looked at so often; a line now and then tells them, and proxies, that all is well.
+LOOK_SECONDS, HEARTBEAT_SECONDS = 2.0, 15.0
 
 
 def _arguments(value: list[str]) -> list[str]:
@@ -85,23 +85,23 @@ class TaskExec(APIView):
         if role not in ROLES or index >= row.spec["roles"].get(role, {}).get("count", 0):
             raise Http404(f"Run {run} of {name} has no task {role}-{index}.")
         require(person(request), row.cluster.appcode, OPERATE)
-        command = _read(request.data)
-        task = row.tasks.filter(role=role, index=index).order_by("-attempt").first()
-        if task is None or task.phase != "Running":
-            raise Conflict(f"{role}-{index} of run {run} does not run{f' ({task.phase})' if task else ''}.")
-        slots = take_stream_slots(person(request).pk, SECONDS + 60)
+        # The body comes straight from whoever sends it, at their pace, so there is a place before it is read.
+        place = STREAMS.enter(person(request).pk)
         try:
+            command = _read(request.data)
+            task = row.tasks.filter(role=role, index=index).order_by("-attempt").first()
+            if task is None or task.phase != "Running":
+                raise Conflict(f"{role}-{index} of run {run} does not run{f' ({task.phase})' if task else ''}.")
             note_command(row, role, index, command.argv, acting_user=person(request))
             session = cloud_of(row).exec(
                 run_ref(row), role, index, command.argv, stdin=command.stdin is not None, tty=command.tty
             )
         except BaseException as error:
-            for slot in slots:
-                slot.release()
+            place.release()
             if isinstance(error, CloudError):
                 raise Unavailable(str(error)) from error
             raise
-        stream = CommandStream(session, command.stdin, slots=slots)
+        stream = CommandStream(session, command.stdin, is_gone=lambda: is_gone(request), place=place)
         response = StreamingHttpResponse(stream, content_type="application/x-ndjson")
         response["Cache-Control"] = "no-store"
         # For proxies that would otherwise collect a stream before they pass it on.
@@ -120,8 +120,8 @@ def _read(body: Any) -> Command:
 class CommandStream:
     """An iterable of lines for a streaming response, which calls `close` whatever happens."""
 
-    def __init__(self, session: Session, stdin: str | None, *, slots: Sequence[Slot]) -> None:
-        self.session, self.slots = session, slots
+    def __init__(self, session: Session, stdin: str | None, *, is_gone: Callable[[], bool], place: Place) -> None:
+        self.session, self.is_gone, self.place = session, is_gone, place
         self._sender: threading.Thread | None = None
         if stdin is not None:
             # Beside the reader: a command may write more than fits on the way before it has read everything.
@@ -131,27 +131,32 @@ class CommandStream:
         if self._sender:
             self._sender.start()
         end, left = time.monotonic() + SECONDS, MAX_OUTPUT
+        said = time.monotonic()
         try:
             while self.session.exit_code is None:
-                wait = min(HEARTBEAT_SECONDS, end - time.monotonic())
+                wait = min(LOOK_SECONDS, end - time.monotonic())
                 output = self.session.receive(wait) if wait > 0 and left > 0 else None
                 if output is not None:
                     data, left = output.data[:left], left - len(output.data)
                     yield _line(stream=output.stream, data=base64.b64encode(data).decode())
+                    said = time.monotonic()
                 elif self.session.exit_code is None:
                     if wait <= 0 or left <= 0:
                         limit = f"{SECONDS // 60} minutes" if wait <= 0 else f"{MAX_OUTPUT // 2**20} MiB of output"
                         yield _line(error=f"Ended after {limit}.")
                         return
-                    yield _line(stream="stdout", data="")
+                    if self.is_gone():
+                        return
+                    if time.monotonic() - said > HEARTBEAT_SECONDS:
+                        yield _line(stream="stdout", data="")
+                        said = time.monotonic()
             yield _line(exit_code=self.session.exit_code)
         except CloudError as error:
             yield _line(error=str(error))
 
     def close(self) -> None:
         self.session.close()
-        for slot in self.slots:
-            slot.release()
+        self.place.release()
 
 
 def _line(**frame: Any) -> bytes:

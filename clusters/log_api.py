@@ -20,7 +20,7 @@ from clusters.models import Run
 from clusters.specs import ROLES
 from portal.api import person
 from portal.errors import Invalid
-from portal.limits import Slot, take_stream_slots
+from portal.limits import STREAMS, is_gone
 from portal.pagination import flag, number, whole
 from portal.problems import Unavailable
 
@@ -79,17 +79,23 @@ class TaskLog(APIView):
         if tail >= 0 and offset:
             raise Invalid.at("tail", message="Give either “tail” or “offset”.")
         source = LogSource(RunLogs(row), role, index, _attempt(request, row, role, index))
-        slots: list[Slot] = []
         try:
             first = source.last_lines(tail) if tail >= 0 else source.read(offset)
             if first.absent and first.complete and (why := source.note(first)):
                 raise Http404(why)
             if not follow and (tail >= 0 or len(first.data) < CHUNK):
                 return _text(HttpResponse(first.data), first.offset - len(first.data))
-            slots = take_stream_slots(person(request).pk, FOLLOW_SECONDS + 60)
+            place = STREAMS.enter(person(request).pk)
         except CloudError as error:
             raise Unavailable(str(error)) from error
-        stream = LogStream(source, first, follow=follow, is_over=lambda: _is_over(row, role, index), slots=slots)
+        stream = LogStream(
+            source,
+            first,
+            follow=follow,
+            is_over=lambda: _is_over(row, role, index),
+            is_gone=lambda: is_gone(request),
+            place=place,
+        )
         return _text(StreamingHttpResponse(stream), first.offset - len(first.data))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from clusters.archiving import is_wanted
 from clusters.clouds import registry
 from clusters.clouds.base import Cloud, CloudError, LogChunk, RunRef
 from clusters.models import Run, Task
-from portal.limits import Slot
+from portal.limits import Place
 
 log = logging.getLogger(__name__)
 
@@ -208,13 +208,20 @@ class LogStream:
     """An iterable of bytes for a streaming response, which calls `close` whatever happens.
 
     `first` was read already, so that an error of the cloud is still an error of the request. `is_over` says whether nothing
-    more can come although the cloud has no log yet.
+    more can come although the cloud has no log yet, `is_gone` whether the reader hung up.
     """
 
     def __init__(
-        self, source: LogSource, first: LogChunk, *, follow: bool, is_over: Callable[[], bool], slots: Sequence[Slot]
+        self,
+        source: LogSource,
+        first: LogChunk,
+        *,
+        follow: bool,
+        is_over: Callable[[], bool],
+        is_gone: Callable[[], bool],
+        place: Place,
     ) -> None:
-        self.source, self.first, self.is_over, self.slots = source, first, is_over, slots
+        self.source, self.first, self.is_over, self.is_gone, self.place = source, first, is_over, is_gone, place
         self.wants_more = follow
 
     def __iter__(self) -> Iterator[bytes]:
@@ -228,6 +235,8 @@ class LogStream:
             for chunk in self._all(end):
                 if chunk.data:
                     yield chunk.data
+                elif self.is_gone():
+                    return
                 if time.monotonic() > end:
                     return
         except CloudError as error:
@@ -250,5 +259,4 @@ class LogStream:
                 yield replace(chunk, data=b"")
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.release()
+        self.place.release()

@@ -23,6 +23,7 @@ from datastores import exports
 from datastores.access import allowed_folder
 from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError
+from datastores.drivers.patience import within
 from datastores.models import Datastore, Volume
 from datastores.placing import wrongs
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
@@ -35,7 +36,7 @@ from portal.models import Appcode, User
 TEST_SECONDS = 5
 SHOWN_USES = 5
 
-# Tests that wait for a silent server hold a thread for a while after their answer was given; never more than these.
+# A test that looks a name up may go on a little after its answer was given; never more than these.
 _testers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="datastore-test")
 
 
@@ -163,12 +164,17 @@ def open_store(store: Datastore) -> Driver:
 
 def _try(store: Datastore) -> Outcome:
     try:
-        message = _testers.submit(open_store(store).test).result(TEST_SECONDS)
+        message = _testers.submit(_tested, open_store(store)).result(TEST_SECONDS)
     except DriverError as error:
         return Outcome(False, str(error), ("spec", store.kind, error.field) if error.field else ())
     except TooSlow:
         return Outcome(False, f"Unreachable: no answer within {TEST_SECONDS} seconds.", ("spec", store.kind, "server"))
     return Outcome(True, message)
+
+
+def _tested(driver: Driver) -> str:
+    with within(TEST_SECONDS):
+        return driver.test()
 
 
 def _kept_secret(store: Datastore, manifest: DatastoreManifest, user: User) -> str:

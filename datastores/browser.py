@@ -6,6 +6,7 @@ type, and the browser is told not to guess one. Bytes pass through in pieces; a 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
 
@@ -17,22 +18,27 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import content_disposition_header
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_http_methods
 
 from datastores import contents, costs
 from datastores.access import datastore_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
+from datastores.drivers.patience import within
 from datastores.models import Datastore
 from datastores.uses import uses_of
 from datastores.views import address, may_operate
 from portal import frame
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
+from portal.limits import LOOKS, TRANSFERS, Sending
+from portal.problems import Unavailable
 from portal.views import get_or_post, person
 
 ROWS = 200
 MAX_CURSOR = 2000
+# What a page may wait for its datastore, and what removing a folder may, which takes a question for every thousand files.
+LOOK_SECONDS, REMOVE_SECONDS = 20, 60
 # Without JavaScript a file is first written to our own disk.
 PLAIN_UPLOAD_BYTES = 100 * 2**20
 
@@ -56,30 +62,33 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     }
     cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")
     try:
-        page["listing"] = open_store(store).list(folder, search=frame.words(request), cursor=cursor, limit=ROWS)
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            page["listing"] = open_store(store).list(folder, search=frame.words(request), cursor=cursor, limit=ROWS)
         page["next_cursor"] = page["listing"].cursor
     except NotPossible as error:
         page["impossible"] = str(error)
-    except DriverError as error:
+    except (DriverError, Unavailable) as error:
         page["trouble"] = str(error)
     return render(request, "datastores/browse.html", page)
 
 
-@require_http_methods(["GET", "PUT"])
+@require_GET
 def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
-    """GET gives a file out. PUT stores the body as one; its answers are JSON for the page's script."""
-    if request.method == "PUT":
-        return _put(request, appcode, name)
-    store = datastore_for(person(request), appcode, name)
+    """A file, given out. Its place is free again when the last byte is sent or the reader is gone."""
+    user = person(request)
+    store = datastore_for(user, appcode, name)
     path = _path(request, "path")
-    try:
-        content = open_store(store).open(path)
-    except NotThere as error:
-        raise Http404(str(error)) from error
-    except DriverError as error:
-        messages.error(request, str(error))
-        return redirect(address(store, path.rpartition("/")[0]))
-    response = StreamingHttpResponse(content.chunks, content_type="application/octet-stream")
+    with ExitStack() as held:
+        try:
+            held.enter_context(TRANSFERS.enter(user.pk))
+            with within(LOOK_SECONDS):
+                content = open_store(store).open(path)
+        except NotThere as error:
+            raise Http404(str(error)) from error
+        except (DriverError, Unavailable) as error:
+            return _back(request, store, path, error)
+        stream = Sending(content.chunks, held.pop_all().close)
+    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
     response["Content-Disposition"] = content_disposition_header(True, path.rpartition("/")[2])
     response["Content-Length"] = str(content.size)
     response["X-Content-Type-Options"] = "nosniff"
@@ -88,16 +97,26 @@ def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
 
 
 @csrf_exempt
-@require_POST
+@require_http_methods(["POST", "PUT"])
 def upload(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """The form, for browsers without JavaScript. Its size is looked at before anything of it is read, hence the order."""
-    store = datastore_for(person(request), appcode, name, OPERATE)
-    if int(request.META.get("CONTENT_LENGTH") or 0) > PLAIN_UPLOAD_BYTES:
+    """PUT stores the body as one file, and answers in JSON to the page's script; POST is the form of browsers without JavaScript.
+
+    The gateway passes these bodies on as they come. So nothing is read before it is known who sends them, that they may, that a
+    form is not too large, and that there is a place; hence the order.
+    """
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    is_form = request.method == "POST"
+    if is_form and int(request.META.get("CONTENT_LENGTH") or 0) > PLAIN_UPLOAD_BYTES:
         messages.error(
             request, f"That is more than {PLAIN_UPLOAD_BYTES // 2**20} MiB; switch JavaScript on to send it."
         )
         return redirect(address(store))
-    return _upload(request, store)
+    try:
+        with TRANSFERS.enter(user.pk):
+            return _upload(request, store) if is_form else _put(request, store)
+    except Unavailable as error:
+        return _back(request, store, "", error) if is_form else _refused(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @csrf_protect
@@ -130,29 +149,37 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         raise Http404("Nothing is named that could be removed.")
     back = address(store, (path or folder).rpartition("/")[0])
     try:
-        if request.method == "GET":
-            amount = None if path else contents.amount(store, folder)
-            page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back}
-            return render(request, "datastores/remove.html", page)
-        if path:
-            contents.remove_file(store, path, acting_user=user)
-            messages.success(request, f"{path} is removed.")
-        else:
-            count = contents.remove_folder(store, folder, acting_user=user)
-            messages.success(request, f"{folder} is removed with {count} file{'s'[: count != 1]}.")
-    except (DriverError, Conflict) as error:
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS if request.method == "GET" else REMOVE_SECONDS):
+            if request.method == "GET":
+                amount = None if path else contents.amount(store, folder)
+            elif path:
+                contents.remove_file(store, path, acting_user=user)
+                messages.success(request, f"{path} is removed.")
+            else:
+                count = contents.remove_folder(store, folder, acting_user=user)
+                messages.success(request, f"{folder} is removed with {count} file{'s'[: count != 1]}.")
+    except (DriverError, Conflict, Unavailable) as error:
         messages.error(request, str(error))
-    return redirect(back)
+        return redirect(back)
+    if request.method != "GET":
+        return redirect(back)
+    page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back}
+    return render(request, "datastores/remove.html", page)
 
 
-def _put(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    user = person(request)
-    store = datastore_for(user, appcode, name, OPERATE)
+def _back(request: HttpRequest, store: Datastore, path: str, error: Exception) -> HttpResponse:
+    """To the folder of `path`, with what went wrong."""
+    messages.error(request, str(error))
+    return redirect(address(store, path.rpartition("/")[0]))
+
+
+@csrf_protect
+def _put(request: HttpRequest, store: Datastore) -> HttpResponse:
     length = request.headers.get("Content-Length", "")
     if not length.isdecimal():
         return _refused("The browser did not say how large the file is.", HTTPStatus.LENGTH_REQUIRED)
     try:
-        contents.store_file(store, request.GET.get("path", ""), request, int(length), acting_user=user)
+        contents.store_file(store, request.GET.get("path", ""), request, int(length), acting_user=person(request))
     except Invalid as error:
         return _refused(" ".join(item.message for item in error.errors), HTTPStatus.UNPROCESSABLE_ENTITY)
     except DriverError as error:

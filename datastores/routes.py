@@ -15,7 +15,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/test", views.test_datastore, name="test_datastore"),
     path(f"{ONE}/delete", views.delete_datastore, name="delete_datastore"),
     path(f"{ONE}/file", browser.file, name="datastore_file"),
-    path(f"{ONE}/upload", browser.upload, name="datastore_upload"),
+    # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
+    path("uploads/<slug:appcode>/<slug:name>", browser.upload, name="datastore_upload"),
     path(f"{ONE}/remove", browser.remove, name="datastore_remove"),
     path("admin/folders", folders.folders, name="admin_folders"),
     path("admin/folders/new", folders.edit_folder, name="new_folder"),

@@ -1,14 +1,17 @@
 """What one person may ask: how large a body, how many requests, how many streams (logs, commands) at one time.
 
-The counters live in the cache. Without the cache requests are let through, because a limit is a courtesy to the others,
-but streams are not, because each of them holds a thread of the web server for minutes.
+Requests are counted in the cache; without it they are let through, because that limit is a courtesy to the others.
 """
 
 from __future__ import annotations
 
 import logging
+import select
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,7 +36,8 @@ log = logging.getLogger(__name__)
 
 WINDOW = 60
 REQUESTS_PER_WINDOW = 3000
-STREAMS_PER_PERSON = 4
+# Who neither sends nor takes a byte for so long is gone; gunicorn itself would wait for ever.
+STALLED_SECONDS = 60
 
 
 class JsonBody(BaseParser):
@@ -96,12 +100,19 @@ class PerPerson(BaseThrottle):
 
 
 class RequestLimits:
-    """The middleware: a body says how long it is, and whoever sends forms is counted as whoever uses the API is."""
+    """The middleware: nobody is waited for without end, a body says how long it is, and whoever sends forms is counted as
+    whoever uses the API is."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        if connection := request.META.get("gunicorn.socket"):
+            # It is set anew for each request.
+            connection.settimeout(STALLED_SECONDS)
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, *_: Any) -> HttpResponse | None:
         if "Transfer-Encoding" in request.headers:
             # WSGI does not say where such a body ends, so Django would take it for an empty one.
             sentence = "Say how long the body is: send Content-Length, and not Transfer-Encoding."
@@ -112,7 +123,7 @@ class RequestLimits:
             response = too_many(request, f"Wait {wait:.0f} seconds, then send it again.")
             response["Retry-After"] = str(int(wait))
             return response
-        return self.get_response(request)
+        return None
 
 
 def _counted(person: int) -> bool:
@@ -130,45 +141,96 @@ def _until_next_window() -> float:
     return WINDOW - time.time() % WINDOW + 1
 
 
-class Slot:
-    """One of a few places, taken until `release` or, should its holder die, until its time is over."""
+def is_gone(request: HttpRequest) -> bool:
+    """Whether whoever asked has hung up, for answers that have nothing to send, which would tell. The gateway passes it on."""
+    connection = request.META.get("gunicorn.socket")
+    if connection is None:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+
+class Place:
+    """One that was taken in a room, until `release` (which may be repeated) or the end of a `with`."""
+
+    def __init__(self, room: Room, person: int) -> None:
+        self._leave: Callable[[], None] | None = partial(room.leave, person)
 
     def release(self) -> None:
-        cache.delete(self.key)
+        leave, self._leave = self._leave, None
+        if leave:
+            leave()
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
-def take_stream_slots(person: int, seconds: int) -> list[Slot]:
-    """A place among the person's own streams and one among everybody's. Raises Unavailable when none is free.
+class Room:
+    """Places for requests that may hold a thread of this process for long: so many in all (`size`), so many for one person.
 
-    All streams together hold fewer threads than one process of the web server has, so that pages are always served.
+    They are counted where the threads are, in the process: nobody has to be asked, and nothing outlives a process that dies. All
+    rooms together have fewer places than the process has threads (gunicorn.conf.py), so that pages are always served.
     """
-    taken: list[Slot] = []
-    try:
-        for name, size, sentence in (
-            (
-                f"streams:{person}",
-                STREAMS_PER_PERSON,
-                f"You follow {STREAMS_PER_PERSON} logs, commands or exports already; end one of them.",
-            ),
-            (
-                "streams",
-                settings.MAX_LOG_STREAMS,
-                "Too many logs, commands and exports are being followed at this moment; try again in a few seconds.",
-            ),
-        ):
-            slot = next(
-                (Slot(f"{name}:{n}") for n in range(size) if cache.add(f"{name}:{n}", 1, timeout=seconds)), None
-            )
-            if slot is None:
-                raise Unavailable(sentence)
-            taken.append(slot)
-    except RedisError as error:
-        raise Unavailable("Nothing can be followed at this moment; try again in a few seconds.") from error
-    except Unavailable:
-        for slot in taken:
-            slot.release()
-        raise
-    return taken
+
+    def __init__(self, size: Callable[[], int], each: int, *, yours: str, full: str) -> None:
+        self.size, self.each = size, each
+        self._yours, self._full = yours, full
+        self._lock = threading.Lock()
+        self._taken: Counter[int] = Counter()
+
+    def enter(self, person: int) -> Place:
+        """Raises Unavailable when none is free."""
+        with self._lock:
+            if self._taken[person] >= self.each:
+                raise Unavailable(self._yours)
+            if self._taken.total() >= self.size():
+                raise Unavailable(self._full)
+            self._taken[person] += 1
+        return Place(self, person)
+
+    def leave(self, person: int) -> None:
+        with self._lock:
+            self._taken[person] -= 1
+            if not self._taken[person]:
+                del self._taken[person]
+
+
+STREAMS_PER_PERSON = 4
+STREAMS = Room(
+    lambda: settings.MAX_LOG_STREAMS,
+    STREAMS_PER_PERSON,
+    yours=f"You follow {STREAMS_PER_PERSON} logs, commands or exports already; end one of them.",
+    full="Too many logs, commands and exports are being followed at this moment; try again in a few seconds.",
+)
+TRANSFERS = Room(
+    lambda: 4,
+    2,
+    yours="Two files of yours are on their way already; try again when one of them has come.",
+    full="Too many files are on their way at this moment; try again in a minute.",
+)
+# Pages that ask a server which may be slow: of a datastore, for its files.
+LOOKS = Room(
+    lambda: 3,
+    2,
+    yours="Two pages of yours wait for a datastore already; try again in a few seconds.",
+    full="Too many pages wait for datastores at this moment; try again in a few seconds.",
+)
+
+
+class Sending:
+    """Bytes on their way out, and `release` afterwards: a response calls `close` whatever becomes of them."""
+
+    def __init__(self, chunks: Iterator[bytes], release: Callable[[], None]) -> None:
+        self._chunks, self._release = chunks, release
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
+        self._release()

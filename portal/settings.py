@@ -110,6 +110,7 @@ MIDDLEWARE = [
     "portal.frame.RequestIdMiddleware",
     "portal.headers.HeadersMiddleware",
     "portal.gateway.GatewayMiddleware",
+    "portal.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -117,7 +118,6 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "portal.limits.RequestLimits",
     "portal.accounts.SignInMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -318,12 +318,12 @@ STORAGES = {
 # A manifest file or a form; data goes to datastores, never through here.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Logs that may be streamed at one time: fewer than one web process has threads (see gunicorn.conf.py), for each holds one.
-MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=12)
+# Logs, commands and exports that one web process may stream at one time, for each holds one of its threads (portal/limits.py).
+MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # One file sent through the portal; larger ones go by an S3 client.
 UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=5 * 1024) * 2**20
-# One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them are there at one time.
+# One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them for each web process.
 EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
 # Where datastores may not lie. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
 DENIED_NETWORKS = env.list("PORTAL_DENIED_NETWORKS", default=[*NEVER])

@@ -8,6 +8,7 @@ the whole log of a task as it is.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from clusters.clouds.base import CloudError, LogChunk
 from clusters.logs import CHUNK, LogSource, RunLogs
 from clusters.models import Run, Task
 from clusters.views.cluster import Page, TaskRow, failed_first, page_of, task_rows
+from portal.limits import TRANSFERS, Sending
+from portal.problems import Unavailable
+from portal.views import person
 
 # For one answer, divided among the tasks that are asked for; a longer log comes in several answers.
 ANSWER_BYTES = 1024 * 1024
@@ -98,15 +102,18 @@ def download(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         raise Http404("There is no such task.")
     attempt = _attempt(request, _attempts(shown.run, row))
     source = LogSource(RunLogs(shown.run), row.role, row.index, attempt)
-    try:
-        first = source.read(0)
-    except CloudError as error:
-        return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
-    if first.absent and first.complete and (why := source.note(first)):
-        return render(request, "clusters/unreachable.html", {"page": shown, "error": why}, status=404)
+    with ExitStack() as held:
+        try:
+            held.enter_context(TRANSFERS.enter(person(request).pk))
+            first = source.read(0)
+        except (CloudError, Unavailable) as error:
+            return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
+        if first.absent and first.complete and (why := source.note(first)):
+            return render(request, "clusters/unreachable.html", {"page": shown, "error": why}, status=404)
+        stream = Sending(source.everything(first), held.pop_all().close)
     file = f"{name}-{shown.run.number}-{row.name}" + (f"-attempt-{attempt + 1}" if attempt else "") + ".log"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
-    return StreamingHttpResponse(source.everything(first), content_type="text/plain; charset=utf-8", headers=headers)
+    return StreamingHttpResponse(stream, content_type="text/plain; charset=utf-8", headers=headers)
 
 
 class _Reader:

@@ -23,10 +23,16 @@ from clusters.scalars import Point, Progress, Scalars, is_event_file, read
 from clusters.views.cluster import page_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry
+from datastores.drivers.patience import within
 from datastores.models import Datastore
 from portal.charts import Chart, Line, draw, number
+from portal.limits import LOOKS
+from portal.problems import Unavailable
+from portal.views import person
 
 REMEMBER_SECONDS = 3600
+# What one page may wait for the datastore; what was read until then is remembered, and the next page goes on there.
+READ_SECONDS = 20
 # Files of the output that are looked at for event files among them; checkpoints may be many.
 MAX_ENTRIES = 20_000
 MAX_CHARTS = 40
@@ -56,8 +62,9 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context: dict[str, object] = {"page": shown, "metrics": [], "error": ""}
     if shown.run and shown.run.spec["output"]:
         try:
-            found = scalars_of(shown.run)
-        except DriverError as error:
+            with LOOKS.enter(person(request).pk), within(READ_SECONDS):
+                found = scalars_of(shown.run)
+        except (DriverError, Unavailable) as error:
             context["error"] = str(error)
         else:
             context |= {"metrics": [_metric(found, tag) for tag in found.tags[:MAX_CHARTS]], "found": found}

@@ -15,8 +15,8 @@ from typing import Protocol
 
 # Bytes of one piece of a download.
 CHUNK = 256 * 1024
-# Seconds that a connection may take to be made, and that a server may stay silent.
-CONNECT_SECONDS, SILENCE_SECONDS = 3, 20
+# Seconds that a connection may take to be made; how long an answer may take says patience.py.
+CONNECT_SECONDS = 3
 
 
 class DriverError(Exception):

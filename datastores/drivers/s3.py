@@ -17,18 +17,27 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import awsrequest, exceptions
 from botocore.config import Config
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from datastores.drivers import addresses
 from datastores.drivers.base import (
     CHUNK,
     CONNECT_SECONDS,
-    SILENCE_SECONDS,
     Content,
     DriverError,
     Entry,
     Listing,
     NotThere,
     Stream,
+)
+from datastores.drivers.patience import (
+    ANSWER_BYTES,
+    ANSWER_SECONDS,
+    Allowance,
+    SecureSocket,
+    Socket,
+    TooLong,
+    for_files,
 )
 
 # One piece at a time in memory for each upload.
@@ -97,14 +106,14 @@ class S3:
                         yield self._entry(item, folder)
 
     def open(self, path: str) -> Content:
-        with self._told():
+        with self._told(), for_files():
             answer = self._client.get_object(Bucket=self.bucket, Key=self._key(path))
         return Content(answer["ContentLength"], self._chunks(answer["Body"]))
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if length <= 0:
             return b""
-        with self._told():
+        with self._told(), for_files():
             try:
                 answer = self._client.get_object(
                     Bucket=self.bucket, Key=self._key(path), Range=f"bytes={start}-{start + length - 1}"
@@ -117,7 +126,7 @@ class S3:
                 return bytes(body.read(length))
 
     def upload(self, path: str, stream: Stream, size: int) -> None:
-        with self._told():
+        with self._told(), for_files():
             self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
 
     def delete(self, path: str) -> None:
@@ -191,11 +200,14 @@ class S3:
             raise DriverError(f"{where} has no certificate that we trust, or speaks no TLS.", "server") from error
         except exceptions.ProxyConnectionError as error:
             raise DriverError("The proxy on the way to this server does not answer.", "server") from error
-        except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError) as error:
-            raise DriverError(f"Unreachable: {where} does not answer.", "server") from error
+        except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError, ReadTimeoutError) as error:
+            raise DriverError(f"Unreachable: {where} does not answer in time.", "server") from error
         except exceptions.EndpointConnectionError as error:
             raise DriverError(f"Unreachable: {_why(error)} at {where}.", "server") from error
-        except exceptions.HTTPClientError as error:
+        except (exceptions.HTTPClientError, HTTPError) as error:
+            if _cause(error, TooLong):
+                sentence = f"{where} answers with more than {ANSWER_BYTES // 2**20} MiB, as no S3 server does."
+                raise DriverError(sentence, "server") from error
             if denied := _cause(error, addresses.Denied):
                 raise DriverError(str(denied), "server") from error
             raise DriverError(f"The connection to {where} broke.", "server") from error
@@ -212,27 +224,56 @@ class _Whole:
     def read(self, size: int = -1) -> bytes:
         if self._left == 0:
             return b""
-        data = self._stream.read(min(size, self._left) if size >= 0 else self._left)
+        try:
+            data = self._stream.read(min(size, self._left) if size >= 0 else self._left)
+        except OSError:
+            # Whoever sends it said nothing for too long.
+            data = b""
         self._left -= len(data)
         if not data:
             raise DriverError("The upload was cut off; nothing was stored.")
         return data
 
 
-class _Connection(awsrequest.AWSHTTPConnection):
+class _Patient:
+    """What both kinds of connections do: each request begins with an allowance of its own."""
+
+    allowance: Allowance
+
+    def putrequest(self, *args: Any, **options: Any) -> None:
+        self.allowance = Allowance()
+        super().putrequest(*args, **options)  # type: ignore[misc]
+
+    def send(self, data: Any) -> Any:
+        connection: Any = self
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.allowance = self.allowance
+        return super().send(data)  # type: ignore[misc]
+
+    def getresponse(self) -> Any:
+        answer = super().getresponse()  # type: ignore[misc]
+        if answer.status >= 300:
+            # Instead of the file comes what is wrong.
+            self.allowance.is_file = False
+        return answer
+
     def _new_conn(self) -> Any:
-        addresses.check_host(self.host)
-        connection = super()._new_conn()
+        addresses.check_host(self.host)  # type: ignore[attr-defined]
+        connection = super()._new_conn()  # type: ignore[misc]
         addresses.check_peer(connection)
-        return connection
+        return Socket.of(connection)
 
 
-class _SecureConnection(awsrequest.AWSHTTPSConnection):
-    def _new_conn(self) -> Any:
-        addresses.check_host(self.host)
-        connection = super()._new_conn()
-        addresses.check_peer(connection)
-        return connection
+class _Connection(_Patient, awsrequest.AWSHTTPConnection):  # type: ignore[misc]
+    pass
+
+
+class _SecureConnection(_Patient, awsrequest.AWSHTTPSConnection):  # type: ignore[misc]
+    def connect(self) -> None:
+        assert self.ssl_context is not None, "botocore gives one"
+        self.ssl_context.sslsocket_class = SecureSocket
+        super().connect()
 
 
 class _Pool(awsrequest.AWSHTTPConnectionPool):
@@ -255,7 +296,7 @@ def _session() -> boto3.session.Session:
 def _client(server: str, access_key: str, secret: str, region: str) -> Any:
     config = Config(
         connect_timeout=CONNECT_SECONDS,
-        read_timeout=SILENCE_SECONDS,
+        read_timeout=ANSWER_SECONDS,
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
         s3={"addressing_style": "path"},

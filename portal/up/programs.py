@@ -13,6 +13,16 @@ from portal import servers, services
 from portal.services import Service
 from portal.up.data import Data, host_of
 
+# Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any.
+UPLOADS = "/uploads/"
+# Of all other requests the gateway reads a body whole before the web server hears of it, so that whoever sends slowly holds none
+# of its threads. Larger than what the portal reads, so that nearly always the portal itself says what is too large.
+MAX_BODY, BODY_IN_MEMORY = 4 * 2**20, 64 * 2**10
+# A middleware that reads bodies whole holds answers back, too: a command's output has to come while it runs.
+HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !PathPrefix(`{UPLOADS}`) && !PathRegexp(`^/api/.*/exec$`)"
+# A request has come whole within this time, the largest upload included.
+READ_TIMEOUT = "1h"
+
 # A training run wants the memory: few allocator arenas, and no numeric library ever starts threads in the portal.
 FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -74,17 +84,30 @@ def gateway(data: Data, web_port: int) -> Service:
     hosts = sorted({host_of(data.origin), "localhost", "127.0.0.1"})
     rule = " || ".join(f"Host(`{host}`)" for host in hosts)
     proof = {"X-Portal-Gateway": data.secrets["PORTAL_GATEWAY_SECRET"]}
+    buffering = {"maxRequestBodyBytes": MAX_BODY, "memRequestBodyBytes": BODY_IN_MEMORY}
+    bodies = f"({rule}) && {HAS_BODY}"
     routes = {
         "http": {
-            "routers": {"portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]}},
-            "middlewares": {"proof": {"headers": {"customRequestHeaders": proof}}},
+            "routers": {
+                "portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]},
+                # The longer rule goes first.
+                "bodies": {"rule": bodies, "service": "portal", "middlewares": ["proof", "whole-bodies"]},
+            },
+            "middlewares": {
+                "proof": {"headers": {"customRequestHeaders": proof}},
+                "whole-bodies": {"buffering": buffering},
+            },
             "services": {"portal": {"loadBalancer": {"servers": [{"url": f"http://127.0.0.1:{web_port}"}]}}},
         }
     }
     # JSON is YAML, too, and needs no library.
     folder = services.private_folder(data.folder / "gateway")
     services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
-    addresses = {f"web{n}": {"address": f"{address}:{data.port}"} for n, address in enumerate(services.loopback())}
+    timeouts = {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}}
+    addresses = {
+        f"web{n}": {"address": f"{address}:{data.port}", "transport": timeouts}
+        for n, address in enumerate(services.loopback())
+    }
     static = {
         "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
         "log": {"level": "ERROR", "noColor": True},
@@ -97,7 +120,7 @@ def gateway(data: Data, web_port: int) -> Service:
         "gateway",
         (services.program("traefik"), f"--configFile={config}"),
         ready=services.http_ready(data.port),
-        env={"GOGC": "50", "GOMEMLIMIT": "96MiB"},
+        env={"GOGC": "50", "GOMEMLIMIT": "96MiB", "TMPDIR": str(data.folder / "tmp")},
     )
 
 

@@ -65,7 +65,7 @@
   function send({ file, path, shown }) {
     const request = new XMLHttpRequest();
     running += 1;
-    request.open("PUT", form.dataset.put + "?path=" + encodeURIComponent(path));
+    request.open("PUT", form.action + "?path=" + encodeURIComponent(path));
     request.setRequestHeader("X-CSRFToken", token);
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.addEventListener("progress", (event) => {

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import runpy
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.cache import cache
+from django.http import StreamingHttpResponse
 from django.test import Client
 
+from clusters.clouds.base import LogChunk
+from clusters.logs import LogStream
+from portal import limits
+from portal.limits import Room
+from portal.problems import Unavailable
 from tests.api.client import Api, manifest
 
 CLUSTERS = "/appcodes/ops-demo/clusters"
-
-
-@pytest.fixture
-def places() -> None:
-    """Whoever streamed before in this process has given its places back."""
-    cache.clear()
 
 
 @pytest.fixture
@@ -70,49 +72,61 @@ def test_without_the_cache_the_api_works(as_alice: Api, no_cache: None) -> None:
     assert as_alice.post(CLUSTERS, manifest())[0] == 201
 
 
-def test_without_the_cache_nothing_is_streamed(no_cache: None) -> None:
-    from portal.limits import take_stream_slots
-    from portal.problems import Unavailable
-
-    with pytest.raises(Unavailable):
-        take_stream_slots(1, 60)
-
-
-def test_stream_slots_are_few_for_one_and_limited_for_all(settings: Any, places: None) -> None:
-    from portal.limits import STREAMS_PER_PERSON, take_stream_slots
-    from portal.problems import Unavailable
-
-    settings.MAX_LOG_STREAMS = STREAMS_PER_PERSON + 2
-    taken = [take_stream_slots(901, 60) for _ in range(STREAMS_PER_PERSON)]
-    try:
-        with pytest.raises(Unavailable, match="You follow"):
-            take_stream_slots(901, 60)
-        taken += [take_stream_slots(902, 60) for _ in range(2)]
-        for person in (902, 903):
-            with pytest.raises(Unavailable, match="Too many"):
-                take_stream_slots(person, 60)
-        for slot in taken.pop():
-            slot.release()
-        taken.append(take_stream_slots(903, 60))
-    finally:
-        for slots in taken:
-            for slot in slots:
-                slot.release()
+def test_places_are_few_for_one_and_limited_for_all() -> None:
+    room = Room(lambda: 3, 2, yours="yours", full="full")
+    taken = [room.enter(901), room.enter(901)]
+    with pytest.raises(Unavailable, match="yours"):
+        room.enter(901)
+    taken.append(room.enter(902))
+    for person in (902, 903):
+        with pytest.raises(Unavailable, match="full"):
+            room.enter(person)
+    place = taken.pop()
+    for _ in range(2):
+        place.release()
+    with room.enter(903), pytest.raises(Unavailable, match="full"):
+        room.enter(902)
+    room.enter(902)
 
 
-def test_a_stream_that_nobody_read_gives_its_place_back(settings: Any, places: None, db: None) -> None:
+def test_pages_are_served_when_every_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAL_WEB_PORT", "1")
+    threads = runpy.run_path("portal/gunicorn.conf.py")["threads"]
+    assert sum(room.size() for room in (limits.STREAMS, limits.TRANSFERS, limits.LOOKS)) < threads
+
+
+def test_a_stream_that_nobody_read_gives_its_place_back(settings: Any, db: None) -> None:
     """As for HEAD, or a client that left before the first byte: only `close` is called."""
-    from django.http import StreamingHttpResponse
-
-    from clusters.clouds.base import LogChunk
-    from clusters.logs import LogStream
-    from portal.limits import take_stream_slots
-
     settings.MAX_LOG_STREAMS = 1
     for _ in range(3):
-        slots = take_stream_slots(904, 60)
-        stream = LogStream(None, LogChunk(b"", 0, False), follow=True, is_over=lambda: False, slots=slots)  # type: ignore[arg-type]
-        StreamingHttpResponse(stream).close()
+        StreamingHttpResponse(stream(place=limits.STREAMS.enter(904))).close()
+
+
+@pytest.mark.timeout(30)
+def test_who_follows_a_silent_log_and_hangs_up_is_noticed(rf: Any) -> None:
+    """Without looking at the socket this log is followed until its task ends, as this one's never does."""
+    theirs, ours = socket.socketpair()
+    request = rf.get("/", **{"gunicorn.socket": ours})
+    followed: list[int] = []
+
+    class Silent:
+        def follow(self, offset: int, cursor: str) -> Iterator[LogChunk]:
+            while True:
+                followed.append(offset)
+                if len(followed) == 3:
+                    theirs.close()
+                yield LogChunk(b"", 0, False)
+
+    with ours:
+        place = limits.STREAMS.enter(905)
+        assert list(stream(Silent(), place=place, is_gone=lambda: limits.is_gone(request))) == []
+        place.release()
+    assert len(followed) == 3
+
+
+def stream(source: Any = None, **more: Any) -> LogStream:
+    given = {"follow": True, "is_over": lambda: False, "is_gone": lambda: False, **more}
+    return LogStream(source, LogChunk(b"", 0, False), **given)
 
 
 def test_a_mistake_of_ours_gives_nothing_away_but_an_id_that_is_in_the_log(

@@ -214,3 +214,27 @@ def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal)
     assert "I am master 0" in done.stdout
     assert "digits" in done.stdout, "the input data is not in the log"
     assert '"exitCode":0' in done.stdout.replace(" ", "")
+
+
+def test_who_follows_a_silent_log_and_hangs_up_gives_the_place_back(bob: Client) -> None:
+    """By way of the gateway, which passes the end on: many more than there are places, one after the other."""
+    roles = {"master": {"flavor": "small", "count": 1}}
+    spec = {"image": "tensorflow", "command": "echo begun; sleep 600", "roles": roles}
+    body = {"kind": "cluster", "metadata": {"name": "silent", "appcode": "ops-demo"}, "spec": spec}
+    assert bob("POST", OPS, body)[0] == 201
+    assert eventually(lambda: bob.phase("silent") == "Running", 240)
+    # All that it ever says, so that the answer begins.
+    path = f"{OPS}/silent/runs/1/tasks/master/0/log?follow=true"
+
+    def follows() -> bool:
+        try:
+            with bob.open("GET", path) as answer:
+                assert answer.readline() == b"begun\n"
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        return True
+
+    for _ in range(20):
+        assert eventually(follows)
+    assert bob("DELETE", f"{OPS}/silent")[0] < 300

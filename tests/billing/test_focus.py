@@ -20,6 +20,7 @@ from rest_framework.test import APIClient
 from billing import credit_notes, drafts, export_api, exports, focus, invoicing, posting, spans
 from billing.files import inert
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
+from portal import limits
 from portal.models import Appcode
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
@@ -289,7 +290,7 @@ def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
         query = {"month": "2026-03", "format": kind}
         response = api.get("/api/v1/exports/focus", query, **{"gunicorn.socket": here})
         # A reader that takes nothing is let go; without this send() waits for ever.
-        assert here.gettimeout() == export_api.STALLED_SECONDS
+        assert here.gettimeout() == limits.STALLED_SECONDS
     pieces = iter(response.streaming_content)
     read = len(next(pieces))
     assert cursors() == before

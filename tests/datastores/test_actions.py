@@ -169,7 +169,7 @@ def test_a_silent_server_is_given_up_in_time(
     people: Any, s3_spec: Any, manifest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "TEST_SECONDS", 1)
-    monkeypatch.setattr("datastores.drivers.s3.SILENCE_SECONDS", 120)
+    monkeypatch.setattr("datastores.drivers.patience.ANSWER_SECONDS", 120)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         wish = manifest("data", s3_spec(server=f"http://127.0.0.1:{silent.getsockname()[1]}"))
         started = time.monotonic()

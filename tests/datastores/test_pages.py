@@ -12,6 +12,7 @@ from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
+UPLOADS = "/uploads/ops-demo/data"
 ONE = "/datastores/ops-demo/data"
 
 
@@ -37,7 +38,7 @@ def typed(s3: Any, bucket_: str, **changes: str) -> dict[str, str]:
 
 
 def put(client: Client, path: str, data: bytes) -> Any:
-    return client.generic("PUT", f"{ONE}/file?path={path}", data, content_type="application/octet-stream")
+    return client.generic("PUT", f"{UPLOADS}?path={path}", data, content_type="application/octet-stream")
 
 
 # The list
@@ -195,7 +196,7 @@ def test_a_viewer_reads_and_changes_nothing(as_: Any, store: Any, s3: Any, bucke
     for word in ("Choose files", "Remove", "Test connection", f"{ONE}/change"):
         assert word not in page
     assert put(victor, "new", b"x").status_code == 403
-    assert victor.post(f"{ONE}/upload", {}).status_code == 403
+    assert victor.post(UPLOADS, {}).status_code == 403
     for path in ("remove?path=keep", "remove?folder=keep", "delete", "test"):
         assert victor.post(f"{ONE}/{path}").status_code == 403
     assert victor.get(f"{ONE}/change").status_code == 403
@@ -207,8 +208,8 @@ def test_an_outsider_finds_nothing_at_all(as_: Any, store: Any) -> None:
     for path in ("", "/file?path=x", "/change", "/remove?path=x"):
         assert mallory.get(f"{ONE}{path}").status_code == 404
     assert put(mallory, "x", b"x").status_code == 404
-    for path in ("/delete", "/test", "/upload", "/remove?path=x"):
-        assert mallory.post(f"{ONE}{path}").status_code == 404
+    for path in (f"{ONE}/delete", f"{ONE}/test", UPLOADS, f"{ONE}/remove?path=x"):
+        assert mallory.post(path).status_code == 404
 
 
 def test_a_large_folder_is_seen_page_by_page(as_: Any, store: Any, s3: Any, bucket: str) -> None:
@@ -256,7 +257,7 @@ def test_no_path_leaves_the_datastore(as_: Any, store: Any, path: str) -> None:
 
 def test_uploads_work_without_javascript(as_: Any, store: Any, s3: Any, bucket: str) -> None:
     files = [SimpleUploadedFile(name, name.encode()) for name in ("a.txt", "b.txt")]
-    response = as_("bob").post(f"{ONE}/upload", {"folder": "new/folder/", "files": files})
+    response = as_("bob").post(UPLOADS, {"folder": "new/folder/", "files": files})
     assert response["Location"] == f"{ONE}?folder=new/folder"
     assert s3.client.get_object(Bucket=bucket, Key="new/folder/b.txt")["Body"].read() == b"b.txt"
 
@@ -265,7 +266,7 @@ def test_uploads_need_the_token_of_the_page(people: Any, store: Any) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(people.bob)
     assert put(client, "x", b"x").status_code == 403
-    assert client.post(f"{ONE}/upload", {"files": io.BytesIO(b"x")}).status_code == 403
+    assert client.post(UPLOADS, {"files": io.BytesIO(b"x")}).status_code == 403
 
 
 def test_a_store_that_cannot_be_reached_still_has_a_page(as_: Any, store: Any) -> None:

@@ -93,9 +93,9 @@ def test_only_the_ingress_controller_reaches_a_web_server(tmp_path: Path) -> Non
 def test_the_host_is_said_once_and_settings_reach_every_program(folder: Path) -> None:
     objects = rendered(folder)
     by_kind = {each["kind"]: each for each in objects}
-    ingress = by_kind["Ingress"]["spec"]
-    assert ingress["rules"][0]["host"] == HOST
-    assert ingress["tls"][0]["hosts"] == [HOST]
+    ingresses = [each["spec"] for each in objects if each["kind"] == "Ingress"]
+    assert [each["rules"][0]["host"] for each in ingresses] == [HOST] * 2
+    assert [each["tls"][0]["hosts"] for each in ingresses] == [[HOST]] * 2
     for kind in ("ConfigMap", "Secret"):
         name = by_kind[kind]["metadata"]["name"]
         assert name.startswith("portal-")

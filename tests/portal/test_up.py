@@ -44,6 +44,25 @@ def test_it_serves_the_portal_under_its_names_only(portal):
     assert kept == [], "everything in there is served"
 
 
+def test_who_sends_slowly_holds_no_thread_of_the_web_server(portal):
+    """More of them than there are threads: the gateway waits for bodies, or the portal does not read them."""
+    head = f"Host: localhost:{portal.port}\r\nContent-Length: 1000\r\nCookie: csrftoken={'x' * 32}\r\n"
+    head += "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for n in range(60):
+            path = ("/accounts/login/", "/api/v1/me", "/uploads/ops-demo/data")[n % 3]
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", portal.port)))
+            client.sendall(f"POST {path} HTTP/1.1\r\n{head}csrfmiddlewaretoken=".encode())
+            slow.append(client)
+        for _ in range(5):
+            assert portal.get("/accounts/login/") == 200
+        for client in slow:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+
+
 def test_everything_listens_on_loopback_only(portal):
     found = []
     for process in psutil.Process(portal.process.pid).children(recursive=True):
