@@ -104,13 +104,11 @@ def _parts(
 
 def _inner(portal: object) -> dict[str, str]:
     """What the portal's own programs know, so that this process may use its database and make sessions."""
-    import json
-
+    from portal.servers import VALKEY_SOCKET
     from portal.services import socket_folder
     from tests.running import Portal
 
     assert isinstance(portal, Portal)
-    ports = json.loads((portal.data / "ports.json").read_text())
     return {
         "DJANGO_SETTINGS_MODULE": "portal.settings",
         "PORTAL_DATA": str(portal.data),
@@ -118,7 +116,7 @@ def _inner(portal: object) -> dict[str, str]:
         "PORTAL_ORIGIN": portal.origin,
         "PORTAL_SECRET_KEY": portal.secret("PORTAL_SECRET_KEY"),
         "DATABASE_URL": f"postgresql://portal@/portal?host={socket_folder(portal.data)}",
-        "REDIS_URL": f"redis://:{portal.secret('VALKEY_PASSWORD')}@127.0.0.1:{ports['valkey']}/0",
+        "REDIS_URL": f"unix://{socket_folder(portal.data) / VALKEY_SOCKET}?db=0",
     }
 
 

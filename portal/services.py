@@ -204,10 +204,13 @@ def last_line(log: Path) -> str:
     return lines[-1].strip() if lines else "it wrote nothing"
 
 
-def ask(port: int, request: bytes, address: str = "127.0.0.1") -> bytes:
-    """The first bytes of the answer, or nothing when there is none within two seconds."""
+def ask(where: int | Path, request: bytes, address: str = "127.0.0.1") -> bytes:
+    """The first bytes of the answer of a port or a Unix socket, or nothing when there is none within two seconds."""
+    family, place = (socket.AF_UNIX, str(where)) if isinstance(where, Path) else (socket.AF_INET, (address, where))
     try:
-        with socket.create_connection((address, port), timeout=2) as client:
+        with socket.socket(family) as client:
+            client.settimeout(2)
+            client.connect(place)
             client.sendall(request)
             answer = b""
             while chunk := client.recv(4096):

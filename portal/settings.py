@@ -162,12 +162,15 @@ CACHES = {
     "default": {
         "BACKEND": "portal.cache.Forgiving",
         "LOCATION": REDIS_URL,
-        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "serializer": "portal.cache.Json"},
     }
 }
 
 # Celery: Redis only wakes the loop up; results are rows in PostgreSQL, so no result backend.
 CELERY_BROKER_URL = REDIS_URL
+if REDIS_URL.startswith("unix://"):
+    # redis-py and Celery write the address of a Unix socket in two ways.
+    CELERY_BROKER_URL = "redis+socket" + REDIS_URL.removeprefix("unix").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         # The queue is shared by database number: one test process must not eat another's messages.
         number = int(worker.removeprefix("gw")) + 1
-        os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{number}"
+        os.environ["REDIS_URL"] = os.environ["REDIS_URL"].replace("?db=0", f"?db={number}")
     base = Path(os.environ["PORTAL_TEST_FOLDER"]) / (worker or "main")
     (base / "static").mkdir(parents=True, exist_ok=True)
     os.environ |= {
@@ -93,9 +93,9 @@ def _start_servers() -> None:
     logs.mkdir()
     access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
     postgres = servers.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
+    valkey = servers.valkey(folder / "valkey", folder / "run")
     # Between the question for a free port and its use somebody else may take it.
     for tries_left in (2, 1, 0):
-        valkey = servers.valkey(folder / "valkey", services.free_port(), secrets.token_hex(16))
         s3 = servers.s3(folder / "s3", services.free_port(), access_key, secret_key)
         try:
             _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))

@@ -26,6 +26,7 @@ from django.utils import timezone
 from django.utils.cache import get_conditional_response
 from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_safe
+from pydantic import TypeAdapter
 
 from billing import history
 from billing.access import Amount, usage_by_appcode
@@ -47,6 +48,8 @@ ROWS = 30
 KEPT_ROWS = 2000
 FLAVOR_TITLES = "clusters.flavor_titles"
 FLAVOR_SECONDS = 86400
+# As the cache keeps it.
+SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
 SPENT_SECONDS = 30
 
 
@@ -157,12 +160,13 @@ def spent(request: HttpRequest) -> HttpResponse:
         # Nobody spent what was generated for a demonstration; who asks for it by name sees it.
         appcodes = appcodes.exclude(pk__in=history.codes())
     key = f"clusters.month.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
-    found: tuple[Amount, Tightest | None] | None = cache.get(key)
-    now = timezone.now()
-    if found is None:
+    known, now = cache.get(key), timezone.now()
+    if known is None:
         used = usage_by_appcode(appcodes, month(now), now)
         found = Amount.total(each.amount for each in used), tightest(appcodes, used)
-        cache.set(key, found, SPENT_SECONDS)
+        cache.set(key, SPENT.dump_python(found, mode="json"), SPENT_SECONDS)
+    else:
+        found = SPENT.validate_python(known)
     return render(request, "clusters/_spent.html", {"spent": found[0], "budget": found[1], "month": now})
 
 

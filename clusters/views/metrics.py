@@ -83,13 +83,15 @@ def scalars_of(run: Run) -> Scalars:
     driver = open_store(store)
     files = list(_event_files(driver, folder))
     keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
-    kept: dict[str, Progress] = cache.get_many(keys.values())
-    remembered = {path: kept[key] for path, key in keys.items() if key in kept}
-    before = {path: (each.etag, each.offset) for path, each in remembered.items()}
-    found, progress = read(files, driver.read_range, remembered)
-    changed = {keys[path]: each for path, each in progress.items() if before.get(path) != (each.etag, each.offset)}
-    if changed:
-        cache.set_many(changed, REMEMBER_SECONDS)
+    kept = cache.get_many(keys.values())
+    remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
+    before = {path: each.state for path, each in remembered.items()}
+    try:
+        found, _ = read(files, driver.read_range, remembered)
+    finally:
+        changed = [path for path, each in remembered.items() if before.get(path) != each.state]
+        if changed:
+            cache.set_many({keys[path]: remembered[path].to_json() for path in changed}, REMEMBER_SECONDS)
     return found
 
 

@@ -187,7 +187,6 @@ def _secrets(path: Path) -> dict[str, str]:
     made = {
         "PORTAL_SECRET_KEY": secrets.token_urlsafe(48),
         "PORTAL_GATEWAY_SECRET": secrets.token_hex(32),
-        "VALKEY_PASSWORD": secrets.token_hex(24),
         "PORTAL_S3_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
         "PORTAL_S3_SECRET_KEY": secrets.token_hex(20),
     }

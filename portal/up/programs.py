@@ -33,8 +33,7 @@ def own_servers(data: Data) -> list[Service]:
     if not data.given.get("DATABASE_URL"):
         found.append(servers.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
     if not data.given.get("REDIS_URL"):
-        password = data.secrets["VALKEY_PASSWORD"]
-        found.append(servers.valkey(data.folder / "valkey", data.inner_port("valkey"), password))
+        found.append(servers.valkey(data.folder / "valkey", data.sockets))
     if not data.given.get("PORTAL_S3_URL"):
         keys = data.secrets["PORTAL_S3_ACCESS_KEY"], data.secrets["PORTAL_S3_SECRET_KEY"]
         found.append(servers.s3(data.folder / "s3", data.inner_port("s3"), *keys))

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from urllib.parse import urlsplit
 
 import kombu.pools
 import psutil
@@ -26,17 +25,18 @@ def own_broker(tmp_path, settings, monkeypatch):
     """A broker of this test alone, for cache and queue; yields its process."""
     from portal.celery import app
 
-    valkey = servers.valkey(tmp_path / "valkey", services.free_port(), "secret")
+    sockets = services.socket_folder(tmp_path)
+    valkey = servers.valkey(tmp_path / "valkey", sockets)
     with services.running([valkey], tmp_path, os.environ):
-        port = str(urlsplit(valkey.url).port)
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": valkey.url}}
-        monkeypatch.setattr(app.conf, "broker_url", valkey.url)
-        assert app.conf.broker_write_url == valkey.url
+        broker = valkey.url.replace("unix:", "redis+socket:").replace("?db=", "?virtual_host=")
+        monkeypatch.setattr(app.conf, "broker_url", broker)
+        assert app.conf.broker_write_url == broker
         monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
         monkeypatch.setattr(wakeups, "_near_until", 0.0)
         forget(app)
         [process] = [
-            each for each in psutil.Process().children(recursive=True) if any(f":{port}" in w for w in each.cmdline())
+            each for each in psutil.Process().children(recursive=True) if any(str(sockets) in w for w in each.cmdline())
         ]
         yield process
         with contextlib.suppress(psutil.NoSuchProcess):

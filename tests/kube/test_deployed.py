@@ -153,9 +153,10 @@ def postgres(node: Node, folder: Path) -> Service:
 
 
 def valkey(node: Node, folder: Path) -> Service:
-    service = servers.valkey(folder / "valkey", 6379, PASSWORD)
+    service = servers.valkey(folder / "valkey", services.socket_folder(folder))
     config = folder / "valkey/valkey.conf"
-    config.write_text(config.read_text().replace("bind 127.0.0.1", f"bind {node.gateway}"))
+    beyond = f"port 6379\nbind {node.gateway}\nrequirepass {PASSWORD}\n"
+    config.write_text(config.read_text().replace("port 0\n", beyond))
     return replace(service, ready=listens(node.gateway, 6379))
 
 

@@ -69,7 +69,7 @@ class Host:
         self.web, self.gateway, self.tls, self.redis = (free_port() for _ in range(4))
         for name in ("worker", "beat", "controller"):
             (folder / "tmp" / name).mkdir(parents=True)
-        self.valkey = Path(servers.valkey(folder / "valkey", self.redis, "").argv[0])
+        self.valkey = Path(servers.valkey(folder / "valkey", folder / "run").argv[0])
         shutil.copy(DOCKER / "secrets.sh", folder)
         subprocess.run([str(folder / "secrets.sh")], check=True)
         (folder / "secrets/database-url").write_text(database + "\n")

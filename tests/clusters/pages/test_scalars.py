@@ -7,6 +7,7 @@ import math
 import struct
 from dataclasses import dataclass
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -221,3 +222,39 @@ def test_only_event_files_are_looked_at():
         "a.tfevents.3.profile-empty",
     ]
     assert [name for name in names if scalars.is_event_file(name)] == names[:2]
+
+
+def test_what_is_remembered_of_a_run_is_bounded_and_comes_back_as_it_was(monkeypatch):
+    monkeypatch.setattr(scalars, "MAX_POINTS", 50)
+    long = File(
+        "long/1.tfevents", b"".join(event(step, loss=math.nan if step % 2 else step / 3) for step in range(170))
+    )
+    short = File("short/1.tfevents", b"".join(event(step, loss=-step, **{"x" * 201: 1}) for step in range(20)))
+    store = Store(long, short)
+    _, known = read(store.files, store.read_range, {})
+    scalars.thin(known.values(), 60)
+    counts = {path: [len(each.points) for each in file.series.values()] for path, file in known.items()}
+    assert counts == {"long/1.tfevents": [22], "short/1.tfevents": [20]}
+    kept = {path: Progress.from_json(orjson.loads(orjson.dumps(each.to_json()))) for path, each in known.items()}
+    assert repr(kept) == repr(known)
+    for progress in (known, kept):
+        store.files = [File(long.path, long.data + event(999, loss=9), version=1), short]
+        found, _ = read(store.files, store.read_range, progress)
+        assert points(found, "loss", "long")[-1] == (999, 9)
+        assert points(found, "loss", "short") == [(n, -n) for n in range(20)]
+
+
+def test_what_was_read_is_remembered_when_the_rest_takes_too_long():
+    files = [File(f"{n}.tfevents", event(n, loss=n)) for n in range(3)]
+    store, known = Store(*files), {}
+
+    def slow(path, start, length):
+        if path == "2.tfevents":
+            raise TimeoutError
+        return store.read_range(path, start, length)
+
+    with pytest.raises(TimeoutError):
+        read(files, slow, known)
+    before = store.bytes_read
+    found, _ = read(files, store.read_range, known)
+    assert (len(points(found, "loss")), store.bytes_read - before) == (3, files[2].size)
