@@ -11,8 +11,9 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Max
+from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from clusters import wakeups
@@ -52,7 +53,7 @@ def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | Non
         name=manifest.metadata.name,
         spec=manifest.spec.model_dump(mode="json", by_alias=True),
         created_by=acting_user,
-        run_count=_runs_before(appcode.pk, manifest.metadata.name),
+        run_count=_runs_before(appcode, manifest.metadata.name),
     )
     _new_run(
         cluster, acting_user, resolved, [_entry("cluster.created", cluster, acting_user, "Created.")], scheduled=True
@@ -223,11 +224,21 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     return run
 
 
-def _runs_before(appcode_id: int, name: str) -> int:
+def _runs_before(appcode: Appcode, name: str) -> int:
     """The last number that a deleted cluster of this name gave to a run. Numbers go on from there: they are in the names of
-    objects and output folders, where a second run 1 would meet what the first one left, or even the first one itself."""
-    before = Cluster.objects.filter(appcode=appcode_id, name=name, deleted_at__isnull=False)
-    return before.aggregate(last=Max("run_count"))["last"] or 0
+    objects and output folders, where a second run 1 would meet what the first one left, or even the first one itself.
+
+    Raises Invalid when the appcode has as many clusters as it may; one statement for both."""
+    alive = Q(deleted_at=None)
+    found = Cluster.objects.filter(alive | Q(name=name), appcode=appcode).aggregate(
+        last=Max("run_count", filter=~alive), count=Count("pk", filter=alive)
+    )
+    if found["count"] >= settings.CLUSTERS_PER_APPCODE:
+        sentence = (
+            f"{appcode.code} has {found['count']:,} clusters, and no appcode may have more; delete what is not needed."
+        )
+        raise Invalid.at("metadata", "appcode", message=sentence)
+    return found["last"] or 0
 
 
 def _locked(cluster: Cluster) -> Cluster:

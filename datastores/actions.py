@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -55,6 +56,9 @@ def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datas
     appcode = _usable_appcode(manifest, acting_user)
     _lock_storage(manifest, appcode)
     _check(manifest, appcode, manifest.spec.secret)
+    if (count := Datastore.objects.filter(appcode=appcode).count()) >= settings.DATASTORES_PER_APPCODE:
+        sentence = f"{appcode.code} has {count} datastores, and no appcode may have more; delete what is not needed."
+        raise Invalid.at("metadata", "appcode", message=sentence)
     name = manifest.metadata.name
     try:
         with transaction.atomic():

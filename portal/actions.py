@@ -10,6 +10,7 @@ import datetime as dt
 import secrets
 from collections.abc import Iterable, Mapping
 
+from django.conf import settings
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
@@ -44,6 +45,12 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
     administrator = acting_user.is_administrator
     if not administrator and acting_user.username not in spec.owners:
         errors.append(FieldError(("spec", "owners"), f"Name yourself, too: {acting_user.username}."))
+    waiting = Appcode.objects.filter(requested_by=acting_user, state__in=(State.REQUESTED, State.REFUSED)).count()
+    if waiting >= settings.REQUESTS_PER_PERSON and not administrator:
+        sentence = (
+            f"{waiting} requests of yours wait or were refused; wait for an administrator, or change one of those."
+        )
+        errors.append(FieldError(("metadata", "name"), sentence))
     if spec.gpu_quota is not None and not administrator:
         errors.append(FieldError(("spec", "gpuQuota"), "An administrator sets the quota; leave it out."))
     if spec.storage_quota_gib is not None and not administrator:

@@ -343,6 +343,10 @@ for _network in WEBHOOK_NETWORKS:
 WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
 WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
+# Against programs that ran away and people who fill the lists of others. A cluster has one run at a time.
+REQUESTS_PER_PERSON = env.int("PORTAL_REQUESTS_PER_PERSON", default=10)
+DATASTORES_PER_APPCODE = env.int("PORTAL_DATASTORES_PER_APPCODE", default=200)
+CLUSTERS_PER_APPCODE = env.int("PORTAL_CLUSTERS_PER_APPCODE", default=5000)
 # How long one can look up what was delivered.
 WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
 # How long it is known hour by hour how busy the GPUs of each task were; sums by day stay.

@@ -17,7 +17,7 @@ from clusters.logs import LogStream
 from portal import limits
 from portal.limits import Room
 from portal.problems import Unavailable
-from tests.api.client import Api, manifest
+from tests.api.client import Api, appcode, manifest
 
 CLUSTERS = "/appcodes/ops-demo/clusters"
 
@@ -70,6 +70,31 @@ def test_a_body_that_does_not_say_how_long_it_is_is_not_taken_for_none(address: 
 def test_without_the_cache_the_api_works(as_alice: Api, no_cache: None) -> None:
     assert as_alice.get("/me")[0] == 200
     assert as_alice.post(CLUSTERS, manifest())[0] == 201
+
+
+def datastore(name: str) -> dict[str, Any]:
+    spec = {"s3": {"server": "http://127.0.0.1:1", "access_key": "KEY", "secret_key": "secret", "bucket": "data"}}
+    return {"kind": "datastore", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("setting", "address", "body", "field"),
+    [
+        ("REQUESTS_PER_PERSON", "/appcodes", appcode, "metadata.name"),
+        ("DATASTORES_PER_APPCODE", "/appcodes/ops-demo/datastores", datastore, "metadata.appcode"),
+        ("CLUSTERS_PER_APPCODE", CLUSTERS, manifest, "metadata.appcode"),
+    ],
+)
+def test_nobody_makes_things_without_end(
+    as_alice: Api, settings: Any, setting: str, address: str, body: Any, field: str
+) -> None:
+    setattr(settings, setting, 1)
+    assert as_alice.post(address, body("first"))[0] == 201
+    status, answer = as_alice.post(address, body("second"))
+    assert (status, [error["path"] for error in answer["errors"]]) == (422, [field])
+    if setting == "CLUSTERS_PER_APPCODE":
+        assert as_alice.delete(f"{CLUSTERS}/first")[0] < 300
+        assert as_alice.post(address, body("second"))[0] == 201
 
 
 def test_places_are_few_for_one_and_limited_for_all() -> None:
