@@ -100,7 +100,7 @@ def test_secrets_are_private_and_in_no_command_line_or_log(portal):
     assert portal.data.stat().st_mode & 0o077 in (0, 0o011)
     lines = "\n".join(portal.programs().values())
     logs = "\n".join(log.read_text(errors="replace") for log in (portal.data / "log").glob("*.log"))
-    for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "VALKEY_PASSWORD", "PORTAL_S3_SECRET_KEY"):
+    for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "PORTAL_S3_SECRET_KEY"):
         assert portal.secret(name) not in lines
         assert portal.secret(name) not in logs
 
