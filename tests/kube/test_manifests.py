@@ -29,13 +29,12 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import earlier, manifests, names, storage
+from clusters.clouds.kubernetes import manifests, names, storage
 from clusters.clouds.kubernetes.client import Client, path_of
 from clusters.clouds.kubernetes.settings import Settings
-from clusters.plans import Resources, build_plan
-from clusters.specs import ROLES, ClusterSpec
+from clusters.specs import ROLES
 from tests.kube.plane import Plane
-from tests.kube.plans import IMAGE, data, every_kind, plan, role, run_ref, volume
+from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
 
 EXPECTED = Path(__file__).parent / "expected"
 
@@ -247,7 +246,8 @@ def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
 
 
 def test_the_owner_waits_for_the_database() -> None:
-    assert manifests.owner_manifest(RUN, SETTINGS) == {
+    assert manifests.owner_manifest(RUN, SETTINGS, {}) == {
+        "immutable": True,
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
@@ -269,30 +269,6 @@ def test_what_all_tasks_share_stands_in_the_owner_and_not_in_pods() -> None:
     assert [each["name"] for each in env[:2]] == ["TASK_INDEX", "ALL"]
     assert env[1]["valueFrom"] == {"configMapKeyRef": {"name": "demo-mnist-3-1042-run", "key": "ALL"}}
     assert len(str(job)) < 8000
-
-
-def test_a_run_of_an_earlier_version_is_planned_as_it_was_then() -> None:
-    """Otherwise its Jobs would refuse it, and its services have their pods replaced."""
-    roles = {"master": {"flavor": "f"}, "worker": {"flavor": "f", "count": 12}}
-    of = ClusterSpec.model_validate({"image": "i", "command": "true", "env": {"A": "$(HOME)"}, "roles": roles})
-    now = build_plan(
-        RUN,
-        of,
-        image=IMAGE,
-        resources=dict.fromkeys(of.roles, Resources("f", 1000, 1024, 0, "")),
-        mounts=(),
-        addresses={(each, n): names.address(RUN, each, n) for each in of.roles for n in range(of.count(each))},
-    )
-    then, base = earlier.as_planned(now), "demo-mnist-3-1042"
-    workers = ", ".join(f'"{base}-worker-{n}.{base}.ops.svc:2222"' for n in range(12))
-    assert then.shared == {}
-    assert then.roles[1].env == {
-        **now.roles[1].env,
-        "TF_CONFIG": f'{{"cluster": {{"chief": ["{base}-master-0.{base}.ops.svc:2222"], "worker": [{workers}]}}, '
-        '"task": {"type": "worker", "index": $(TASK_INDEX)}}',
-    }
-    torch = dataclasses.replace(now, roles=(role("worker", env={"MASTER_ADDR": f"{base}-master-0.{base}"}),))
-    assert earlier.as_planned(torch).roles[0].env == {"MASTER_ADDR": f"{base}-master-0.{base}.ops.svc"}
 
 
 def test_one_parameter_server_is_a_deployment_and_several_are_a_stateful_set() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from clusters.clouds.base import CloudRefused
-from clusters.clouds.kubernetes import earlier, manifests, names
+from clusters.clouds.kubernetes import names
 from clusters.clouds.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.kubernetes.settings import Settings
 from tests.kube.following import NODES, CountingClient, Following, portal_kubeconfig
@@ -66,33 +66,5 @@ def test_a_run_goes_on_with_the_settings_with_which_it_was_started(
 
     # It ends as it would have ended before, too: with what makes its pods told to make none.
     changed.delete(run)
-    following.until(lambda: following.is_gone(run))
-    plane.request("DELETE", f"/api/v1/namespaces/{space}")
-
-
-def test_a_run_of_an_earlier_version_is_put_right_as_it_was_started(
-    plane: Plane, before: Settings, following: Following
-) -> None:
-    """Its pods hold what they share themselves. With pods as they are made now its Job would refuse it, and the pod of its
-    parameter server would be replaced."""
-    space = f"line-{secrets.token_hex(4)}"
-    run = run_ref(space)
-    shared = {"ALL": f'["{names.address(run, "worker", 0)}"]'}
-    worker, ps = role("worker", 2, env={"WHO": "$(ALL)"}), role("ps", restart="Always", gpus=0, env={"WHO": "$(ALL)"})
-    wanted = plan(worker, ps, run=run, shared=shared)
-    cloud = with_settings(plane, before)
-    owner = cloud._apply_owner(run, {names.SETTINGS: before.whole()})
-    cloud._client.apply_all(manifests.run_manifests(earlier.as_planned(wanted), owner["metadata"]["uid"], before))
-    following.until(lambda: len(following.of(run, "Running")) == 3)
-    pods, service = f"/api/v1/namespaces/{space}/pods", f"/api/v1/namespaces/{space}/services/{names.base_name(run)}"
-    running = {each["metadata"]["uid"] for each in plane.request("GET", pods)["items"]}
-    plane.request("DELETE", service)
-
-    cloud.apply(wanted)
-    assert plane.request("GET", service)
-    (deployment,) = plane.request("GET", f"/apis/apps/v1/namespaces/{space}/deployments")["items"]
-    assert deployment["metadata"]["generation"] == 1
-    assert {each["metadata"]["uid"] for each in plane.request("GET", pods)["items"]} == running
-    cloud.delete(run)
     following.until(lambda: following.is_gone(run))
     plane.request("DELETE", f"/api/v1/namespaces/{space}")

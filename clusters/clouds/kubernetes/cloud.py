@@ -35,7 +35,7 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import earlier, logs, manifests, names, prometheus, storage
+from clusters.clouds.kubernetes import logs, manifests, names, prometheus, storage
 from clusters.clouds.kubernetes.client import (
     METADATA_LIST,
     Client,
@@ -104,14 +104,11 @@ class KubernetesCloud:
         if settings is None:
             manifests.check(plan, self._settings)
             settings = self._settings
-        shared: Mapping[str, str] | None = plan.shared
-        if before and earlier.is_of_earlier(before):
-            plan, shared = earlier.as_planned(plan), None
         # Without them, what Kueue has let go and would let go again is deleted at once.
         stops = [] if settings.kueue_queue else manifests.workloads(plan)
         makers = " ".join("/".join(each) for each in stops)
         notes = {names.WORKLOADS: makers, names.SETTINGS: settings.whole()}
-        owner = self._apply_owner(plan.run, notes, shared)
+        owner = self._apply_owner(plan.run, notes, plan.shared)
         if _is_ending(owner["metadata"]):
             return
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
@@ -156,7 +153,7 @@ class KubernetesCloud:
             owner: Mapping[str, Any] = self._client.patch(path, {"metadata": {"annotations": {names.ENDING: "true"}}})
         except Missing:
             # Never seen, or gone before anybody knew: an owner of nothing brings the news by the watch.
-            owner = self._apply_owner(run, {names.ENDING: "true"})
+            owner = self._apply_owner(run, {names.ENDING: "true"}, {})
         if "deletionTimestamp" in owner["metadata"] or not self._stop(run, owner):
             self._client.delete(path, propagation="Foreground")
 
@@ -181,9 +178,7 @@ class KubernetesCloud:
             return False
         return True
 
-    def _apply_owner(
-        self, run: RunRef, annotations: Mapping[str, str], shared: Mapping[str, str] | None = None
-    ) -> Mapping[str, Any]:
+    def _apply_owner(self, run: RunRef, annotations: Mapping[str, str], shared: Mapping[str, str]) -> Mapping[str, Any]:
         owner = manifests.owner_manifest(run, self._settings, shared)
         return self._apply_inside({**owner, "metadata": {**owner["metadata"], "annotations": dict(annotations)}})
 

@@ -95,15 +95,14 @@ def foreign(namespace: Manifest, settings: Settings) -> str:
     )
 
 
-def owner_manifest(run: RunRef, settings: Settings, shared: Mapping[str, str] | None = None) -> Manifest:
+def owner_manifest(run: RunRef, settings: Settings, shared: Mapping[str, str]) -> Manifest:
     """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for).
 
-    Nobody can change what it holds, so nobody has to put that right, and no node watches it. None for the owner of a run that
-    holds nothing for its pods: see `earlier`.
+    Nobody can change what it holds, so nobody has to put that right, and no node watches it.
     """
-    holds: Manifest = {} if shared is None else {"immutable": True, **({"data": dict(shared)} if shared else {})}
     return {
-        **holds,
+        "immutable": True,
+        **({"data": dict(shared)} if shared else {}),
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
