@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import uuid
 
@@ -148,6 +149,8 @@ def test_the_filter_says_no_to_exactly_what_is_listed(machine: str) -> None:
         assert ask(architecture, number, 0) == expected, number
     for flag in (1 << bit for bit in range(32)):
         assert ask(architecture, clone, flag | 0x11) == (1 if flag & seccomp.NEW_NAMESPACES else 0)
+    for family in range(64):
+        assert ask(architecture, seccomp.SOCKET[column], family) == (1 if family == socket.AF_VSOCK else 0)
     assert ask(architecture, seccomp.NEWEST + 1, 0) == ask(architecture, 1 << 30, 0) == ask(0x40000003, 1, 0) == 38
 
 

@@ -2,8 +2,9 @@
 
 The list is what Docker's and containerd's default profiles keep from a container without capabilities: new namespaces, mounts,
 modules, keys, BPF, io_uring, handles of files, clocks. A number that is newer than this list does not exist for tasks.
-clone3 hides its flags behind a pointer, so it does not exist either, and libraries then use clone. ptrace is allowed: a task
-sees only its own processes. The filter is inherited and cannot be taken off.
+clone3 hides its flags behind a pointer, so it does not exist either, and libraries then use clone. VM sockets are refused,
+because they lead to the host of a virtual machine past every network namespace. ptrace is allowed: a task sees only its own
+processes. The filter is inherited and cannot be taken off.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ FORBIDDEN = {
 }
 # The newest that tasks may use (mseal, Linux 6.10): both machines number what is new alike.
 NEWEST = 462
-CLONE, CLONE3 = (56, 220), 435
+CLONE, CLONE3, SOCKET = (56, 220), 435, (41, 198)
+AF_VSOCK = 40
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -91,7 +93,7 @@ def program(machine: str) -> bytes:
     """The filter in classic BPF; each instruction is its code, the steps to jump when true and when false, and a value."""
     column, architecture = MACHINES[machine]
     forbidden = sorted(numbers[column] for numbers in FORBIDDEN.values() if numbers[column] >= 0)
-    # Behind the tests stand the ends, in this order; a jump goes from the instruction after itself.
+    # Behind the tests stand the ends, in this order; a jump goes from the instruction after itself, a negative one past others.
     ends = (_ERROR | errno.ENOSYS, _ERROR | errno.EPERM, _ALLOW)
     tests: list[tuple[int, int | None, int | None, int]] = [
         (_LOAD, None, None, _ARCHITECTURE),
@@ -100,6 +102,9 @@ def program(machine: str) -> bytes:
         (_GREATER, 0, None, NEWEST),  # the x32 calls of x86_64 too, from 1 << 30
         (_EQUAL, 0, None, CLONE3),
         *((_EQUAL, 1, None, number) for number in forbidden),
+        (_EQUAL, None, -2, SOCKET[column]),
+        (_LOAD, None, None, _FIRST_ARGUMENT),
+        (_EQUAL, 1, 2, AF_VSOCK),
         (_EQUAL, None, 2, CLONE[column]),
         (_LOAD, None, None, _FIRST_ARGUMENT),
         (_ANY_BIT, 1, 2, NEW_NAMESPACES),
@@ -107,7 +112,7 @@ def program(machine: str) -> bytes:
     lines = []
     for place, (code, true, false, value) in enumerate(tests):
         to_ends = len(tests) - place - 1
-        steps = (0 if end is None else to_ends + end for end in (true, false))
+        steps = (0 if end is None else -end if end < 0 else to_ends + end for end in (true, false))
         lines.append(struct.pack("=HBBI", code, *steps, value))
     return b"".join(lines + [struct.pack("=HBBI", _RETURN, 0, 0, end) for end in ends])
 
