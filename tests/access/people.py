@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from django.db import transaction
 from django.test import Client
 
 from portal.models import Event
+from tests.access.table import Row, Seen, seen, without_each
 
 REFUSED = (401, 403, 404, 405)
 
@@ -37,6 +39,17 @@ def ask(client: Client, method: str, path: str, body: str, content_type: str) ->
         assert answer.status_code not in REFUSED or Event.objects.count() == before, (method, path, answer.status_code)
         transaction.set_rollback(True)
     return answer
+
+
+def assert_all_look_alike(world: Any, row: Row, look: Callable[[Mapping[str, object]], Any]) -> None:
+    """`look(values)` asks for the address with these values: what is there and what is not is told in the same words."""
+
+    def told(values: Mapping[str, object]) -> Seen:
+        return seen(look(values), row.address, world.values, values)
+
+    existing = told(world.values)
+    for name, values in without_each(row.address, world.values, world.absent):
+        assert told(values) == existing, name
 
 
 @cache

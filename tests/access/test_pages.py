@@ -11,8 +11,8 @@ from django.test import Client
 from django.urls import URLPattern
 
 from tests.access.addresses import addresses
-from tests.access.people import ask, browser
-from tests.access.table import PEOPLE, Row, Seen, filled, name_of, read, seen, without_each
+from tests.access.people import ask, assert_all_look_alike, browser
+from tests.access.table import PEOPLE, Row, filled, name_of, read
 
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("access-pages")]
 TABLE = Path(__file__).parent / "pages.txt"
@@ -72,14 +72,8 @@ def test_who_is_not_signed_in_is_led_there(world: Any, row: Row) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.of("mallory") == 404], ids=name_of)
 def test_an_outsider_cannot_tell_what_exists(world: Any, row: Row) -> None:
-    client = browser(world, "mallory")
-
-    def look(values: Mapping[str, object]) -> Seen:
-        return seen(asked(client, row, values, world.bodies), row.address, world.values, values)
-
-    existing = look(world.values)
-    for name, values in without_each(row.address, world.values, world.absent):
-        assert look(values) == existing, name
+    mallory = browser(world, "mallory")
+    assert_all_look_alike(world, row, lambda values: asked(mallory, row, values, world.bodies))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET"], ids=name_of)

@@ -12,8 +12,8 @@ from django.test import Client
 from jsonschema import Draft202012Validator
 
 from tests.access.addresses import addresses
-from tests.access.people import ask, browser, program
-from tests.access.table import PEOPLE, Row, Seen, filled, name_of, read, seen, without_each
+from tests.access.people import ask, assert_all_look_alike, browser, program
+from tests.access.table import PEOPLE, Row, filled, name_of, read
 
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("access-rest")]
 TABLE = Path(__file__).parent / "rest.txt"
@@ -98,14 +98,8 @@ def test_every_address_is_described(described: set[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.of("mallory") == 404], ids=name_of)
 def test_an_outsider_cannot_tell_what_exists(world: Any, row: Row) -> None:
-    client = program(world, "mallory")
-
-    def look(values: Mapping[str, object]) -> Seen:
-        return seen(asked(client, row, values, world.bodies), row.address, world.values, values)
-
-    existing = look(world.values)
-    for name, values in without_each(row.address, world.values, world.absent):
-        assert look(values) == existing, name
+    mallory = program(world, "mallory")
+    assert_all_look_alike(world, row, lambda values: asked(mallory, row, values, world.bodies))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET" and row.of("root") < 400], ids=name_of)
