@@ -31,12 +31,11 @@ pytestmark = pytest.mark.as_user
 PORT, SOCKET, NOT_AT_ALL = "port", "socket", "not at all"
 LISTENS = {
     "postgres": SOCKET,
-    "valkey": PORT,
+    "valkey": SOCKET,
     "s3": PORT,
     "agent": SOCKET,
     "controller": NOT_AT_ALL,
     "worker": NOT_AT_ALL,
-    "beat": NOT_AT_ALL,
     "web": PORT,
     "gateway": PORT,
 }
