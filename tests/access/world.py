@@ -112,6 +112,7 @@ def make(bucket: str) -> World:
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{uidb36}": "x", "{provider_id}": "oidc",
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
+        "uploads/{appcode}/{name}": "data",
         "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,

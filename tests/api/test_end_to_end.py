@@ -158,17 +158,36 @@ def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> N
     assert bob("POST", OPS, manifest("rest-logs", "echo here; exec sleep 600", "small"))[0] == 201
     log = f"{OPS}/rest-logs/runs/1/tasks/master/0/log?follow=1"
     assert eventually(lambda: bob("GET", log.removesuffix("?follow=1")) == (200, "here\n"), 120)
-    streams = [bob.open("GET", log) for _ in range(4)]
+    streams = []
+
+    def follow() -> bool:
+        try:
+            stream = bob.open("GET", log)
+        except urllib.error.HTTPError as error:
+            with error:
+                refused = json.loads(error.read())
+            assert (error.code, refused["type"]) == (503, "urn:problem-type:portal:unavailable")  # noqa: PT017
+            assert "4 logs" in refused["detail"]
+            return False
+        streams.append(stream)
+        assert stream.readline() == b"here\n"
+        return True
+
     try:
-        assert [stream.readline() for stream in streams] == [b"here\n"] * 4
-        status, answer = bob("GET", log)
-        assert (status, answer["type"]) == (503, "urn:problem-type:portal:unavailable")
-        assert "4 logs" in answer["detail"]
+        # Four for each of the two processes; which of them takes a connection is the kernel's choice.
+        while len(streams) < 9 and follow():
+            pass
+        assert 4 <= len(streams) <= 8
         # Others, and everything else, go on.
         with Client(portal_up, "victor").open("GET", log) as other:
             assert other.readline() == b"here\n"
         assert bob("GET", "/me")[0] == 200
-        # All of them end when the task does, and their places are free again.
+        # Who hangs up gives the place back although the log is silent: by way of the gateway, which passes the end on.
+        for _ in range(9):
+            while streams:
+                streams.pop().close()
+            assert eventually(follow)
+        # They end when the task does, and their places are free again.
         ends: list[bytes] = []
         readers = [threading.Thread(target=lambda each=each: ends.append(each.read())) for each in streams]
         for reader in readers:
@@ -176,7 +195,7 @@ def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> N
         assert bob("POST", f"{OPS}/rest-logs/disable")[0] == 202
         for reader in readers:
             reader.join(90)
-        assert ends == [b""] * 4
+        assert ends == [b""]
     finally:
         for stream in streams:
             stream.close()
@@ -214,27 +233,3 @@ def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal)
     assert "I am master 0" in done.stdout
     assert "digits" in done.stdout, "the input data is not in the log"
     assert '"exitCode":0' in done.stdout.replace(" ", "")
-
-
-def test_who_follows_a_silent_log_and_hangs_up_gives_the_place_back(bob: Client) -> None:
-    """By way of the gateway, which passes the end on: many more than there are places, one after the other."""
-    roles = {"master": {"flavor": "small", "count": 1}}
-    spec = {"image": "tensorflow", "command": "echo begun; sleep 600", "roles": roles}
-    body = {"kind": "cluster", "metadata": {"name": "silent", "appcode": "ops-demo"}, "spec": spec}
-    assert bob("POST", OPS, body)[0] == 201
-    assert eventually(lambda: bob.phase("silent") == "Running", 240)
-    # All that it ever says, so that the answer begins.
-    path = f"{OPS}/silent/runs/1/tasks/master/0/log?follow=true"
-
-    def follows() -> bool:
-        try:
-            with bob.open("GET", path) as answer:
-                assert answer.readline() == b"begun\n"
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-        return True
-
-    for _ in range(20):
-        assert eventually(follows)
-    assert bob("DELETE", f"{OPS}/silent")[0] < 300
