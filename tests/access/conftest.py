@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def files(s3: Any) -> str:
-    """A bucket with one file."""
-    s3.client.create_bucket(Bucket="access")
-    s3.client.put_object(Bucket="access", Key="file.txt", Body=b"data")
-    return "access"
+    """A bucket with one file. The server is shared by all test processes."""
+    bucket = f"access-{uuid.uuid4()}"
+    s3.client.create_bucket(Bucket=bucket)
+    s3.client.put_object(Bucket=bucket, Key="file.txt", Body=b"data")
+    return bucket
 
 
 @pytest.fixture(scope="module")
