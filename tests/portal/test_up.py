@@ -50,8 +50,8 @@ def test_who_sends_slowly_holds_no_thread_of_the_web_server(portal):
     head += "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
     with contextlib.ExitStack() as stack:
         slow = []
-        for n in range(60):
-            path = ("/accounts/login/", "/api/v1/me", "/uploads/ops-demo/data")[n % 3]
+        for n in range(80):
+            path = "/uploads/ops-demo/data" if n % 4 == 0 else "/accounts/login/"
             client = stack.enter_context(socket.create_connection(("127.0.0.1", portal.port)))
             client.sendall(f"POST {path} HTTP/1.1\r\n{head}csrfmiddlewaretoken=".encode())
             slow.append(client)
