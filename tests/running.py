@@ -128,6 +128,34 @@ class Portal:
             return 0
 
 
+class Client:
+    """REST as a person of the demonstration uses it. Raises HTTPError with the answer's body as a note."""
+
+    def __init__(self, portal: Portal, person: str) -> None:
+        self.url = f"{portal.url}/api/v1"
+        self.token = portal.credentials["users"][person]["token"]
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            error.add_note(error.read().decode())
+            raise
+
+    def create(self, appcode: str, name: str, **spec: object) -> str:
+        """Posts a cluster; returns its path."""
+        manifest = {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": spec}
+        self.call("POST", f"/appcodes/{appcode}/clusters", manifest)
+        return f"/appcodes/{appcode}/clusters/{name}"
+
+
 def eventually(condition: Any, seconds: float = 60) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds

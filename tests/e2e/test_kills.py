@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import urllib.error
-import urllib.request
 from contextlib import closing, suppress
 from http.client import HTTPException
 
 import psycopg2
 import pytest
 
-from tests.running import eventually
+from tests.running import Client, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -26,26 +23,6 @@ while [ ! -e /elearn/output/stop ] && [ $SECONDS -lt 1200 ]; do sleep 0.5; done
 echo done >> "/elearn/output/$PORTAL_ROLE-$TASK_INDEX"
 if [ "$PORTAL_ROLE" = master ]; then while [ "$(cat /elearn/output/worker-*| grep -c done)" -lt 2 ]; do sleep 0.2; done; fi
 """
-
-
-class Client:
-    def __init__(self, portal, person):
-        self.url = f"{portal.url}/api/v1"
-        self.token = portal.credentials["users"][person]["token"]
-
-    def call(self, method, path, body=None):
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            error.add_note(error.read().decode())
-            raise
 
 
 def test_a_run_survives_the_death_of_everything_around_it(portal_up):
