@@ -141,49 +141,35 @@ def _run(
 ) -> tuple[int, list[str]]:
     """Runs rclone with `lines` as its input: its exit code, and what it said on level error."""
     with socks.proxy(spec.get("denied"), spec["uid"]) as proxy:
-        return _run_by(proxy, spec, mount, folder, argv, lines, hear, wake, check)
-
-
-def _run_by(
-    proxy: str,
-    spec: dict[str, Any],
-    mount: dict[str, Any],
-    folder: str,
-    argv: list[str],
-    lines: bytes,
-    hear: Callable[[dict[str, Any]], None],
-    wake: int,
-    check: Callable[[], None],
-) -> tuple[int, list[str]]:
-    feed = os.memfd_create("names", os.MFD_CLOEXEC)
-    with open(os.dup(feed), "wb") as file:
-        file.write(lines)
-    os.lseek(feed, 0, os.SEEK_SET)
-    said, says = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
+        feed = os.memfd_create("names", os.MFD_CLOEXEC)
+        with open(os.dup(feed), "wb") as file:
+            file.write(lines)
+        os.lseek(feed, 0, os.SEEK_SET)
+        said, says = os.pipe2(os.O_CLOEXEC)
+        child = os.fork()
+        if child == 0:
+            try:
+                _become(spec, mount, folder, argv, feed, says, proxy)
+            except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
+                os.write(says, json.dumps({"level": "error", "msg": str(error)}).encode() + b"\n")
+            finally:
+                os._exit(1)
+        os.close(says)
+        os.close(feed)
+        errors: list[str] = []
         try:
-            _become(spec, mount, folder, argv, feed, says, proxy)
-        except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
-            os.write(says, json.dumps({"level": "error", "msg": str(error)}).encode() + b"\n")
+            for entry in _entries(said, wake, check):
+                hear(entry)
+                if entry.get("level") in ("error", "critical"):
+                    name = f"{entry['object']}: " if entry.get("object") else ""
+                    errors.append(name + str(entry.get("msg", "")))
+        except BaseException:
+            os.kill(child, 9)
+            raise
         finally:
-            os._exit(1)
-    os.close(says)
-    os.close(feed)
-    errors: list[str] = []
-    try:
-        for entry in _entries(said, wake, check):
-            hear(entry)
-            if entry.get("level") in ("error", "critical"):
-                name = f"{entry['object']}: " if entry.get("object") else ""
-                errors.append(name + str(entry.get("msg", "")))
-    except BaseException:
-        os.kill(child, 9)
-        raise
-    finally:
-        os.close(said)
-        _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), errors
+            os.close(said)
+            _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status), errors
 
 
 def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
