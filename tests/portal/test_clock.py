@@ -18,7 +18,7 @@ SECONDS = 600
 def worker(db):
     """worker(schedule) → a worker with a queue of its own, whose log is read from `stdout`."""
     started = []
-    redis = os.environ["REDIS_URL"].rsplit("/", 1)[0] + "/40"
+    redis = os.environ["REDIS_URL"].partition("?")[0] + "?db=40"
 
     def start(schedule):
         env = {**os.environ, "PORTAL_BEAT_SCHEDULE": str(schedule), "REDIS_URL": redis}
