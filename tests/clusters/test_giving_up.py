@@ -303,13 +303,7 @@ def test_nothing_is_made_on_one_that_was_just_given_up(training, people, manifes
 
     monkeypatch.setattr(actions, "resolve", resolve_and_be_late)
     with pytest.raises(Invalid) as caught:
-        actions._new_run(
-            actions.Cluster.objects.create(
-                appcode=people.ops, name="late", spec=manifest().spec.model_dump(mode="json", by_alias=True)
-            ),
-            people.bob,
-            scheduled=False,
-        )
+        actions.create_cluster(manifest("late"), acting_user=people.bob)
     assert caught.value.errors[0].message == "An administrator has just given up Training; try again."
     assert not Run.objects.exists()
 

@@ -16,29 +16,40 @@ from portal.services import ServiceError
 from portal.up.running import settings_beside
 from tests.running import ROOT, environment
 
+# Starts a program with the environment that a line of its input says. The program ends with it.
+UP = """
+import subprocess, sys
+for line in sys.stdin:
+    subprocess.Popen(["/bin/cat"], env=dict(word.split("=", 1) for word in line.split()), stdin=subprocess.PIPE)
+    print(flush=True)
+"""
+
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Path]:
-    """A data folder that this process holds as `up` does."""
+def up() -> Iterator[Any]:
+    """A process in the place of `manage.py up`; this one has programs of its own, with settings of the tests."""
+    with subprocess.Popen([sys.executable, "-c", UP], stdin=-1, stdout=-1, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def held(tmp_path: Path, up: Any) -> Iterator[Path]:
+    """A data folder that is held as `up` holds it."""
     tmp_path.chmod(0o755)
     with (tmp_path / "up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(f"process {os.getpid()}, port 8000")
+        lock.write(f"process {up.pid}, port 8000")
         lock.flush()
         yield tmp_path
 
 
 @pytest.fixture
-def program() -> Iterator[None]:
-    """A program of the portal, with its settings, that waits for the end of its input."""
-    env = {"PORTAL_SECRET_KEY": "made", "DATABASE_URL": "postgresql:///there", "EMAIL_URL": "given-to-up", "PATH": ""}
-    with subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True); input()"], env=env, stdin=-1, stdout=-1
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        yield
-        process.kill()
+def program(up: Any) -> None:
+    """A program of the portal, with its settings."""
+    up.stdin.write("PORTAL_SECRET_KEY=made DATABASE_URL=postgresql:///there EMAIL_URL=given-to-up PATH=\n")
+    up.stdin.flush()
+    up.stdout.readline()
 
 
 def test_what_is_not_set_comes_from_the_portal_that_runs(held: Path, program: None) -> None:
