@@ -83,9 +83,8 @@ def main(folder: str, lock: int) -> None:
     status = Status(folder, spec["poke"], spec["name"])
     try:
         run(folder, lock, spec, status)
-    except (
-        netns.Lost
-    ):  # not the task's fault: an attempt without an end counts as lost, and the next one starts at once
+    except netns.Lost:
+        # Not the task's fault: an attempt without an end counts as lost, and the next one starts at once.
         return
     except (sandbox.SandboxError, OSError) as error:
         status.write(durable=True, error=str(error), finished_at=time.time())

@@ -47,7 +47,7 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
     word = secrets.token_hex(16)
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(BaseException):
+        try:
             signal.set_wakeup_fd(-1)
             # Above all the lock that says that our parent lives.
             os.closerange(3, server.fileno())
@@ -55,7 +55,10 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
             sandbox.drop_privileges(uid)
             sandbox.die_with_parent()
             _serve(server, word.encode(), addresses.NEVER if denied is None else denied)
-        os._exit(1)
+        except Exception as error:  # noqa: BLE001  rclone will only say that it is refused, so the log says why
+            os.write(2, f"The way of rclone to the network has ended: {error!r}\n".encode())
+        finally:
+            os._exit(1)
     port = server.getsockname()[1]
     server.close()
     try:
