@@ -28,6 +28,8 @@ LONGEST_SOCKET_NAME = "/.s.PGSQL.5432"
 # Generous: a program that ended is noticed anyway, and training may keep every core busy.
 READY_SECONDS = 120.0
 PORTS = range(20000, 30000)
+# Of a program that nobody waits for: a third of the processor time of one that answers people, while both want all of it.
+BACKGROUND_NICE = 5
 # The system user of last resort, see servers.py; the wheel's own name for it.
 POSTGRES_USER = "pgserver"
 
@@ -44,6 +46,7 @@ class Service:
     the environment. On a stop the program gets `stop_signal` and, after `stop_seconds`, SIGKILL. It gets `death_signal`
     (the name that setpriv takes) when the process that started it is gone. When everything is stopped, low `stop_order`s go
     first; 0 is for what faces people. `with_group`: what its process leaves behind in its process group goes with it.
+    `background`: on a busy machine the others go first.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Service:
     death_signal: str = "KILL"
     stop_order: int = 0
     with_group: bool = False
+    background: bool = False
 
 
 def http_ready(port: int) -> Callable[[], bool]:
@@ -79,7 +83,7 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
     )
     try:
         with open_log(log) if log else nullcontext() as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 argv,
                 env={**env, **service.env},
                 stdin=subprocess.DEVNULL,
@@ -89,6 +93,17 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
             )
     except FileNotFoundError as error:
         raise ServiceError(f"The program {error.filename} is missing; it comes with requirements.txt.") from error
+    if service.background:
+        _step_back(process.pid)
+    return process
+
+
+def _step_back(pid: int) -> None:
+    """Lets other programs go first. Where the kernel shares time among sessions (autogroup) it asks each session for its own
+    nice value and looks at those of processes only inside it."""
+    with contextlib.suppress(OSError):  # it has ended already, or the kernel has no autogroup
+        os.setpriority(os.PRIO_PROCESS, pid, BACKGROUND_NICE)
+        Path(f"/proc/{pid}/autogroup").write_text(str(BACKGROUND_NICE))
 
 
 def wait_ready(service: Service, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS) -> None:

@@ -53,11 +53,12 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             data.given,
             shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
         ),
-        Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2),
+        Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2, background=True),
         Service(
             "worker",
             (*celery, "worker", "--pool", "threads", "--concurrency", "8", *quiet),
             env={**env, "PORTAL_BEAT_SCHEDULE": str(data.folder / "tmp" / "beat")},
+            background=True,
         ),
         Service(
             "web",
