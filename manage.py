@@ -10,8 +10,8 @@ def main() -> None:
         from portal.up import main as up
 
         sys.exit(up(sys.argv[2:]))
-    from portal.services import ServiceError
     from portal.up.running import settings_beside
+    from portal.up.services import ServiceError
 
     try:
         os.environ |= settings_beside(os.environ)

@@ -104,8 +104,8 @@ def _parts(
 
 def _inner(portal: object) -> dict[str, str]:
     """What the portal's own programs know, so that this process may use its database and make sessions."""
-    from portal.servers import VALKEY_SOCKET
-    from portal.services import socket_folder
+    from portal.up.servers import VALKEY_SOCKET
+    from portal.up.services import socket_folder
     from tests.running import Portal
 
     assert isinstance(portal, Portal)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from bench.results import Result, quantile
 
 if TYPE_CHECKING:
-    from billing.usage import PodState
+    from billing.metering.segments import PodState
 
 ROOT = Path(__file__).resolve().parent.parent
 APPCODES, LINES = 500, 10
@@ -51,7 +51,7 @@ PARTS = (billing,)
 
 
 def main(folder: Path) -> None:
-    from portal import servers, services
+    from portal.up import servers, services
 
     (folder / "log").mkdir(parents=True)
     postgres = servers.postgres(folder / "postgres", folder / "run", log=folder / "log" / "initdb.log")
@@ -98,7 +98,7 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
     from django.core.management import call_command
     from django.db import connection, connections, transaction
 
-    from billing import metering
+    from billing.metering import record
     from billing.models import Observation
     from clusters.management.commands.controller import tune
 
@@ -111,7 +111,7 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
     def cloud(states: Sequence[PodState]) -> None:
         for n in range(0, len(states), BATCH):
             with transaction.atomic():
-                metering.record(states[n : n + BATCH])
+                record.record(states[n : n + BATCH])
         connections.close_all()
 
     threads = [threading.Thread(target=cloud, args=(share,)) for share in shares]
@@ -145,7 +145,7 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
 def _copied(shares: Sequence[Sequence[PodState]]) -> None:
     from django.db import connection, transaction
 
-    from billing import ingest
+    from billing.metering import ingest
 
     once = list({(state.uid, state.digest): state for share in shares for state in share}.values())
     statement = ingest.COPY.replace("billing_incoming", "floor")
@@ -156,7 +156,7 @@ def _copied(shares: Sequence[Sequence[PodState]]) -> None:
 
 def _told(chance: random.Random, cloud: str, count: int, codes: Sequence[int]) -> list[PodState]:
     """What a cloud tells of pods of six a run: reserved, running, ended; some of it twice, some of it late."""
-    from billing.usage import PodState
+    from billing.metering.segments import PodState
 
     told: list[tuple[float, PodState]] = []
     for pod in range(int(count * (1 - DUPLICATES)) // 4):
@@ -201,8 +201,10 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
     """A year of segments: what they cost altogether, and their lines in the ledger with the sums by day and month."""
     from django.db import connection
 
-    from billing import metering, posting, sums
+    from billing.ledger import posting
+    from billing.metering import record
     from billing.models import LedgerEntry
+    from billing.sums import split
 
     posting.post(NOW)
     before = LedgerEntry.objects.count()
@@ -213,7 +215,7 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
         cursor.execute("VACUUM ANALYZE")
     window = (YEAR - dt.timedelta(days=1), NOW + dt.timedelta(days=31))
     peak = _peak()
-    rating = _timed(lambda: sums.usage(metering.price_book(), by=["appcode"], windows=[window], now=window[1]))
+    rating = _timed(lambda: split.usage(record.price_book(), by=["appcode"], windows=[window], now=window[1]))
     posted: list[posting.Posted] = []
     seconds = _timed(lambda: posted.append(posting.post(window[1])))
     if posted[0].segments != SEGMENTS:
@@ -235,12 +237,12 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
 
 def _read(codes: Sequence[int]) -> list[Result]:
     """The dashboard's sums over twelve months, by everything that it shows."""
-    from billing import dashboard
+    from billing.sums import over_time
 
-    year = dashboard.Range(YEAR.date(), NOW.date(), "month")
+    year = over_time.Range(YEAR.date(), NOW.date(), "month")
     times = [
-        _timed(lambda group=group: dashboard.read(year, group, NOW, also=dashboard.GROUPS))  # type: ignore[misc]
-        for group in dashboard.GROUPS
+        _timed(lambda group=group: over_time.read(year, group, NOW, also=over_time.GROUPS))  # type: ignore[misc]
+        for group in over_time.GROUPS
         for _ in range(READS)
     ]
     return [
@@ -251,13 +253,13 @@ def _read(codes: Sequence[int]) -> list[Result]:
 
 def _close(codes: Sequence[int]) -> list[Result]:
     """Twelve months, one after the other, whose ledger was posted at once: each closing reads all of it."""
-    from billing import invoicing
+    from billing.invoices import closing as invoices_closing
     from billing.models import Closing, Invoice
 
-    invoicing.plan(NOW)
+    invoices_closing.plan(NOW)
     times = []
     for closing in Closing.objects.order_by("month")[:12]:
-        times.append(_timed(lambda closing=closing: invoicing.close(closing, NOW)))  # type: ignore[misc]
+        times.append(_timed(lambda closing=closing: invoices_closing.close(closing, NOW)))  # type: ignore[misc]
         made = Invoice.objects.filter(month=closing.month).count()
         if made != len(codes):
             raise RuntimeError(f"{closing} has {made} invoices instead of {len(codes)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 
 from bench.web import Client
-from portal.services import free_port, http_ready
+from portal.up.services import free_port, http_ready
 
 ROOT = Path(__file__).resolve().parent.parent
 _local = threading.local()

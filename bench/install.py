@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bench.results import Result
-from portal.services import free_port, http_ready
+from portal.up.services import free_port, http_ready
 from tests.running import environment
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,13 +30,13 @@ from bench.measures import MB, api_of, until
 from bench.results import Result, quantile
 from bench.seed import LINES, Seeded
 from bench.web import Client, steadily
-from clusters.clouds.base import Plan
-from clusters.clouds.kubernetes import client as kubernetes
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.client import path_of
+from clusters.clouds.drivers.base import Plan
+from clusters.clouds.drivers.kubernetes.api import client as kubernetes
+from clusters.clouds.drivers.kubernetes.api.client import path_of
+from clusters.clouds.drivers.kubernetes.build import names
 from clusters.management.commands.controller import tune
 from clusters.models import CloudState, Run
-from clusters.reconcile import plan_of
+from clusters.runs.reconcile import plan_of
 from portal.models import Appcode
 from tests.kube.following import PORTAL_USER, portal_kubeconfig
 from tests.kube.plane import Plane

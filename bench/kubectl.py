@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.base import Plan, RolePlan, RunRef
-from clusters.clouds.kubernetes import manifests, names
-from clusters.clouds.kubernetes.client import STRATEGIC, Client, Missing, path_of
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import Plan, RolePlan, RunRef
+from clusters.clouds.drivers.kubernetes.api.client import STRATEGIC, Client, Missing, path_of
+from clusters.clouds.drivers.kubernetes.build import manifests, names
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, phase
 

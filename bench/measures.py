@@ -25,7 +25,7 @@ from bench.seed import ROLES, Seeded
 from bench.web import Client, one_by_one, steadily
 from clusters.actions import delete_cluster, disable
 from clusters.models import CloudState, Cluster, Run
-from clusters.reconcile import reconcile, unsettled
+from clusters.runs.reconcile import reconcile, unsettled
 from portal.models import User
 from tests.running import Portal
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from billing.models import Price, UsageSegment
 from clusters.models import Cluster, Flavor, Image, Run
-from clusters.observe import consumer
+from clusters.runs.status import consumer
 from portal.actions import make_token
 from portal.models import Appcode, Membership, OrgNode, User
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from django import forms
 from django.core.validators import MinValueValidator
 
-from billing.budget_models import Budget
-from billing.budgeting import Asked
+from billing.budgets.models import Budget
+from billing.budgets.turn import Asked
 from portal.access import MANAGE, appcodes_for
-from portal.forms import Words
 from portal.models import OrgNode, User
+from portal.pages.forms import Words
 
 # One file of prices; the book of a large organisation has some hundred kilobytes.
 MAX_FILE = 1024 * 1024

@@ -22,7 +22,12 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.db.models import Min, ProtectedError
 
-from billing import budget_figures, budgets, capacity, invoicing, measured, metering, posting, waste
+from billing.budgets import figures, steps
+from billing.efficiency import capacity, measured, waste
+from billing.invoices import closing
+from billing.ledger import posting
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState, floor
 from billing.models import (
     Budget,
     BudgetStep,
@@ -44,7 +49,6 @@ from billing.models import (
     Waste,
 )
 from billing.periods import DAY
-from billing.usage import PodState, floor
 from portal.errors import Conflict
 from portal.events import record
 from portal.models import Appcode, Membership, OrgNode, User, Webhook
@@ -313,7 +317,7 @@ def make(now: dt.datetime, *, owner: User) -> int:
     for at, place in ((first, 0), (first + MORE_AFTER * DAY, 1)):
         capacity.record(CLOUD, {model: (counts[place], 0) for model, counts in POOL.items()}, at)
     capacity.record(CLOUD, {}, last)
-    metering.record([state for job in jobs for state in job.states(appcodes[job.team].pk)], seen_at=now)
+    metering_record.record([state for job in jobs for state in job.states(appcodes[job.team].pk)], seen_at=now)
     measured.add([use for job in jobs for use in job.uses()])
     Outcome.objects.bulk_create(
         Outcome(
@@ -361,12 +365,12 @@ def _correct(jobs: Sequence[Job], appcodes: dict[str, Appcode], now: dt.datetime
         )
         told += [state for state in known.states(appcodes[job.team].pk) if state.phase != "Running"]
     if told:
-        metering.record(told, seen_at=now)
+        metering_record.record(told, seen_at=now)
 
 
 def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None:
     """One that is on track, one that will not last, and one that is used up; the loop leaves them alone."""
-    found, _ = budget_figures.of_appcodes([appcode.pk for appcode in appcodes], (), now)
+    found, _ = figures.of_appcodes([appcode.pk for appcode in appcodes], (), now)
     dearest = sorted(appcodes, key=lambda appcode: (-found[appcode.pk].spent, appcode.code))
     for n, (appcode, policy) in enumerate(zip(dearest, ("block", "stop_services", "notify"), strict=False)):
         spent, expected = found[appcode.pk].spent, found[appcode.pk].forecast
@@ -375,10 +379,10 @@ def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None
         amount = max(1, round(wanted / 100)) * Decimal(100)
         budget = Budget.objects.create(appcode=appcode, amount=amount, policy=policy, set_by=owner, set_at=now)
         terms = replace(budget.terms(now), policy="notify")
-        for change in budgets.next_steps(terms, spent, [], floor(now)):
+        for change in steps.next_steps(terms, spent, [], floor(now)):
             step = change.step
             BudgetStep.objects.create(
-                budget=budget, month=budget_figures.month_of(now), kind=step.kind, announced_at=step.announced_at,
+                budget=budget, month=figures.month_of(now), kind=step.kind, announced_at=step.announced_at,
                 due_at=step.due_at, done_at=step.done_at,
             )  # fmt: skip
 
@@ -387,7 +391,7 @@ def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None
 def remove(*, acting_user: User | None) -> int:
     """Removes all generated appcodes with everything of theirs and says how many those were; none is no mistake. Raises Conflict
     when something real has come to depend on one: then nothing is removed."""
-    metering.keep_others_out()
+    metering_record.keep_others_out()
     posting.keep_others_out()
     # Whoever makes invoices at this moment holds the closing of their month.
     list(Closing.objects.select_for_update())
@@ -398,7 +402,7 @@ def remove(*, acting_user: User | None) -> int:
         raise Conflict("An appcode of the example has been used for something real; nothing was removed.")
     GeneratedAppcode.objects.filter(appcode__in=generated).update(removing=True)
     of_example = {"appcode_id__in": generated}
-    invoicing.forget(generated)
+    closing.forget(generated)
     # There are many hours, and they are found by their pods.
     pods = UsageSegment.objects.filter(**of_example).values("uid")
     hours = MeasuredHour.objects.filter(uid__in=pods)

@@ -20,7 +20,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from billing import wakeups
-from billing.invoice_models import Mail
+from billing.invoices.models import Mail
 
 log = logging.getLogger(__name__)
 

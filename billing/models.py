@@ -15,28 +15,28 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from billing.budget_models import Budget as Budget
-from billing.budget_models import BudgetStep as BudgetStep
-from billing.dashboard_models import CapacityRecord as CapacityRecord
-from billing.dashboard_models import GeneratedAppcode as GeneratedAppcode
-from billing.dashboard_models import GpuCounter as GpuCounter
-from billing.dashboard_models import GpuTotal as GpuTotal
-from billing.dashboard_models import MonthlySpending as MonthlySpending
-from billing.dashboard_models import Outcome as Outcome
-from billing.dashboard_models import Waste as Waste
-from billing.dashboard_models import Watermark as Watermark
-from billing.invoice_models import Closing as Closing
-from billing.invoice_models import CreditNote as CreditNote
-from billing.invoice_models import Invoice as Invoice
-from billing.invoice_models import InvoiceCredit as InvoiceCredit
-from billing.invoice_models import InvoiceLine as InvoiceLine
-from billing.invoice_models import Mail as Mail
-from billing.ledger import Entry
-from billing.measured_models import MeasuredDay as MeasuredDay
-from billing.measured_models import MeasuredHour as MeasuredHour
-from billing.measured_models import Measuring as Measuring
-from billing.rating import DatedDiscount, DatedPrice, Owner, family, money
-from billing.usage import PodState, Resources, Segment
+from billing.budgets.models import Budget as Budget
+from billing.budgets.models import BudgetStep as BudgetStep
+from billing.dashboards.models import CapacityRecord as CapacityRecord
+from billing.dashboards.models import GeneratedAppcode as GeneratedAppcode
+from billing.dashboards.models import GpuCounter as GpuCounter
+from billing.dashboards.models import GpuTotal as GpuTotal
+from billing.dashboards.models import MonthlySpending as MonthlySpending
+from billing.dashboards.models import Outcome as Outcome
+from billing.dashboards.models import Waste as Waste
+from billing.dashboards.models import Watermark as Watermark
+from billing.efficiency.models import MeasuredDay as MeasuredDay
+from billing.efficiency.models import MeasuredHour as MeasuredHour
+from billing.efficiency.models import Measuring as Measuring
+from billing.invoices.models import Closing as Closing
+from billing.invoices.models import CreditNote as CreditNote
+from billing.invoices.models import Invoice as Invoice
+from billing.invoices.models import InvoiceCredit as InvoiceCredit
+from billing.invoices.models import InvoiceLine as InvoiceLine
+from billing.invoices.models import Mail as Mail
+from billing.ledger.entries import Entry
+from billing.metering.segments import PodState, Resources, Segment
+from billing.prices.rates import DatedDiscount, DatedPrice, Owner, family, money
 from portal.models import Appcode
 
 

@@ -1,8 +1,11 @@
 from django.urls import URLPattern, URLResolver, path
 from django.views.generic import RedirectView
 
-from billing import budget_routes, dashboard_routes, invoice_routes, price_routes
-from billing.views import usage
+from billing.budgets import routes
+from billing.dashboards import routes as dashboards_routes
+from billing.dashboards import usage
+from billing.invoices import routes as invoices_routes
+from billing.prices import routes as prices_routes
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("billing", usage.billing, name="billing"),
@@ -11,8 +14,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("billing/<slug:code>/<slug:name>/<slug:number>", usage.run, name="billing_run"),
     # Where it was before it became the dashboard.
     path("admin/usage", RedirectView.as_view(pattern_name="dashboard")),
-    *dashboard_routes.urlpatterns,
-    *price_routes.urlpatterns,
-    *invoice_routes.urlpatterns,
-    *budget_routes.urlpatterns,
+    *dashboards_routes.urlpatterns,
+    *prices_routes.urlpatterns,
+    *invoices_routes.urlpatterns,
+    *routes.urlpatterns,
 ]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from billing import budgeting, invoicing, mails, measured, posting, waste
+from billing import mails
+from billing.budgets import turn
+from billing.efficiency import measured, waste
+from billing.invoices import closing
+from billing.ledger import posting
 
 
 @shared_task(name="billing.tasks.post")
@@ -14,7 +18,7 @@ def post() -> None:
 
 @shared_task(name="billing.tasks.close_months")
 def close_months() -> None:
-    invoicing.close_due()
+    closing.close_due()
 
 
 @shared_task(name="billing.tasks.send_mail")
@@ -34,4 +38,4 @@ def forget_measured() -> None:
 
 @shared_task(name="billing.tasks.watch_budgets")
 def watch_budgets() -> None:
-    budgeting.turn()
+    turn.turn()

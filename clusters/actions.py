@@ -17,11 +17,11 @@ from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.catalogue import Resolved, require_active, resolve, usable_appcode
+from clusters.clouds.placement import hold
 from clusters.models import Cluster, Run
-from clusters.observe import refresh
-from clusters.places import hold
-from clusters.specs import ClusterManifest, ClusterSpec
+from clusters.runs.status import refresh
+from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode
+from clusters.spec.manifest import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import entry, record, record_all

@@ -9,8 +9,8 @@ from django.db.models import Count
 from django.utils import timezone
 from prometheus_client.core import Metric
 
-from clusters.lifecycle import TERMINAL
 from clusters.models import CloudState, KubernetesCluster, Run
+from clusters.phase import TERMINAL
 from portal.metrics import gauge
 
 

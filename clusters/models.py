@@ -17,7 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 
-from clusters.lifecycle import TERMINAL
+from clusters.phase import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
 # The cloud that is this machine; every other one is a KubernetesCluster.

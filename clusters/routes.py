@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from clusters.views import act, clouds, cluster, create, listing, logs, metrics, offers
+from clusters.pages import act, clouds, cluster, create, listing, logs, metrics, offers
 
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"

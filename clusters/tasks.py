@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from clusters import archiving, measuring, overspending, reconcile, sweeping, volumes
+from clusters.clouds import gpu_usage
+from clusters.logs import collect
+from clusters.runs import budgets, reconcile, resync
+from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 
 
@@ -26,31 +29,31 @@ def purge_cluster(cluster_id: int) -> None:
 
 @shared_task(name="clusters.tasks.copy_logs")
 def copy_logs() -> None:
-    archiving.copy_due()
+    collect.copy_due()
 
 
 @shared_task(name="clusters.tasks.settle_volume")
 def settle_volume(volume_id: int) -> None:
-    volumes.settle(volume_id)
+    lifecycle.settle(volume_id)
 
 
 @shared_task(name="clusters.tasks.measure")
 def measure() -> None:
     """A task for each cloud, so that one that does not answer holds up no other."""
-    for name in measuring.clouds():
+    for name in gpu_usage.clouds():
         measure_cloud.apply_async((name,), expires=60)
 
 
 @shared_task(name="clusters.tasks.measure_cloud")
 def measure_cloud(name: str) -> None:
-    measuring.measure(name)
+    gpu_usage.measure(name)
 
 
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
-    sweeping.sweep()
+    resync.sweep()
 
 
 @shared_task(name="clusters.tasks.stop_over_budget")
 def stop_over_budget() -> None:
-    overspending.stop()
+    budgets.stop()

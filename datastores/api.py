@@ -21,8 +21,8 @@ from datastores.serializers import (
 )
 from datastores.specs import DatastoreManifest
 from portal.access import OPERATE, appcode_for
-from portal.api import person
-from portal.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
+from portal.api.views import person
 
 _METADATA = {"name": "demo-output", "appcode": "ops-demo"}
 EXAMPLES = [

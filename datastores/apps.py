@@ -9,7 +9,7 @@ class DatastoresConfig(AppConfig):
         from django.conf import settings
 
         from datastores import exports, views
-        from portal import frame
+        from portal.pages import layout
 
         exports.parse(tuple(settings.NFS_SERVERS))
-        frame.add_search("Datastores", views.find_datastores)
+        layout.add_search("Datastores", views.find_datastores)

@@ -28,12 +28,12 @@ from datastores.drivers.patience import within
 from datastores.models import Datastore
 from datastores.uses import uses_of
 from datastores.views import address, may_operate
-from portal import frame
 from portal.access import OPERATE
+from portal.api.limits import LOOKS, TRANSFERS, Sending
+from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS, TRANSFERS, Sending
-from portal.problems import Unavailable
-from portal.views import get_or_post, person
+from portal.pages import layout
+from portal.pages.appcodes import get_or_post, person
 
 ROWS = 200
 MAX_CURSOR = 2000
@@ -63,7 +63,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")
     try:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS):
-            page["listing"] = open_store(store).list(folder, search=frame.words(request), cursor=cursor, limit=ROWS)
+            page["listing"] = open_store(store).list(folder, search=layout.words(request), cursor=cursor, limit=ROWS)
         page["next_cursor"] = page["listing"].cursor
     except NotPossible as error:
         page["impossible"] = str(error)

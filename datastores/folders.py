@@ -17,12 +17,12 @@ from datastores.forms import FolderForm
 from datastores.models import AllowedFolder, Datastore
 from datastores.specs import absolute_path
 from portal.access import require_administrator
-from portal.admin_views import for_administrators
 from portal.errors import FieldError, Invalid
 from portal.events import record
-from portal.forms import show_errors
 from portal.models import Appcode, User
-from portal.views import attempt, get_or_post, person
+from portal.pages.admin import for_administrators
+from portal.pages.appcodes import attempt, get_or_post, person
+from portal.pages.forms import show_errors
 
 # Nobody keeps data in these; what lies there are the machine's own affairs.
 _SYSTEM = (

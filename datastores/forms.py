@@ -12,8 +12,8 @@ from datastores.models import Datastore
 from datastores.serializers import parse
 from datastores.specs import DatastoreManifest, Kind
 from portal.errors import Invalid
-from portal.forms import Words
 from portal.models import Appcode
+from portal.pages.forms import Words
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
 
@@ -46,7 +46,7 @@ class DatastoreForm(forms.Form):
 
     @classmethod
     def paths(cls) -> dict[str, str]:
-        """Paths of the manifest → fields, for `portal.forms.show_errors`."""
+        """Paths of the manifest → fields, for `portal.pages.forms.show_errors`."""
         own = [name for name in cls.base_fields if name not in ("name", "appcode")]
         paths = {f"spec.{cls.kind}.{cls.renamed.get(name, name)}": name for name in own}
         return {"metadata.name": "name", "metadata.appcode": "appcode", **paths}

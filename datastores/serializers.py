@@ -15,9 +15,9 @@ from datastores.actions import Outcome
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
 from datastores.uses import uses_of
+from portal.api.documents import Answer
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
-from portal.serializers import Answer
 
 
 class S3Shown(BaseModel):

@@ -17,12 +17,12 @@ from datastores.access import datastore_for, datastores_for
 from datastores.forms import FORMS, DatastoreForm
 from datastores.models import Datastore
 from datastores.uses import uses_of
-from portal import frame
 from portal.access import OPERATE, appcodes_for, may
 from portal.errors import Conflict, FieldError, Invalid
-from portal.forms import show_errors
 from portal.models import Appcode, User
-from portal.views import get_or_post, person, safe_next
+from portal.pages import layout
+from portal.pages.appcodes import get_or_post, person, safe_next
+from portal.pages.forms import show_errors
 
 KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder of this machine"))
 
@@ -38,14 +38,14 @@ def volume_cost(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def datastores(request: HttpRequest) -> HttpResponse:
-    user, code = person(request), frame.selected_appcode(request)
+    user, code = person(request), layout.selected_appcode(request)
     rows = datastores_for(user)
     if code:
         rows = rows.filter(appcode__code=code)
     if kind := request.GET.get("kind"):
         rows = rows.filter(kind=kind)
-    found, following = frame.page_of(
-        request, frame.matching(rows, frame.words(request), "name", "appcode__code"), "-id"
+    found, following = layout.page_of(
+        request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
     uses = uses_of(found)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
@@ -54,7 +54,7 @@ def datastores(request: HttpRequest) -> HttpResponse:
         "next_cursor": following,
         "kinds": KINDS,
         "may_create": bool(mine),
-        "narrowed": bool(code or kind or frame.words(request)),
+        "narrowed": bool(code or kind or layout.words(request)),
     }
     return render(request, "datastores/list.html", page)
 
@@ -66,7 +66,7 @@ def new_datastore(request: HttpRequest) -> HttpResponse:
         raise Http404("There is no such kind of datastore.")
     appcodes = list(appcodes_for(user, OPERATE).filter(state=Appcode.State.ACTIVE))
     form = FORMS[kind](
-        request.POST if request.method == "POST" else None, appcodes=appcodes, chosen=frame.selected_appcode(request)
+        request.POST if request.method == "POST" else None, appcodes=appcodes, chosen=layout.selected_appcode(request)
     )
 
     def save() -> Datastore:
@@ -138,10 +138,10 @@ def address(store: Datastore, folder: str = "") -> str:
     return reverse("datastore", args=[store.appcode.code, store.name]) + query
 
 
-def find_datastores(user: User, words: str, limit: int) -> list[frame.Hit]:
+def find_datastores(user: User, words: str, limit: int) -> list[layout.Hit]:
     """For the search over everything."""
-    found = frame.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
-    return [frame.Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
+    found = layout.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
+    return [layout.Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
 
 
 def _edit(

@@ -9,7 +9,7 @@ from allauth.socialaccount import views as provider_views
 from allauth.socialaccount.providers.openid_connect import views as openid_views
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from portal import accounts
+from portal.pages import accounts
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("login/", views.login, name="account_login"),

@@ -5,10 +5,11 @@ class PortalConfig(AppConfig):
     name = "portal"
 
     def ready(self) -> None:
-        from portal import accounts, frame, metrics, views
+        from portal import metrics
+        from portal.pages import accounts, appcodes, layout
         from portal.webhooks import metrics as webhook_metrics
 
         accounts.connect()
         metrics.add(webhook_metrics.metrics)
-        frame.add_search("Appcodes", views.find_appcodes)
-        frame.add_search("People", views.find_people)
+        layout.add_search("Appcodes", appcodes.find_appcodes)
+        layout.add_search("People", appcodes.find_people)

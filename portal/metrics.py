@@ -25,7 +25,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from portal.access import require_administrator
-from portal.api import person
+from portal.api.views import person
 
 log = logging.getLogger(__name__)
 

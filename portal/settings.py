@@ -56,7 +56,7 @@ SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE
 SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
-CSRF_FAILURE_VIEW = "portal.oops.form_too_old"
+CSRF_FAILURE_VIEW = "portal.pages.error_pages.form_too_old"
 # Nothing is loaded from elsewhere and no script stands in a page; style attributes (widths of bars) may.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
@@ -107,10 +107,10 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "portal.health.HealthMiddleware",
     "portal.metrics.MetricsMiddleware",
-    "portal.frame.RequestIdMiddleware",
+    "portal.pages.layout.RequestIdMiddleware",
     "portal.headers.HeadersMiddleware",
     "portal.gateway.GatewayMiddleware",
-    "portal.limits.RequestLimits",
+    "portal.api.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -118,7 +118,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "portal.accounts.SignInMiddleware",
+    "portal.pages.accounts.SignInMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
@@ -136,7 +136,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.frame.frame",
+                "portal.pages.layout.frame",
             ],
         },
     }
@@ -160,9 +160,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 REDIS_URL = env.str("REDIS_URL")
 CACHES = {
     "default": {
-        "BACKEND": "portal.cache.Forgiving",
+        "BACKEND": "portal.db.cache.Forgiving",
         "LOCATION": REDIS_URL,
-        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "serializer": "portal.cache.Json"},
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "serializer": "portal.db.cache.Json"},
     }
 }
 
@@ -219,11 +219,11 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
-ACCOUNT_ADAPTER = "portal.accounts.AccountAdapter"
+ACCOUNT_ADAPTER = "portal.pages.accounts.AccountAdapter"
 ACCOUNT_FORMS = {
-    "login": "portal.accounts.SignInForm",
-    "change_password": "portal.accounts.NewPasswordForm",
-    "reset_password_from_key": "portal.accounts.ForgottenPasswordForm",
+    "login": "portal.pages.accounts.SignInForm",
+    "change_password": "portal.pages.accounts.NewPasswordForm",
+    "reset_password_from_key": "portal.pages.accounts.ForgottenPasswordForm",
 }
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "username*", "password1*", "password2*"]
@@ -236,7 +236,7 @@ ACCOUNT_SESSION_REMEMBER = True
 ALLAUTH_TRUSTED_PROXY_COUNT = env.int("PORTAL_PROXY_COUNT", default=1 if GATEWAY_SECRET else 0)
 # People register themselves only where that is wished for; otherwise an administrator or the identity provider does.
 PORTAL_OPEN_SIGNUP = env.bool("PORTAL_OPEN_SIGNUP", default=False)
-SOCIALACCOUNT_ADAPTER = "portal.accounts.ProviderAdapter"
+SOCIALACCOUNT_ADAPTER = "portal.pages.accounts.ProviderAdapter"
 SOCIALACCOUNT_ONLY = False
 SOCIALACCOUNT_AUTO_SIGNUP = True
 SOCIALACCOUNT_PROVIDERS = (
@@ -263,15 +263,18 @@ DEFAULT_FROM_EMAIL = env.str("PORTAL_MAIL_FROM", default=f"GPU cloud <noreply@{_
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "portal.tokens.BearerAuthentication",
+        "portal.api.tokens.BearerAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated", "portal.parameters.KnownParameters"],
+    "DEFAULT_PERMISSION_CLASSES": [
+        "rest_framework.permissions.IsAuthenticated",
+        "portal.api.parameters.KnownParameters",
+    ],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["portal.limits.JsonBody"],
-    "DEFAULT_THROTTLE_CLASSES": ["portal.limits.PerPerson"],
-    "EXCEPTION_HANDLER": "portal.problems.problem_details",
+    "DEFAULT_PARSER_CLASSES": ["portal.api.limits.JsonBody"],
+    "DEFAULT_THROTTLE_CLASSES": ["portal.api.limits.PerPerson"],
+    "EXCEPTION_HANDLER": "portal.api.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
 KNOX_TOKEN_MODEL = "portal.ApiToken"  # noqa: S105  a model, no secret
@@ -297,7 +300,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
-    "POSTPROCESSING_HOOKS": ["portal.openapi.finish"],
+    "POSTPROCESSING_HOOKS": ["portal.api.openapi.finish"],
 }
 
 LANGUAGE_CODE = "en"
@@ -321,7 +324,7 @@ STORAGES = {
 # A manifest file or a form; data goes to datastores, never through here.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Logs, commands and exports that one web process may stream at one time, for each holds one of its threads (portal/limits.py).
+# Logs, commands and exports that a web process may stream at one time; each holds one of its threads (portal/api/limits.py).
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # One file sent through the portal; larger ones go by an S3 client.

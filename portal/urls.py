@@ -2,8 +2,8 @@
 
 from django.urls import include, path, re_path
 
+from portal.api.problems import unknown_address
 from portal.metrics import Metrics
-from portal.problems import unknown_address
 
 urlpatterns = [
     path("accounts/", include("portal.account_routes")),
@@ -19,6 +19,6 @@ urlpatterns = [
     re_path(r"^api(?:/|\Z)", unknown_address),
 ]
 
-handler400, handler403 = "portal.oops.bad_request", "portal.oops.forbidden"
-handler404, handler500 = "portal.oops.not_found", "portal.oops.server_error"
-handler429 = "portal.oops.too_many"
+handler400, handler403 = "portal.pages.error_pages.bad_request", "portal.pages.error_pages.forbidden"
+handler404, handler500 = "portal.pages.error_pages.not_found", "portal.pages.error_pages.server_error"
+handler429 = "portal.pages.error_pages.too_many"

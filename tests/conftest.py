@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from portal import servers, services
+from portal.up import servers, services
 from tests import flush
 from tests.running import Portal
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from portal.services import free_port
+from portal.up.services import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 # What this test run's own servers are called; the portal under test starts its own.

@@ -13,12 +13,12 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from pydantic import ValidationError
 
-from clusters.clouds.base import Cloud, CloudError, RunRef, SourceKind
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.inspection import uid_of
-from clusters.clouds.kubernetes.settings import Settings
-from clusters.clouds.local.cloud import LocalCloud
+from clusters.clouds.drivers.base import Cloud, CloudError, RunRef, SourceKind
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.preflight import uid_of
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.local.client import LocalCloud
 from clusters.models import LOCAL, KubernetesCluster, Run
 
 _kept: dict[str, tuple[Hashable, Cloud]] = {}

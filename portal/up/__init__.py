@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from portal.services import Service, ServiceError
 from portal.up import programs
 from portal.up.data import Data
+from portal.up.services import Service, ServiceError
 from portal.up.supervisor import Supervisor
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent

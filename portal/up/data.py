@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from portal.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
 from portal.up.running import folder_of
+from portal.up.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
 
 NEEDED_MB = 500
 LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from portal import servers, services
-from portal.services import Service
+from portal.up import servers, services
 from portal.up.data import Data, host_of
+from portal.up.services import Service
 
 # Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any.
 UPLOADS = "/uploads/"

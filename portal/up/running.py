@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from portal.services import ServiceError
+from portal.up.services import ServiceError
 
 # What says that a program has the settings, and that somebody set them by hand.
 OWN = ("PORTAL_SECRET_KEY", "PORTAL_SECRET_KEY_FILE")

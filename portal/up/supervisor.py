@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from portal import services
-from portal.services import Service, ServiceError
+from portal.up import services
+from portal.up.services import Service, ServiceError
 
 SETTLED_SECONDS = 10.0
 SLOWEST_RESTART = 10.0

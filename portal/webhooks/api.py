@@ -11,10 +11,10 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from portal.access import require_administrator
-from portal.api import person
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
+from portal.api.views import person
 from portal.errors import Invalid
 from portal.models import Delivery
-from portal.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
 from portal.webhooks import access, actions
 from portal.webhooks.serializers import (
     DeliveryDocument,

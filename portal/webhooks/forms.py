@@ -9,9 +9,9 @@ from django import forms
 from pydantic import ValidationError
 
 from portal.errors import FieldError, Invalid
-from portal.forms import Words
 from portal.manifests import errors_by_path
 from portal.models import Webhook
+from portal.pages.forms import Words
 from portal.webhooks.specs import EVERYTHING, GROUPS, PLATFORM_GROUPS, WebhookManifest
 
 

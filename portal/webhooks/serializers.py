@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from portal.api.documents import Answer
+from portal.api.problems import invalid
 from portal.models import Delivery, Webhook
-from portal.problems import invalid
-from portal.serializers import Answer
 from portal.webhooks import sending, specs
 from portal.webhooks.specs import WebhookManifest, WebhookSpec
 

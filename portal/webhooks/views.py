@@ -16,12 +16,12 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from portal import frame
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
-from portal.forms import show_errors
 from portal.models import Appcode, Delivery, Webhook
-from portal.views import attempt, get_or_post, person
+from portal.pages import layout
+from portal.pages.appcodes import attempt, get_or_post, person
+from portal.pages.forms import show_errors
 from portal.webhooks import access, actions, sending, specs
 from portal.webhooks.forms import WebhookForm
 
@@ -66,8 +66,8 @@ def webhook_list(request: HttpRequest, code: str) -> HttpResponse:
 def all_webhooks(request: HttpRequest) -> HttpResponse:
     """Those of everything and those of every appcode."""
     require_administrator(person(request))
-    rows = frame.matching(_with_last(access.all_webhooks()), frame.words(request), "name", "host", "appcode__code")
-    found, following = frame.page_of(request, rows, "-id")
+    rows = layout.matching(_with_last(access.all_webhooks()), layout.words(request), "name", "host", "appcode__code")
+    found, following = layout.page_of(request, rows, "-id")
     context = {
         "appcode": None,
         "rows": [(row, page_address("webhook", row)) for row in found],
@@ -147,12 +147,12 @@ def one_webhook(request: HttpRequest, name: str, code: str | None = None) -> Htt
     """A webhook and its deliveries, the latest first, filtered by kind, state and time."""
     webhook = access.webhook_for(person(request), code, name)
     rows = access.deliveries_of(webhook)
-    if (state := frame.words(request, "state")) in Delivery.State.values:
+    if (state := layout.words(request, "state")) in Delivery.State.values:
         rows = rows.filter(state=state)
-    if (since := frame.words(request, "since")) in SINCE:
+    if (since := layout.words(request, "since")) in SINCE:
         rows = rows.filter(created_at__gte=timezone.now() - dt.timedelta(hours=SINCE[since][1]))
-    rows = frame.matching(rows, frame.words(request), "kind", "event__object", "event__message")
-    found, following = frame.page_of(request, rows, "-id")
+    rows = layout.matching(rows, layout.words(request), "kind", "event__object", "event__message")
+    found, following = layout.page_of(request, rows, "-id")
     context = {
         "webhook": webhook, "appcode": webhook.appcode, "list": _list_address(webhook.appcode), "next_cursor": following,
         "rows": [(row, page_address("delivery", webhook, row.uid)) for row in found],

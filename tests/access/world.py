@@ -16,7 +16,9 @@ from django.conf import settings
 from django.test import Client
 from django.utils import timezone
 
-from billing import budgeting, invoicing, posting
+from billing.budgets import turn
+from billing.invoices import closing
+from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.models import Flavor, Image
 from datastores.models import AllowedFolder
@@ -103,10 +105,10 @@ def make(bucket: str) -> World:
     )
     use(people.ops, MONTH.since, 3600)
     posting.post()
-    invoicing.plan(timezone.now())
-    invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
+    closing.plan(timezone.now())
+    closing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     line = InvoiceLine.objects.filter(invoice=Invoice.objects.get(appcode=people.ops)).earliest("place")
-    budget = budgeting.add(people.ops, budgeting.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
+    budget = turn.add(people.ops, turn.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
     values = {
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",

@@ -87,10 +87,10 @@ def test_every_operation_says_what_it_is_for_and_how_it_fails(schema: dict[str, 
 
 
 def test_the_examples_are_accepted(schema: dict[str, Any], as_root: Api) -> None:
-    from clusters.api import EXAMPLE as CLUSTER
-    from clusters.serializers import read_manifest
-    from portal.api import EXAMPLE as APPCODE
-    from portal.serializers import read_appcode
+    from clusters.api.clusters import EXAMPLE as CLUSTER
+    from clusters.api.documents import read_manifest
+    from portal.api.documents import read_appcode
+    from portal.api.views import EXAMPLE as APPCODE
 
     assert read_manifest(CLUSTER.value, appcode="ops-demo").metadata.name == "show1"
     assert read_appcode(APPCODE.value).metadata.name == "npe_ix_test_gpu"

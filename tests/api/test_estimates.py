@@ -12,8 +12,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
+from billing.metering.segments import floor
 from billing.models import Price
-from billing.usage import floor
 from clusters.models import CloudState, Cluster, Flavor, Run
 from tests.api.client import api_of, manifest
 

@@ -6,9 +6,9 @@ from decimal import Decimal
 import pytest
 from django.db import transaction
 
-from billing import metering
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import Price
-from billing.usage import PodState
 from tests.billing.test_billing_pages import use
 from tests.clock import stop_the_clock
 
@@ -29,7 +29,7 @@ def used(monkeypatch, people):
         started_at=now - 2 * HOUR,
     )  # fmt: skip
     with transaction.atomic():
-        metering.record([volume])
+        record.record([volume])
     return now
 
 

@@ -14,11 +14,17 @@ from django.http import Http404
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing import budget_access, budget_figures, budgeting, budgets, metering, periods, posting
-from billing.budgeting import Asked
-from billing.budgets import MARKS, MEASURES, POLICIES, Terms, after, next_steps
+from billing import periods
+from billing.budgets import access
+from billing.budgets import figures as budgets_figures
+from billing.budgets import steps as budgets_steps
+from billing.budgets import turn as budgets_turn
+from billing.budgets.steps import MARKS, MEASURES, POLICIES, Terms, after, next_steps
+from billing.budgets.turn import Asked
+from billing.ledger import posting
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import Budget, BudgetStep, Mail, Price
-from billing.usage import PodState
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
 from tests.clock import stop_the_clock
@@ -123,7 +129,7 @@ def test_several_marks_at_once_are_told_by_one_mail():
 
 def forecast(spent, lately, now, *, lasting=0, passing=0):
     money = {day: Decimal(cost) for day, cost in lately.items()}
-    return budgets.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing))
+    return budgets_steps.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing))
 
 
 def test_a_mark_is_told_again_only_when_the_budget_put_it_off():
@@ -182,8 +188,8 @@ def test_a_forecast_is_never_less_than_what_was_spent_nor_less_with_more_running
 
 def test_a_state_is_the_strongest_thing_that_holds():
     def word(spent, expected, *kinds, **changed):
-        steps = [budgets.Step(kind, START, START, done_at=START) for kind in kinds]
-        return budgets.state(replace(HUNDRED, **changed), Decimal(spent), Decimal(expected), steps)
+        steps = [budgets_steps.Step(kind, START, START, done_at=START) for kind in kinds]
+        return budgets_steps.state(replace(HUNDRED, **changed), Decimal(spent), Decimal(expected), steps)
 
     assert word(50, 90) == "on track"
     assert word(50, 101) == "tight"
@@ -232,7 +238,7 @@ def use(prices, now):
         if not running:
             state = replace(state, phase="Succeeded", finished_at=since + MINUTE)
         with transaction.atomic():
-            metering.record([state])
+            record.record([state])
 
     return make
 
@@ -250,31 +256,29 @@ def verbs(prefix="budget."):
 
 
 def test_a_budget_from_half_to_everything_stopped(people, use, now):
-    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 49)
-    assert budgeting.turn(now) == 0
+    assert budgets_turn.turn(now) == 0
     use(people.ops, 1)
-    assert budgeting.turn(now) == 1
+    assert budgets_turn.turn(now) == 1
     use(people.ops, 50)
-    assert budgeting.turn(now) == 3
+    assert budgets_turn.turn(now) == 3
     assert standing() == {("block", False)}
-    assert budget_access.why_blocked(people.ops, now) == ""
-    assert budgeting.turn(now + HOUR - MINUTE) == 0
-    budgeting.turn(now + HOUR)
+    assert access.why_blocked(people.ops, now) == ""
+    assert budgets_turn.turn(now + HOUR - MINUTE) == 0
+    budgets_turn.turn(now + HOUR)
     assert standing() == {("block", True), ("stop_services", False)}
-    assert "New runs of ops-demo are blocked: the budget of ops-demo" in budget_access.why_blocked(
-        people.ops, now + HOUR
-    )
-    assert budget_access.why_blocked(people.flight, now + HOUR) == ""
-    assert budget_access.orders(now + HOUR) == []
-    budgeting.turn(now + 2 * HOUR)
-    [order] = budget_access.orders(now + 2 * HOUR)
+    assert "New runs of ops-demo are blocked: the budget of ops-demo" in access.why_blocked(people.ops, now + HOUR)
+    assert access.why_blocked(people.flight, now + HOUR) == ""
+    assert access.orders(now + HOUR) == []
+    budgets_turn.turn(now + 2 * HOUR)
+    [order] = access.orders(now + 2 * HOUR)
     assert (order.kind, order.appcodes) == ("stop_services", (people.ops.pk,))
     assert order.message.startswith("Stopped because the budget of ops-demo for ")
-    budgeting.turn(now + 3 * HOUR)
-    assert {each.kind for each in budget_access.orders(now + 3 * HOUR)} == {"stop_services", "stop_all"}
+    budgets_turn.turn(now + 3 * HOUR)
+    assert {each.kind for each in access.orders(now + 3 * HOUR)} == {"stop_services", "stop_all"}
     for _ in range(3):
-        assert budgeting.turn(now + 4 * HOUR) == 0
+        assert budgets_turn.turn(now + 4 * HOUR) == 0
     assert verbs() == [
         "budget.set", "budget.told", "budget.told", "budget.announced", "budget.acted", "budget.announced", "budget.acted",
         "budget.announced", "budget.acted",
@@ -288,37 +292,37 @@ def test_a_budget_from_half_to_everything_stopped(people, use, now):
 
 
 def test_what_waits_for_posting_counts_and_posting_changes_nothing(people, use, now):
-    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 70)
-    found = budget_figures.figures([budget], now)[budget.pk]
+    found = budgets_figures.figures([budget], now)[budget.pk]
     assert found.spent == 70
     posting.post(now)
-    assert budget_figures.figures([budget], now)[budget.pk] == found
+    assert budgets_figures.figures([budget], now)[budget.pk] == found
 
 
 def test_what_runs_counts_to_the_second(people, use, now):
-    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 1, since=now - MINUTE, running=True)
-    found = budget_figures.figures([budget], now + MINUTE)[budget.pk]
+    found = budgets_figures.figures([budget], now + MINUTE)[budget.pk]
     assert (found.spent, found.per_hour) == (2, 60)
     assert found.forecast >= 62
 
 
 def test_what_goes_on_until_somebody_ends_it_is_expected_until_the_month_is_over(people, use, now, monkeypatch):
     asked = []
-    monkeypatch.setattr(budget_figures, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
+    monkeypatch.setattr(budgets_figures, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
     line = OrgNode.objects.get(path="qunarcorp.ops")
-    of_code = budgeting.add(people.ops, ask(), acting_user=people.alice)
-    of_line = budgeting.add(line, ask(), acting_user=people.root)
+    of_code = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
+    of_line = budgets_turn.add(line, ask(), acting_user=people.root)
     use(people.ops, 1, since=now - MINUTE, running=True)
     use(people.ops, 2, since=now - MINUTE, running=True)
-    found = budget_figures.figures([of_code, of_line], now)
+    found = budgets_figures.figures([of_code, of_line], now)
     hours = Decimal((periods.month(now).until - now) // HOUR)
     assert {pk: figures.per_hour for pk, figures in found.items()} == {of_code.pk: 180, of_line.pk: 180}
     # Of three a minute the two of a service go on; the other one ends within an hour, as far as anybody knows.
     expected = 3 + 60 + 120 * hours
     assert found[of_code.pk].forecast == found[of_line.pk].forecast == expected
-    assert budget_figures.together([people.ops.pk], now).forecast == expected
+    assert budgets_figures.together([people.ops.pk], now).forecast == expected
     assert set(asked) == {"run pod-0", "run pod-1"}
 
 
@@ -326,46 +330,46 @@ def test_a_business_line_counts_and_blocks_all_of_its_appcodes(people, use, now,
     OrgNode.objects.create(path="qunarcorp.ops.dev")
     second = make_appcode("ops-second", org="qunarcorp.ops.dev", namespace="-", owner=people.alice)
     line = OrgNode.objects.get(path="qunarcorp.ops")
-    budgeting.add(line, ask(policy="stop_services"), acting_user=people.root)
+    budgets_turn.add(line, ask(policy="stop_services"), acting_user=people.root)
     use(people.ops, 60)
     use(second, 40)
     use(people.flight, 500)
     for turn in range(3):
-        budgeting.turn(now + turn * HOUR)
+        budgets_turn.turn(now + turn * HOUR)
     later = now + 2 * HOUR
     for appcode in (people.ops, second):
-        assert "the budget of business line qunarcorp.ops" in budget_access.why_blocked(appcode, later)
-    assert budget_access.why_blocked(people.flight, later) == ""
-    [order] = budget_access.orders(later)
+        assert "the budget of business line qunarcorp.ops" in access.why_blocked(appcode, later)
+    assert access.why_blocked(people.flight, later) == ""
+    [order] = access.orders(later)
     assert set(order.appcodes) == {people.ops.pk, second.pk}
     assert set(Mail.objects.values_list("appcode__code", flat=True)) == {"ops-demo", "ops-second"}
-    [notice] = budget_access.notices(people.victor, "ops-demo", later)
+    [notice] = access.notices(people.victor, "ops-demo", later)
     assert (notice.holds, notice.may_see) == ("Services of qunarcorp.ops are stopped", False)
-    assert budget_access.notices(people.mallory, now=later) == []
+    assert access.notices(people.mallory, now=later) == []
 
 
 def test_a_turn_takes_as_many_queries_for_many_budgets(people, use, now, make_appcode, django_assert_max_num_queries):
-    budgeting.add(OrgNode.objects.get(path="qunarcorp.ops"), ask(), acting_user=people.root)
+    budgets_turn.add(OrgNode.objects.get(path="qunarcorp.ops"), ask(), acting_user=people.root)
     for n in range(20):
         appcode = make_appcode(f"code-{n}", org="qunarcorp.ops", namespace="ops", owner=people.alice)
-        budgeting.add(appcode, ask(), acting_user=people.alice)
+        budgets_turn.add(appcode, ask(), acting_user=people.alice)
         use(appcode, 90 + n)
     with django_assert_max_num_queries(40):
-        assert budgeting.turn(now) > 40
+        assert budgets_turn.turn(now) > 40
 
 
 def test_a_raised_amount_unblocks_at_once_and_what_comes_again_is_announced_again(people, use, now):
-    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
     use(people.ops, 100)
-    budgeting.turn(now - 2 * MINUTE)
-    budgeting.turn(now)
-    assert budget_access.why_blocked(people.ops)
-    budgeting.change(budget, ask(200, "block", 1), acting_user=people.alice)
-    assert budget_access.why_blocked(people.ops) == ""
+    budgets_turn.turn(now - 2 * MINUTE)
+    budgets_turn.turn(now)
+    assert access.why_blocked(people.ops)
+    budgets_turn.change(budget, ask(200, "block", 1), acting_user=people.alice)
+    assert access.why_blocked(people.ops) == ""
     assert standing() == set()
     assert Event.objects.filter(verb="budget.taken-back", actor=people.alice).count() == 1
     use(people.ops, 100)
-    budgeting.turn(now + MINUTE)
+    budgets_turn.turn(now + MINUTE)
     assert standing() == {("block", False)}
     assert BudgetStep.objects.filter(kind="block").count() == 1
     # So are the marks: 50 % was reached all the time, 80 and 100 % were put off and come together.
@@ -374,47 +378,47 @@ def test_a_raised_amount_unblocks_at_once_and_what_comes_again_is_announced_agai
 
 
 def test_a_lift_holds_until_the_month_is_over(people, use, now):
-    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
     use(people.ops, 100)
-    budgeting.turn(now - 2 * MINUTE)
-    budgeting.turn(now)
+    budgets_turn.turn(now - 2 * MINUTE)
+    budgets_turn.turn(now)
     with pytest.raises(PermissionDenied):
-        budgeting.lift(budget, "please", acting_user=people.alice)
+        budgets_turn.lift(budget, "please", acting_user=people.alice)
     with pytest.raises(Invalid):
-        budgeting.lift(budget, "  ", acting_user=people.root)
-    budgeting.lift(budget, "The paper is due.", acting_user=people.root)
-    assert budget_access.why_blocked(people.ops) == ""
+        budgets_turn.lift(budget, "  ", acting_user=people.root)
+    budgets_turn.lift(budget, "The paper is due.", acting_user=people.root)
+    assert access.why_blocked(people.ops) == ""
     assert BudgetStep.objects.get(kind="block").lifted_by == people.root
     use(people.ops, 1000)
-    assert budgeting.turn(now + HOUR) == 0
+    assert budgets_turn.turn(now + HOUR) == 0
     budget.refresh_from_db()
     assert budget.lifted_until == periods.month(now).until
     with pytest.raises(Conflict):
-        budgeting.lift(budget, "again", acting_user=people.root)
+        budgets_turn.lift(budget, "again", acting_user=people.root)
     # It does not hold in the next month, which begins with nothing spent.
     assert not budget.is_lifted(periods.month(now).until)
-    budgeting.enforce(budget, acting_user=people.root)
+    budgets_turn.enforce(budget, acting_user=people.root)
     assert standing() == {("block", False)}
 
 
 def test_a_pause_does_nothing_and_what_comes_after_it_is_announced(people, use, now):
-    budget = budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
-    budgeting.pause(budget, "We move.", acting_user=people.root)
+    budget = budgets_turn.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    budgets_turn.pause(budget, "We move.", acting_user=people.root)
     use(people.ops, 100)
-    assert budgeting.turn(now) == 0
-    budgeting.resume(budget, acting_user=people.root)
+    assert budgets_turn.turn(now) == 0
+    budgets_turn.resume(budget, acting_user=people.root)
     assert standing() == {("block", False)}
 
 
 def test_a_new_month_begins_anew(people, use, now):
-    budgeting.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
+    budgets_turn.add(people.ops, ask(policy="block", countdown=1), acting_user=people.alice)
     use(people.ops, 100)
-    budgeting.turn(now)
-    budgeting.turn(now + MINUTE)
-    assert budget_access.why_blocked(people.ops, now + MINUTE)
+    budgets_turn.turn(now)
+    budgets_turn.turn(now + MINUTE)
+    assert access.why_blocked(people.ops, now + MINUTE)
     following = periods.month(now).until + MINUTE
-    assert budget_access.why_blocked(people.ops, following) == ""
-    assert budgeting.turn(following) == 0
+    assert access.why_blocked(people.ops, following) == ""
+    assert budgets_turn.turn(following) == 0
     assert BudgetStep.objects.filter(kind="block", lifted_at=None).count() == 1, "the old month keeps what was done"
 
 
@@ -422,35 +426,35 @@ def test_a_new_month_begins_anew(people, use, now):
 
 
 def test_what_an_administrator_set_is_the_administrators(people):
-    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
-    budgeting.change(budget, ask(50), acting_user=people.alice)
+    budget = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
+    budgets_turn.change(budget, ask(50), acting_user=people.alice)
     for who, error in ((people.bob, PermissionDenied), (people.victor, PermissionDenied), (people.mallory, Http404)):
         with pytest.raises(error):
-            budgeting.change(budget, ask(1), acting_user=who)
-    budgeting.change(budget, ask(40), acting_user=people.root)
+            budgets_turn.change(budget, ask(1), acting_user=who)
+    budgets_turn.change(budget, ask(40), acting_user=people.root)
     for act in (
-        lambda: budgeting.change(budget, ask(1000), acting_user=people.alice),
-        lambda: budgeting.remove(budget, acting_user=people.alice),
+        lambda: budgets_turn.change(budget, ask(1000), acting_user=people.alice),
+        lambda: budgets_turn.remove(budget, acting_user=people.alice),
     ):
         with pytest.raises(PermissionDenied, match="An administrator set this budget"):
             act()
     assert Budget.objects.get().amount == 40
-    budgeting.remove(budget, acting_user=people.root)
+    budgets_turn.remove(budget, acting_user=people.root)
     assert not Budget.objects.exists()
 
 
 def test_one_budget_for_one_scope(people):
-    budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     with pytest.raises(Invalid, match="has a budget already"):
-        budgeting.add(people.ops, ask(), acting_user=people.root)
+        budgets_turn.add(people.ops, ask(), acting_user=people.root)
     line = OrgNode.objects.get(path="qunarcorp.ops")
-    budgeting.add(line, ask(), acting_user=people.root)
+    budgets_turn.add(line, ask(), acting_user=people.root)
     with pytest.raises(Invalid, match=r"businessLine: qunarcorp\.ops has a budget already"):
-        budgeting.add(line, ask(), acting_user=people.root)
+        budgets_turn.add(line, ask(), acting_user=people.root)
     with pytest.raises(Invalid, match="Only administrators"):
-        budgeting.scope_of("", "qunarcorp.ops", people.alice)
+        budgets_turn.scope_of("", "qunarcorp.ops", people.alice)
     with pytest.raises(Invalid, match="There is no appcode"):
-        budgeting.scope_of("ops-demo", "", people.mallory)
+        budgets_turn.scope_of("ops-demo", "", people.mallory)
 
 
 @pytest.mark.parametrize(
@@ -462,14 +466,14 @@ def test_one_budget_for_one_scope(people):
 )  # fmt: skip
 def test_bad_input_is_told_at_its_field(people, wrong, path):
     with pytest.raises(Invalid) as caught:
-        budgeting.add(people.ops, wrong, acting_user=people.alice)
+        budgets_turn.add(people.ops, wrong, acting_user=people.alice)
     assert [error.path for error in caught.value.errors] == [(path,)]
     assert not Budget.objects.exists()
 
 
 def test_the_database_keeps_what_a_budget_is(people, now):
-    budget = budgeting.add(people.ops, ask(), acting_user=people.alice)
-    step = {"budget": budget, "month": budget_figures.month_of(now), "announced_at": now, "due_at": now + HOUR}
+    budget = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
+    step = {"budget": budget, "month": budgets_figures.month_of(now), "announced_at": now, "due_at": now + HOUR}
     BudgetStep.objects.create(kind="block", **step)
     for wrong in (
         lambda: BudgetStep.objects.create(kind="block", **step),
@@ -486,14 +490,14 @@ def test_the_database_keeps_what_a_budget_is(people, now):
 
 @pytest.mark.django_db(transaction=True)
 def test_two_turns_at_once_tell_and_announce_once(people, use, now):
-    budgeting.add(people.ops, ask(), acting_user=people.alice)
+    budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     use(people.ops, 100)
     ready, written = threading.Barrier(4), []
 
     def work():
         try:
             ready.wait()
-            written.append(budgeting.turn(now))
+            written.append(budgets_turn.turn(now))
         finally:
             connections.close_all()
 
@@ -510,7 +514,7 @@ def test_two_turns_at_once_tell_and_announce_once(people, use, now):
 @pytest.mark.django_db(transaction=True)
 def test_killed_anywhere_in_a_turn_the_next_one_goes_on(people, use, now):
     """Between announcing and acting, and between any two statements of a turn."""
-    budgeting.add(people.ops, ask(policy="block"), acting_user=people.alice)
+    budgets_turn.add(people.ops, ask(policy="block"), acting_user=people.alice)
     use(people.ops, 100)
     for when in (now, now + HOUR):
         for statement in range(1, 60):
@@ -540,7 +544,7 @@ def _dies_at(statement: int, when: dt.datetime) -> bool:
             return execute(sql, parameters, many, context)
 
         with connection.execute_wrapper(run):
-            budgeting.turn(when)
+            budgets_turn.turn(when)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)

@@ -9,8 +9,9 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing import budget_figures, budgeting, history
-from billing.budgeting import Asked
+from billing import history
+from billing.budgets import figures, turn
+from billing.budgets.turn import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
 from tests.api.client import api_of
@@ -48,9 +49,9 @@ def spent(db, people, monkeypatch):
 def three(spent, people):
     """One of alice's, one of mallory's, one of the business line OPS."""
     return (
-        budgeting.add(people.ops, ask(), acting_user=people.alice),
-        budgeting.add(people.flight, ask(), acting_user=people.mallory),
-        budgeting.add(OrgNode.objects.get(path="qunarcorp.ops"), ask("80", countdown=25), acting_user=people.root),
+        turn.add(people.ops, ask(), acting_user=people.alice),
+        turn.add(people.flight, ask(), acting_user=people.mallory),
+        turn.add(OrgNode.objects.get(path="qunarcorp.ops"), ask("80", countdown=25), acting_user=people.root),
     )
 
 
@@ -151,7 +152,7 @@ def test_a_reason_has_to_be_given(client, people, three):
 
 
 def test_what_an_administrator_set_has_no_form_for_its_owner(client, people, three):
-    budgeting.change(three[0], ask("100"), acting_user=people.root)
+    turn.change(three[0], ask("100"), acting_user=people.root)
     client.force_login(people.alice)
     page = client.get(f"/budgets/{three[0].pk}").content.decode()
     assert "An administrator set it; ask one to change it." in page
@@ -160,7 +161,7 @@ def test_what_an_administrator_set_has_no_form_for_its_owner(client, people, thr
 
 def test_members_are_told_where_they_look(client, people, three):
     """The line's budget is used up, and alice's is nearly: so say the list of clusters, and the pages of billing."""
-    budgeting.turn()
+    turn.turn()
     client.force_login(people.victor)
     told = client.get("/budgets/notices").content.decode()
     assert "New runs of qunarcorp.ops will be blocked" in told
@@ -190,7 +191,7 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
 ):
     for n in range(20):
         appcode = make_appcode(f"code-{n}", org="qunarcorp.ops", namespace="ops", owner=people.alice)
-        budgeting.add(appcode, ask(), acting_user=people.alice)
+        turn.add(appcode, ask(), acting_user=people.alice)
     client.force_login(people.root)
     client.get("/budgets")
     with django_assert_max_num_queries(21):
@@ -201,7 +202,7 @@ def test_budgets_of_generated_examples_say_so_and_tell_nobody(client, people):
     history.make(timezone.now(), owner=people.alice)
     assert Budget.objects.count() == 3
     before = Event.objects.count()
-    assert budgeting.turn(timezone.now() + dt.timedelta(minutes=5)) == 0
+    assert turn.turn(timezone.now() + dt.timedelta(minutes=5)) == 0
     assert Event.objects.count() == before
     client.force_login(people.alice)
     one = Budget.objects.first()
@@ -251,7 +252,7 @@ def test_every_address_and_verb(people, three, place, name):
 
 
 def test_page_and_rest_say_the_same(client, people, three):
-    budgeting.turn()
+    turn.turn()
     api = api_of(people.alice)
     status, body = api.get(f"/budgets/{three[0].pk}")
     assert status == 200
@@ -277,7 +278,7 @@ def test_page_and_rest_say_the_same(client, people, three):
 
 def test_a_blocked_appcode_is_refused_by_form_rest_and_preview(client, people, three, catalogue_for_forms):
     BudgetStep.objects.create(
-        budget=three[0], month=budget_figures.month_of(timezone.now()), kind="block",
+        budget=three[0], month=figures.month_of(timezone.now()), kind="block",
         announced_at=timezone.now() - dt.timedelta(hours=2), due_at=timezone.now() - dt.timedelta(hours=1),
         done_at=timezone.now(),
     )  # fmt: skip
@@ -316,13 +317,13 @@ def catalogue_for_forms(db):
 def test_pages_fit_and_every_control_has_a_label(live_server, people, three, catalogue_for_forms, width, scheme):
     """With PORTAL_SHOTS a folder gets a picture of each."""
     from clusters.actions import create_cluster
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
 
     spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}}
     body = {"metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": spec}
     create_cluster(ClusterManifest.model_validate(body), acting_user=people.alice)
-    budgeting.turn()
-    budgeting.pause(three[1], "We move to another building.", acting_user=people.root)
+    turn.turn()
+    turn.pause(three[1], "We move to another building.", acting_user=people.root)
     pages = ("/budgets", f"/budgets/{three[2].pk}", f"/budgets/{three[1].pk}", "/budgets/new", "/billing/ops-demo", "/")
     complaints = []
     with chromium() as browser:

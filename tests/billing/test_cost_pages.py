@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from billing import invoicing, posting
+from billing.invoices import closing
+from billing.ledger import posting
 from billing.models import Closing, Price
 from clusters.actions import create_cluster
 from clusters.models import Flavor, Image
-from clusters.specs import ClusterManifest
+from clusters.spec.manifest import ClusterManifest
 from datastores import placing
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
 from tests.browser import SOON, chromium
@@ -36,8 +37,8 @@ def spent(transactional_db, people: Any, monkeypatch: pytest.MonkeyPatch) -> Any
     use(people.ops, MONTH.since, 5 * HOUR, cluster="demo", run=1, gpu_model="A100", cpu_milli=4000, memory_mb=16384)
     use(people.ops, MONTH.since, 9 * HOUR, cluster="demo", run=1, role="ps", gpus=0, cpu_milli=1000, storage_mb=20480)
     posting.post()
-    invoicing.plan(timezone.now())
-    invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
+    closing.plan(timezone.now())
+    closing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512, gpus=1)
     Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr")
     spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}, "timeLimit": 7200}

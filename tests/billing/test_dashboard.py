@@ -15,9 +15,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from billing import capacity, dashboard, history, metering, posting, waste
-from billing.capacity import Share
-from billing.dashboard import Group, Range, Used, midnight
+from billing import history
+from billing.efficiency import capacity, waste
+from billing.efficiency.capacity import Share
+from billing.ledger import posting
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import (
     CapacityRecord,
     Discount,
@@ -31,8 +34,9 @@ from billing.models import (
     Waste,
     Watermark,
 )
-from billing.rating import UNIT, charge
-from billing.usage import PodState
+from billing.prices.rates import UNIT, charge
+from billing.sums import over_time
+from billing.sums.over_time import Group, Range, Used, midnight
 from portal.errors import Invalid
 from portal.models import Appcode, OrgNode
 
@@ -69,13 +73,13 @@ def pod(appcode: Appcode, begin: dt.datetime, end: dt.datetime | None, **facts: 
 
 def tell(*states: PodState) -> None:
     with transaction.atomic():
-        metering.record(states)
+        record.record(states)
 
 
 def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
     """By the pure functions alone: segments cut at columns, priced by `rating`. The GPU model takes the GPUs, what has none the
     rest."""
-    prices = metering.price_book()
+    prices = record.price_book()
     found: dict[tuple[dt.date, str], tuple[int, Fraction]] = {}
     for row in UsageSegment.objects.select_related("appcode"):
         segment = row.segment
@@ -104,7 +108,7 @@ def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple
 
 
 def told(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
-    found = dashboard.read(range_, group, NOW, where=where)
+    found = over_time.read(range_, group, NOW, where=where)
     return {
         (since, name): (used.gpu_seconds, Fraction(used.charge) / UNIT)
         for since, column in found.by_group.items()
@@ -174,11 +178,11 @@ def test_whatever_was_posted_and_whatever_was_not_the_sums_are_those_of_the_segm
 def test_groups_asked_for_together_add_up_to_the_same(people, prices):
     tell(pod(people.ops, LAST, LAST + 5 * HOUR), pod(people.flight, NOW - HOUR, None, gpu_model="A100"))
     posting.post(NOW)
-    found = dashboard.read(RANGES[1], "line", NOW, also=("appcode", "user", "model", "framework"))
+    found = over_time.read(RANGES[1], "line", NOW, also=("appcode", "user", "model", "framework"))
     assert {group: sum(by.values(), Used()) for group, by in found.by.items()} == dict.fromkeys(found.by, found.total)
-    mine = dashboard.read(RANGES[1], "appcode", NOW, appcodes=[people.ops.pk])
+    mine = over_time.read(RANGES[1], "appcode", NOW, appcodes=[people.ops.pk])
     assert set(mine.by["appcode"]) == {str(people.ops.pk)}
-    assert dashboard.read(RANGES[1], "appcode", NOW, appcodes=[]).total == Used()
+    assert over_time.read(RANGES[1], "appcode", NOW, appcodes=[]).total == Used()
 
 
 def test_sums_without_clusters_follow_whatever_happens_to_those_with(people, prices):
@@ -209,11 +213,11 @@ def test_sums_without_clusters_follow_whatever_happens_to_those_with(people, pri
 
 def test_ranges():
     day = dt.date(2026, 11, 21)
-    assert dashboard.parse("", "", "", day) == Range(dt.date(2026, 10, 23), dt.date(2026, 11, 22), "day")
-    year = dashboard.parse("2026-01-01", "2026-10-31", "", day)
+    assert over_time.parse("", "", "", day) == Range(dt.date(2026, 10, 23), dt.date(2026, 11, 22), "day")
+    year = over_time.parse("2026-01-01", "2026-10-31", "", day)
     assert (year.step, len(year.columns)) == ("month", 10)
     assert year.before == Range(dt.date(2025, 3, 1), dt.date(2026, 1, 1), "month")
-    cut = dashboard.parse("2026-01-15", "2026-03-02", "month", day)
+    cut = over_time.parse("2026-01-15", "2026-03-02", "month", day)
     assert cut.columns == [
         (dt.date(2026, 1, 15), dt.date(2026, 2, 1)),
         (dt.date(2026, 2, 1), dt.date(2026, 3, 1)),
@@ -226,7 +230,7 @@ def test_ranges():
         (("2026-01-01T00:00:00", "", ""), "from"),
     ):  # fmt: skip
         with pytest.raises(Invalid) as found:
-            dashboard.parse(*wrong, day)
+            over_time.parse(*wrong, day)
         assert found.value.errors[0].path == (at,)
 
 
@@ -261,8 +265,8 @@ def test_what_was_there_is_not_known_before_it_was_noted():
 
 
 def test_a_cloud_that_tells_its_machines_leaves_a_trace(db):
-    from clusters.clouds.base import Capacity, Node
-    from clusters.watch import save_capacity
+    from clusters.clouds.drivers.base import Capacity, Node
+    from clusters.runs.observe import save_capacity
 
     nodes = [Node(f"n{n}", "A100", 8, 8, 64000, 1000, simulated=n == 0) for n in range(3)]
     for free in (8, 3):

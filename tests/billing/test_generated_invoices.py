@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from billing import history, invoicing, pdf
+from billing import history
+from billing.invoices import closing, pdf
 from billing.models import Invoice
 from portal.models import Appcode
 from tests.billing.test_history import _use as use
@@ -25,7 +26,7 @@ def closed(people):
     """Months with invoices of the example and a real one of flight, whose owner sees nothing else."""
     history.make(timezone.now(), owner=people.alice)
     use(people.flight, timezone.now() - dt.timedelta(days=45))
-    invoicing.close_due(timezone.now() + dt.timedelta(days=40))
+    closing.close_due(timezone.now() + dt.timedelta(days=40))
     return people
 
 

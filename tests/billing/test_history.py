@@ -11,8 +11,13 @@ from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from billing import actions, credit_notes, history, invoicing, metering, metrics, periods, posting, terms, waste
-from billing.actions import Scope
+from billing import history, periods
+from billing.accounts import credit_notes
+from billing.efficiency import waste
+from billing.invoices import closing
+from billing.ledger import posting
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import (
     CapacityRecord,
     Closing,
@@ -33,7 +38,9 @@ from billing.models import (
     UsageSegment,
     Waste,
 )
-from billing.usage import PodState
+from billing.prices import actions, terms
+from billing.prices.actions import Scope
+from billing.sums import metrics
 from portal import actions as portal_actions
 from portal.errors import Conflict
 from portal.models import Appcode, Delivery, Event, OrgNode, Webhook
@@ -122,7 +129,7 @@ def test_what_people_gave_to_an_example_goes_with_it(people):
     Webhook.objects.create(
         appcode=example, name="tried", url="https://example.com", host="example.com", kinds=["*"], secret="x"
     )
-    invoicing.close_due(timezone.now() + dt.timedelta(days=40))
+    closing.close_due(timezone.now() + dt.timedelta(days=40))
     credit_notes.issue(Invoice.objects.filter(appcode=example).first(), Decimal(1), "tried", acting_user=root)
     assert Closing.objects.exclude(closed_at=None).count() >= 2
     assert list(metrics.metrics())
@@ -138,12 +145,12 @@ def test_months_in_which_something_real_was_used_stay_closed(people):
     used = periods.month(now - dt.timedelta(days=first.day + 35)).since
     _use(people.ops, used + dt.timedelta(days=3))
     history.make(now, owner=people.alice)
-    invoicing.close_due(now + dt.timedelta(days=40))
+    closing.close_due(now + dt.timedelta(days=40))
     months = list(Closing.objects.values_list("month", "mark"))
     history.remove(acting_user=people.root)
     kept = Closing.objects.values_list("month", "mark")
     assert list(kept) == [(month, mark) for month, mark in months if month >= used.date()] != []
-    assert [invoicing.problems(invoice) for invoice in Invoice.objects.all()] == [[]]
+    assert [closing.problems(invoice) for invoice in Invoice.objects.all()] == [[]]
     # Nobody but the removal of an example takes a closing back.
     with pytest.raises(IntegrityError, match="has begun"), transaction.atomic():
         Closing.objects.all().delete()
@@ -213,7 +220,7 @@ def _use(appcode: Appcode, begin: dt.datetime) -> PodState:
         "Succeeded", gpus=1, started_at=begin, finished_at=begin + dt.timedelta(hours=1),
     )  # fmt: skip
     with transaction.atomic():
-        metering.record([state])
+        record.record([state])
     return state
 
 
@@ -242,7 +249,7 @@ def test_the_commands(people):
 
 
 def test_invoices_of_the_example_go_with_it(people):
-    from billing import invoicing
+    from billing.invoices import closing
     from billing.models import Credit, Invoice, Mail
 
     history.make(timezone.now(), owner=people.alice)
@@ -255,7 +262,7 @@ def test_invoices_of_the_example_go_with_it(people):
         valid_from=timezone.now() - dt.timedelta(days=60),
         created_by="root",
     )
-    invoicing.close_due(timezone.now() + dt.timedelta(days=40))
+    closing.close_due(timezone.now() + dt.timedelta(days=40))
     assert Invoice.objects.filter(appcode=example).exists()
     real = set(Invoice.objects.filter(appcode=people.ops).values_list("number", flat=True))
     history.remove(acting_user=people.root)

@@ -13,9 +13,9 @@ from django.db import OperationalError, connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import metering
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState, segment_of
 from billing.models import Observation, UsageSegment
-from billing.usage import PodState, segment_of
 
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 ZONES = (dt.UTC, dt.timezone(dt.timedelta(hours=8)), dt.timezone(-dt.timedelta(hours=3, minutes=30)))
@@ -60,7 +60,7 @@ def test_the_database_adds_up_as_the_pure_function_does(ops, drawn):
         kept: dict[tuple[str, str], PodState] = {}
         for seen_at, batch in drawn:
             told = [replace(state, appcode_id=ops.pk) for state in batch]
-            metering.record(told, seen_at=seen_at)
+            metering_record.record(told, seen_at=seen_at)
             for state in told:
                 kept.setdefault((state.uid, state.digest), replace(state, seen_at=seen_at))
         pods: dict[str, list[PodState]] = {}
@@ -91,8 +91,8 @@ def test_one_transaction_may_record_twice(ops):
         PodState(uid, "local", ops.pk, "run 1", {}, "Running", 1, started_at=T0, seen_at=T0) for uid in ("p-1", "p-2")
     )
     with transaction.atomic():
-        metering.record([first], seen_at=T0)
-        metering.record([second], seen_at=T0 + dt.timedelta(seconds=1))
+        metering_record.record([first], seen_at=T0)
+        metering_record.record([second], seen_at=T0 + dt.timedelta(seconds=1))
     assert [row.state.seen_at for row in Observation.objects.order_by("uid")] == [T0, T0 + dt.timedelta(seconds=1)]
 
 
@@ -115,7 +115,7 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
 
     def record(state: PodState) -> None:
         with transaction.atomic():
-            metering.record([state], seen_at=T0)
+            metering_record.record([state], seen_at=T0)
 
     def waiting() -> int:
         with other.cursor() as cursor:
@@ -129,7 +129,7 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
     other = connection.copy()
     try:
         with transaction.atomic():
-            metering.record([begun], seen_at=T0)
+            metering_record.record([begun], seen_at=T0)
             thread = threading.Thread(target=later)
             thread.start()
             while thread.is_alive() and not waiting():
@@ -150,7 +150,7 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
 def impatient() -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL lock_timeout = '50ms'")
-        metering.keep_others_out()
+        metering_record.keep_others_out()
 
 
 def in_thread(work: Callable[[], None]) -> None:

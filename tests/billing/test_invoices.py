@@ -22,7 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
 
-from billing import credit_notes, drafts, exports, history, invoices, invoicing, metering, periods, posting
+from billing import history, periods
+from billing.accounts import credit_notes
+from billing.exports import files
+from billing.invoices import closing as invoices_closing
+from billing.invoices import document as invoices_document
+from billing.invoices import drafts
+from billing.ledger import posting
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState
 from billing.models import (
     Closing,
     Credit,
@@ -37,9 +45,8 @@ from billing.models import (
     Price,
     UsageSegment,
 )
-from billing.rating import UNIT, WIDE, quantities
-from billing.terms import credits_of, left
-from billing.usage import PodState
+from billing.prices.rates import UNIT, WIDE, quantities
+from billing.prices.terms import credits_of, left
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, Event
 
@@ -66,7 +73,7 @@ def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOU
 
 def record(*states: PodState) -> None:
     with transaction.atomic():
-        metering.record(states)
+        metering_record.record(states)
 
 
 @pytest.fixture
@@ -78,9 +85,9 @@ def prices(db):
 
 def check(now: dt.datetime) -> None:
     """Everything that must hold between segments, ledger and invoices."""
-    assert [found for _, found in invoicing.proof() if found] == []
+    assert [found for _, found in invoices_closing.proof() if found] == []
     for invoice in Invoice.objects.all():
-        assert invoicing.problems(invoice) == []
+        assert invoices_closing.problems(invoice) == []
         assert hashlib.sha256(invoice.document.canonical()).hexdigest() == invoice.sha256
         # Credits pay for what was used, and get back what is taken back of it.
         assert invoice.credited == 0 or invoice.credited * invoice.total >= 0
@@ -97,7 +104,7 @@ def check(now: dt.datetime) -> None:
     for row in InvoiceLine.objects.select_related("invoice"):
         lines[row.invoice.appcode_id, row.sku, row.month] += row.quantity
         line_charges[row.invoice.appcode_id, row.sku, row.month] += Fraction(row.charge)
-        assert row.amount == invoices.cents(row.charge)
+        assert row.amount == invoices_document.cents(row.charge)
         assert abs(Fraction(row.charge) / UNIT - Fraction(row.amount)) <= Fraction(1, 200)
     nonzero = lambda counter: {key: value for key, value in counter.items() if value}  # noqa: E731
     assert nonzero(ledger) == nonzero(lines)
@@ -105,7 +112,7 @@ def check(now: dt.datetime) -> None:
     for credit in Credit.objects.all():
         spent = sum(row.amount for row in credit.uses.all())
         assert 0 <= spent <= credit.amount
-        assert spent == -sum(invoices.cents(row.charge) for row in credit.entries.all())
+        assert spent == -sum(invoices_document.cents(row.charge) for row in credit.entries.all())
     assert now
 
 
@@ -156,9 +163,9 @@ def table(invoice: Invoice) -> list[tuple]:
 def test_a_month_is_closed_after_its_grace_time(ops, prices):
     record(pod(ops.pk))
     posting.post(at(2 * HOUR))
-    assert invoicing.close_due(dt.datetime(2026, 4, 3, 23, 59, tzinfo=dt.UTC)) == 0
+    assert invoices_closing.close_due(dt.datetime(2026, 4, 3, 23, 59, tzinfo=dt.UTC)) == 0
     assert Closing.objects.get().state == "closing"
-    assert invoicing.close_due(IN_APRIL) == 1
+    assert invoices_closing.close_due(IN_APRIL) == 1
     invoice = Invoice.objects.get()
     assert (invoice.number, invoice.code, invoice.business_line) == ("INV-202603-ops-demo", "ops-demo", "qunarcorp.ops")
     assert table(invoice) == [
@@ -167,7 +174,7 @@ def test_a_month_is_closed_after_its_grace_time(ops, prices):
         (MARCH, "memory", 7_372_800, Decimal("0.01")),
     ]
     assert (invoice.subtotal, invoice.credited, invoice.total) == (Decimal("1.25"), 0, Decimal("1.25"))
-    assert invoicing.close_due(IN_APRIL) == 0
+    assert invoices_closing.close_due(IN_APRIL) == 0
     check(IN_APRIL)
     said = list(Event.objects.values_list("verb", "appcode", "actor_name").order_by("id"))
     assert said == [("invoice.closed", "ops-demo", "portal"), ("month.closed", "", "portal")]
@@ -175,17 +182,17 @@ def test_a_month_is_closed_after_its_grace_time(ops, prices):
 
 def test_who_used_nothing_has_no_invoice(ops, flight, prices):
     record(pod(ops.pk, cpu_milli=0, memory_mb=0), pod(flight.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     assert [row.code for row in Invoice.objects.all()] == ["ops-demo"]
-    assert invoicing.close_due(IN_MAY) == 1
+    assert invoices_closing.close_due(IN_MAY) == 1
     check(IN_MAY)
 
 
 def test_what_lasts_over_a_month_is_on_both(ops, prices):
     record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(pod(ops.pk, end=3 * HOUR, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     march, april = Invoice.objects.order_by("month")
     assert table(march) == [(MARCH, "gpu", 2 * HOUR, Decimal("2.40"))]
     assert table(april) == [(APRIL, "gpu", HOUR, Decimal("1.20"))]
@@ -194,12 +201,12 @@ def test_what_lasts_over_a_month_is_on_both(ops, prices):
 
 def test_late_usage_is_a_correction_that_names_its_month(ops, prices):
     record(pod(ops.pk, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(
         pod(ops.pk, "late", end=HOUR // 2, cpu_milli=0, memory_mb=0),
         pod(ops.pk, "own", begin=3 * HOUR, end=4 * HOUR, cpu_milli=0, memory_mb=0),
     )
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     april = Invoice.objects.get(month=APRIL)
     assert table(april) == [(APRIL, "gpu", HOUR, Decimal("1.20")), (MARCH, "gpu", HOUR // 2, Decimal("0.60"))]
     assert april.document.facts()["lines"][1]["month"] == "2026-03"
@@ -208,21 +215,21 @@ def test_late_usage_is_a_correction_that_names_its_month(ops, prices):
 
 def test_an_end_that_was_found_out_late_gives_money_back(ops, prices):
     record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(pod(ops.pk, end=HOUR // 2, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     assert table(Invoice.objects.get(month=APRIL)) == [(MARCH, "gpu", -3 * HOUR // 2, Decimal("-1.80"))]
     check(IN_MAY)
 
 
 def test_a_correction_that_changes_nothing_is_no_line(ops, prices):
     record(pod(ops.pk, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     Ownership.objects.create(appcode=ops, business_line="elsewhere", valid_from=at(HOUR // 2))
     posting.post(IN_APRIL)
     Ownership.objects.create(appcode=ops, business_line="qunarcorp.ops", valid_from=at(HOUR // 2 + 1))
     posting.post(IN_APRIL)
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     # One second of another business line: taken from the one, given to the other.
     lines = Invoice.objects.get(month=APRIL).lines.values_list("business_line", "quantity", "amount")
     assert sorted(lines) == [("elsewhere", 1, Decimal("0.00")), ("qunarcorp.ops", -1, Decimal("0.00"))]
@@ -232,9 +239,9 @@ def test_a_correction_that_changes_nothing_is_no_line(ops, prices):
 def test_usage_of_the_next_month_that_is_posted_already_waits_for_its_own(ops, prices):
     record(pod(ops.pk, begin=-DAY), pod(ops.pk, "p-2", begin=5 * HOUR, end=6 * HOUR))
     posting.post(IN_APRIL)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     assert {line.month for line in InvoiceLine.objects.all()} == {MARCH}
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     assert Invoice.objects.get(month=APRIL).lines.count() == 3
     check(IN_MAY)
 
@@ -244,7 +251,7 @@ def test_months_of_the_past_are_closed_in_their_order_without_mail(ops, prices):
         pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR), pod(ops.pk, "p-3", begin=40 * DAY, end=41 * DAY)
     )
     posting.post(IN_JUNE)
-    assert invoicing.close_due(IN_JUNE) == 3
+    assert invoices_closing.close_due(IN_JUNE) == 3
     assert list(Closing.objects.values_list("month", flat=True)) == [MARCH, APRIL, MAY]
     assert {mail.key for mail in Mail.objects.all()} == {"invoice INV-202604-ops-demo", "invoice INV-202605-ops-demo"}
     check(IN_JUNE)
@@ -253,8 +260,8 @@ def test_months_of_the_past_are_closed_in_their_order_without_mail(ops, prices):
 def test_a_month_waits_for_the_one_before(ops, prices):
     record(pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
     posting.post(IN_MAY)
-    invoicing.plan(IN_MAY)
-    assert invoicing.close(Closing.objects.get(month=APRIL), IN_MAY) == 0
+    invoices_closing.plan(IN_MAY)
+    assert invoices_closing.close(Closing.objects.get(month=APRIL), IN_MAY) == 0
     assert not Invoice.objects.exists()
 
 
@@ -262,14 +269,14 @@ def test_an_administrator_may_end_the_grace_time(ops, alice, root, prices):
     record(pod(ops.pk))
     posting.post()
     with pytest.raises(Exception, match="no such page"):
-        invoicing.close_now(MARCH, acting_user=alice)
+        invoices_closing.close_now(MARCH, acting_user=alice)
     for month in (dt.date(2026, 2, 1), dt.date(2036, 2, 1)):
         with pytest.raises(Conflict, match="is over"):
-            invoicing.close_now(month, acting_user=root)
-    invoicing.close_now(MARCH, acting_user=root)
-    invoicing.close_due()
+            invoices_closing.close_now(month, acting_user=root)
+    invoices_closing.close_now(MARCH, acting_user=root)
+    invoices_closing.close_due()
     with pytest.raises(Conflict, match="closed already"):
-        invoicing.close_now(MARCH, acting_user=root)
+        invoices_closing.close_now(MARCH, acting_user=root)
 
 
 # Money
@@ -279,11 +286,13 @@ def test_rounding_is_half_to_even_once_per_line():
     def charge(amount: str) -> Decimal:
         return Decimal(amount) * UNIT
 
-    assert [str(invoices.cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
+    assert [str(invoices_document.cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
         "0.00", "0.02", "0.02", "0.00", "-0.02",
     ]  # fmt: skip
     # A hair over the half is up, however large the sum; 28 digits would have lost it.
-    assert invoices.cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal("123456789012.01")
+    assert invoices_document.cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal(
+        "123456789012.01"
+    )
 
 
 def credit(appcode, amount, since=T0, until=None) -> Credit:
@@ -299,12 +308,12 @@ def test_credits_are_used_up_what_ends_first_first(ops, flight, prices):
     credit(flight, "9")
     later = credit(ops, "9", since=at(2 * HOUR))
     record(pod(ops.pk), pod(ops.pk, "p-2", begin=3 * HOUR, end=4 * HOUR))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     march = Invoice.objects.get()
     assert (march.subtotal, march.credited, march.total) == (Decimal("1.25"), Decimal("1.25"), 0)
     used = [(row.credit_id, row.amount) for row in march.credits.all()]
     assert used == [(ending.pk, Decimal("0.50")), (endless.pk, Decimal("0.75"))]
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     april = Invoice.objects.get(month=APRIL)
     assert [(row.credit_id, row.amount) for row in april.credits.all()] == [
         (endless.pk, Decimal("0.25")), (later.pk, Decimal("1.00")),
@@ -334,13 +343,13 @@ def credited(invoice: Invoice) -> list[tuple[int, Decimal]]:
 def test_what_a_credit_paid_for_and_a_correction_takes_back_is_the_credits(ops, prices):
     given_ = credit(ops, "100")
     record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     march = Invoice.objects.get()
     assert (march.subtotal, march.credited, march.total) == (Decimal("2.40"), Decimal("2.40"), 0)
     record(pod(ops.pk, end=HOUR // 2, cpu_milli=0, memory_mb=0))
     draft = drafts.draft(ops, APRIL, IN_APRIL).document
-    assert draft.used == (invoices.Used(given_.pk, Decimal("-1.80"), "sorry"),)
-    invoicing.close_due(IN_MAY)
+    assert draft.used == (invoices_document.Used(given_.pk, Decimal("-1.80"), "sorry"),)
+    invoices_closing.close_due(IN_MAY)
     april = Invoice.objects.get(month=APRIL)
     assert (april.subtotal, april.credited, april.total) == (Decimal("-1.80"), Decimal("-1.80"), 0)
     (entry,) = LedgerEntry.objects.filter(kind="credit", charge__gt=0)
@@ -355,7 +364,7 @@ def test_what_a_credit_paid_for_and_a_correction_takes_back_is_the_credits(ops, 
     call_command("replay", verify=True, stdout=io.StringIO())
     # It can be used again.
     record(pod(ops.pk, "p-2", begin=40 * DAY, end=40 * DAY + HOUR, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     assert credited(Invoice.objects.get(month=MAY)) == [(given_.pk, Decimal("1.20"))]
     check(IN_JUNE)
 
@@ -364,16 +373,16 @@ def test_a_credit_given_back_is_called_so_everywhere(ops, prices, client, root):
     credit(ops, "100")
     seen = replace(pod(ops.pk, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(replace(seen, estimated=False, finished_at=at(HOUR // 2)))
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     client.force_login(root)
     assert "Credit given back" in client.get("/invoices/ops-demo/2026-04").content.decode()
     cells = list(csv.DictReader(io.StringIO(client.get("/invoices/ops-demo/2026-04?format=csv").content.decode())))
     assert [(row["sku"], row["amount"]) for row in cells] == [("gpu", "-0.60"), ("credit given back: sorry", "0.60")]
     paper = PdfReader(io.BytesIO(client.get("/invoices/ops-demo/2026-04?format=pdf").content)).pages[0].extract_text()
     assert "Credit given back: sorry" in paper
-    rows = list(exports.rows(APRIL, None))
+    rows = list(files.rows(APRIL, None))
     assert [(row.ChargeCategory, row.ChargeClass, row.BilledCost) for row in rows[-1:]] == [
         ("Credit", "Correction", Decimal("0.60"))
     ]
@@ -387,16 +396,16 @@ def test_only_what_was_paid_in_money_is_owed_in_money(ops, prices):
         replace(pod(ops.pk, uid, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True) for uid in ("p-1", "p-2")
     )
     record(first, second)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     march = Invoice.objects.get()
     assert (march.subtotal, march.total) == (Decimal("4.80"), Decimal("3.30"))
     record(replace(first, estimated=False, finished_at=at(HOUR)))
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     april = Invoice.objects.get(month=APRIL)
     assert (april.subtotal, april.total) == (Decimal("-1.20"), 0)
     assert credited(april) == [(endless.pk, Decimal("-1.00")), (ending.pk, Decimal("-0.20"))]
     record(replace(second, estimated=False, finished_at=at(HOUR // 2)))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     may = Invoice.objects.get(month=MAY)
     assert (may.subtotal, may.total) == (Decimal("-1.80"), Decimal("-1.50"))
     assert credited(may) == [(ending.pk, Decimal("-0.30"))]
@@ -408,19 +417,19 @@ def test_what_was_paid_in_money_goes_to_no_credit(ops, prices):
     seen = replace(pod(ops.pk, begin=-DAY, end=-DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     other = replace(pod(ops.pk, "p-2", begin=DAY, end=DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen, other)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     ending = credit(ops, "100", until=dt.datetime(2026, 5, 1, tzinfo=dt.UTC))
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     record(replace(seen, estimated=False, finished_at=seen.started_at + dt.timedelta(hours=1)))
     assert drafts.draft(ops, MAY, IN_JUNE).document.used == ()
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     march, april, may = Invoice.objects.order_by("month")
     assert (march.total, april.total, credited(april)) == (24, 0, [(ending.pk, 24)])
     assert (may.subtotal, may.credited, may.total) == (Decimal("-22.80"), 0, Decimal("-22.80"))
     # What the credit paid for is the credit's, also now.
     record(replace(other, estimated=False, finished_at=other.started_at + dt.timedelta(hours=1)))
     in_july = dt.datetime(2026, 7, 4, tzinfo=dt.UTC)
-    invoicing.close_due(in_july)
+    invoices_closing.close_due(in_july)
     june = Invoice.objects.get(month=dt.date(2026, 6, 1))
     assert (june.subtotal, june.total, credited(june)) == (Decimal("-22.80"), 0, [(ending.pk, Decimal("-22.80"))])
     check(in_july)
@@ -434,10 +443,10 @@ def test_what_a_credit_paid_for_stays_its_own_where_it_paid_for_another_month_in
         for uid, begin in (("p-1", -DAY), ("p-2", DAY))
     ]
     record(*states)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     for state, now in zip(states, (IN_MAY, IN_JUNE), strict=True):
         record(replace(state, estimated=False, finished_at=state.started_at + dt.timedelta(hours=1)))
-        invoicing.close_due(now)
+        invoices_closing.close_due(now)
     march, april, may = Invoice.objects.order_by("month")
     # April asks for 24.00 less the 22.80 of March; the rest of it is money.
     assert [(row.subtotal, row.total) for row in (march, april, may)] == [
@@ -451,13 +460,13 @@ def test_what_a_credit_paid_for_stays_its_own_where_it_paid_for_another_month_in
 
 def test_a_correction_that_a_credit_paid_for_is_the_credits_when_it_is_taken_back(ops, prices):
     record(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     given_ = credit(ops, "9")
     seen = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     record(replace(seen, estimated=False, finished_at=at(1)))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     may = Invoice.objects.get(month=MAY)
     assert (may.subtotal, may.total, credited(may)) == (Decimal("-1.20"), 0, [(given_.pk, Decimal("-1.20"))])
     check(IN_JUNE)
@@ -466,7 +475,7 @@ def test_a_correction_that_a_credit_paid_for_is_the_credits_when_it_is_taken_bac
 def test_discounts_make_lines_of_their_own(ops, prices):
     Discount.objects.create(sku="gpu", percent=Decimal("12.5"), valid_from=at(1800))
     record(pod(ops.pk, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     lines = Invoice.objects.get().lines.values_list("discount", "quantity", "amount")
     assert list(lines) == [(Decimal(0), 1800, Decimal("0.60")), (Decimal("12.50"), 1800, Decimal("0.52"))]
 
@@ -478,7 +487,7 @@ def test_discounts_make_lines_of_their_own(ops, prices):
 def closed(ops, prices):
     record(pod(ops.pk))
     credit(ops, "0.25")
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     return Invoice.objects.get()
 
 
@@ -544,7 +553,7 @@ def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
         )
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
         first.delete()
-    assert invoicing.problems(closed) == []
+    assert invoices_closing.problems(closed) == []
     assert Event.objects.filter(verb="invoice.credit-note", appcode="ops-demo", actor=root).count() == 2
 
 
@@ -554,10 +563,10 @@ def told_late(ops, *ends: int, given_: str = "") -> list[Invoice]:
         credit(ops, given_)
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     for end, now in zip(ends, (IN_MAY, IN_JUNE), strict=False):
         record(replace(seen, estimated=False, finished_at=at(end)))
-        invoicing.close_due(now)
+        invoices_closing.close_due(now)
     return list(Invoice.objects.order_by("month"))
 
 
@@ -600,12 +609,12 @@ def test_a_credit_note_takes_back_nothing_that_a_correction_has(ops, root, price
 def test_nobody_gets_back_more_than_everything_paid(ops, root, prices):
     """What April asked for as a correction of March, May takes back: it is no longer to be had from April, or not from March."""
     record(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     seen = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     record(replace(seen, estimated=False, finished_at=at(1)))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     march, april, may = Invoice.objects.order_by("month")
     assert [row.total for row in (march, april, may)] == [Decimal("2.40"), Decimal("1.20"), Decimal("-1.20")]
     credit_notes.issue(march, Decimal("1.20"), "a slow node", acting_user=root)
@@ -618,12 +627,12 @@ def test_corrections_of_one_month_leave_the_notes_of_others_alone(ops, root, pri
     """A note of all of March, then a correction of it: April and May are theirs to take back wholly."""
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen, *(pod(ops.pk, f"p-{n}", begin=n * DAY, end=n * DAY + HOUR, cpu_milli=0, memory_mb=0) for n in (5, 40)))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     march = Invoice.objects.get()
     at_most(march, "2.40", root)
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     record(replace(seen, estimated=False, finished_at=at(1)))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     april, may = Invoice.objects.order_by("month")[1:]
     assert (april.total, may.subtotal) == (Decimal("1.20"), Decimal("-1.20"))
     at_most(april, "1.20", root)
@@ -635,11 +644,11 @@ def test_corrections_take_back_what_was_asked_for_first_first(ops, root, prices)
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     late = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(late)
-    invoicing.close_due(IN_MAY)
+    invoices_closing.close_due(IN_MAY)
     record(*(replace(state, estimated=False, finished_at=at(HOUR // 4)) for state in (seen, late)))
-    invoicing.close_due(IN_JUNE)
+    invoices_closing.close_due(IN_JUNE)
     march, april, may = Invoice.objects.order_by("month")
     assert [row.total for row in (march, april, may)] == [Decimal("2.40"), Decimal("1.20"), Decimal("-3.00")]
     at_most(march, "0.00", root)
@@ -651,7 +660,7 @@ def test_what_somebody_did_to_the_rows_by_force_is_seen(closed):
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("ALTER TABLE billing_invoiceline DISABLE TRIGGER append_only")
         cursor.execute("UPDATE billing_invoiceline SET quantity = quantity - 1 WHERE place = 1")
-    found = invoicing.problems(Invoice.objects.get())
+    found = invoices_closing.problems(Invoice.objects.get())
     assert len(found) == 2
     assert "hash" in found[0]
     assert "ledger" in found[1]
@@ -714,7 +723,7 @@ def test_the_proof_covers_what_people_pay_by(closed, flight, root, change, said)
 
 def test_a_month_whose_closing_is_gone_is_missed(ops, prices):
     record(*(pod(ops.pk, f"p-{n}", begin=n * 30 * DAY, end=n * 30 * DAY + 1) for n in range(3)))
-    assert invoicing.close_due(IN_JUNE) == 3
+    assert invoices_closing.close_due(IN_JUNE) == 3
     call_command("verify_invoices", stdout=io.StringIO())
     with connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -730,7 +739,7 @@ def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice,
     example = Appcode.objects.filter(pk__in=history.codes()).first()
     credit(example, "5", dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     month = timezone.now().replace(day=1) + dt.timedelta(days=40)
-    invoicing.close_due(month)
+    invoices_closing.close_due(month)
     made = Invoice.objects.filter(appcode__in=history.codes())
     credit_notes.issue(made.filter(total__gt=1).first(), Decimal(1), "an example, too", acting_user=root)
     assert made.count() > 3
@@ -752,7 +761,7 @@ def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice,
 
 
 def facts(document) -> list[dict]:
-    return [invoices.line_facts(line) for line in document.lines]
+    return [invoices_document.line_facts(line) for line in document.lines]
 
 
 def test_an_open_invoice_says_what_it_would_if_it_were_closed_now(ops, flight, prices):
@@ -769,7 +778,7 @@ def test_an_open_invoice_says_what_it_would_if_it_were_closed_now(ops, flight, p
     assert draft.state == "closing"
     credit(ops, "1")
     record(pod(ops.pk, "p-2", begin=HOUR, end=2 * DAY, gpus=3))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     closed = Invoice.objects.get(appcode=ops)
     assert facts(closed.document) == facts(draft.document)
     assert closed.credited == 1
@@ -777,7 +786,7 @@ def test_an_open_invoice_says_what_it_would_if_it_were_closed_now(ops, flight, p
 
 def test_an_open_invoice_has_what_came_late_for_the_last_one(ops, prices):
     record(pod(ops.pk, end=None, cpu_milli=0, memory_mb=0))
-    invoicing.close_due(IN_APRIL)
+    invoices_closing.close_due(IN_APRIL)
     record(pod(ops.pk, end=HOUR, cpu_milli=0, memory_mb=0))
     for _ in range(2):
         (line,) = drafts.draft(ops, APRIL, IN_APRIL).document.lines
@@ -835,7 +844,7 @@ class Story:
             for k, (begin, length, over, mine, held) in enumerate(drawn)
         ]
         self.states |= {state.uid: state for state in new}
-        metering.record(new)
+        metering_record.record(new)
 
     def ends(self, lengths) -> None:
         """Somebody saw more: another end wins over none, and a later one over an earlier one."""
@@ -843,7 +852,7 @@ class Story:
             state = self.states[uid]
             end = max(state.started_at + dt.timedelta(seconds=length), state.finished_at or state.started_at)
             self.states[uid] = replace(state, phase="Succeeded", finished_at=end)
-            metering.record([self.states[uid]])
+            metering_record.record([self.states[uid]])
 
     def post(self, seconds: int) -> None:
         self.now += dt.timedelta(seconds=seconds)
@@ -864,10 +873,10 @@ class Story:
         """A month goes by and is closed; its invoices say what their drafts said just before."""
         self.now = periods.month_of(self.now.date().replace(day=1)).until + dt.timedelta(days=4)
         posting.post(self.now)
-        invoicing.plan(self.now)
+        invoices_closing.plan(self.now)
         for closing in Closing.objects.filter(closed_at=None):
             open_ = [drafts.draft(code, closing.month, self.now).document for code in self.codes]
-            invoicing.close(closing, self.now, self.portion)
+            invoices_closing.close(closing, self.now, self.portion)
             for code, document in zip(self.codes, open_, strict=True):
                 found = Invoice.objects.filter(appcode=code, month=closing.month).first()
                 assert facts(document) == (facts(found.document) if found else [])
@@ -915,12 +924,12 @@ def test_credits_come_back_whatever_was_estimated_too_high(ops, flight, prices, 
         true = []
         for n, (begin, estimate, length, told) in enumerate(drawn):
             seen = replace(pod(ops.pk, f"e-{n}", begin=begin, end=begin + estimate), estimated=True)
-            metering.record([seen])
+            metering_record.record([seen])
             true.append((told, replace(seen, estimated=False, finished_at=at(begin + min(length, estimate)))))
         for month in range(6):
             for amount, _ in (each for each in given_ if each[1] == month):
                 story.step("credit", amount)
-            metering.record([state for told, state in true if told == month])
+            metering_record.record([state for told, state in true if told == month])
             story.step("month", None)
         # Invoices ask for what was used: whatever was taken back and forth, money and credits have paid for that.
         billed = sum(invoice.subtotal for invoice in Invoice.objects.all())
@@ -965,9 +974,9 @@ def close_and_die(after: int) -> bool:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return execute(sql, params, many, context)
 
-            invoicing.plan(IN_APRIL)
+            invoices_closing.plan(IN_APRIL)
             with connection.execute_wrapper(counting):
-                invoicing.close(Closing.objects.get(), IN_APRIL, portion=1)
+                invoices_closing.close(Closing.objects.get(), IN_APRIL, portion=1)
             os._exit(0)
         finally:
             os._exit(1)
@@ -998,7 +1007,7 @@ def test_killed_before_any_statement_nothing_is_half_or_twice(three):
         assert made == Mail.objects.count() == InvoiceCredit.objects.count() == InvoiceLine.objects.count()
         assert made == Event.objects.filter(verb="invoice.closed").count()
         for invoice in Invoice.objects.all():
-            assert invoicing.problems(invoice) == []
+            assert invoices_closing.problems(invoice) == []
         after += 1
     assert seen == {0, 1, 2, 3}
     everything_once()
@@ -1009,7 +1018,7 @@ def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_
     Price.objects.create(sku="gpu", per_hour=Decimal("1.2"), valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     held = {"cpu_milli": 0, "memory_mb": 0}
     record(pod(people.ops.pk, **held), pod(people.ops.pk, "p-2", begin=DAY, end=DAY + HOUR, **held))
-    assert invoicing.close_due(IN_MAY) == 2
+    assert invoices_closing.close_due(IN_MAY) == 2
     march, april = Invoice.objects.order_by("month")
     barrier, errors = threading.Barrier(4), []
 
@@ -1039,23 +1048,23 @@ def test_a_month_that_goes_while_it_is_closed_is_left_alone(ops, prices):
     """With the last generated example its closing goes, too."""
     record(pod(ops.pk))
     posting.post(IN_APRIL)
-    invoicing.plan(IN_APRIL)
+    invoices_closing.plan(IN_APRIL)
     gone = Closing.objects.get()
-    span = invoicing._mark(gone, IN_APRIL)
+    span = invoices_closing._mark(gone, IN_APRIL)
     by_force("ALTER TABLE billing_closing DISABLE TRIGGER USER", "DELETE FROM billing_closing")
-    assert invoicing._make(invoicing.lines_of(span), gone, span, IN_APRIL) == 0
-    assert invoicing.close(gone, IN_APRIL) == 0
+    assert invoices_closing._make(invoices_closing.lines_of(span), gone, span, IN_APRIL) == 0
+    assert invoices_closing.close(gone, IN_APRIL) == 0
     assert not Invoice.objects.exists()
 
 
 def test_two_closers_at_once_make_everything_once(three):
-    invoicing.plan(IN_APRIL)
+    invoices_closing.plan(IN_APRIL)
     barrier, errors = threading.Barrier(4), []
 
     def closer() -> None:
         try:
             barrier.wait()
-            invoicing.close(Closing.objects.get(), IN_APRIL, portion=1)
+            invoices_closing.close(Closing.objects.get(), IN_APRIL, portion=1)
         except Exception as error:  # noqa: BLE001 - told below
             errors.append(error)
         finally:

@@ -18,10 +18,13 @@ from django.test import Client
 from django.utils import timezone
 from pypdf import PdfReader
 
-from billing import credit_notes, invoice_access, invoicing, mails, periods, posting
+from billing import mails, periods
+from billing.accounts import credit_notes
+from billing.invoices import access, closing
+from billing.ledger import posting
 from billing.models import Closing, Credit, Invoice, LedgerEntry, Mail, Price
 from portal.models import Event
-from portal.services import free_port
+from portal.up.services import free_port
 from tests.billing.test_billing_pages import LAST, MONTH, use
 
 HOUR = 3600
@@ -52,13 +55,13 @@ def closed(people, make_appcode):
     type(people.ops).objects.filter(pk=people.ops.pk).update(name="Operations <b>运维</b>")
     use(people.flight, LAST.since, HOUR, cluster="wing")
     posting.post()
-    invoicing.plan(timezone.now())
-    invoicing.close(Closing.objects.get(month=LAST.since.date()), LAST.until + dt.timedelta(days=4))
+    closing.plan(timezone.now())
+    closing.close(Closing.objects.get(month=LAST.since.date()), LAST.until + dt.timedelta(days=4))
     use(people.ops, LAST.since, HOUR, cluster="late")
     use(people.ops, MONTH.since, 2 * HOUR, cluster="edge", run="1")
     use(people.ops, MONTH.since, HOUR, cluster="edge", run="1", index=1)
     posting.post()
-    invoicing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
+    closing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     return Invoice.objects.get(month=MONTH.since.date())
 
 
@@ -374,7 +377,7 @@ def test_an_invoice_is_mailed_once_to_the_notification_addresses(closed):
     assert letter.to == ["ops-demo@example.com"]
     assert "5.50 USD" in letter.subject
     assert f"/invoices/ops-demo/{SLUG}" in letter.body
-    told = invoice_access.told(invoice_access.mail_of(closed))
+    told = access.told(access.mail_of(closed))
     assert (told.state, told.note) == ("sent", "Sent to ops-demo@example.com")
 
 
@@ -416,7 +419,7 @@ def smtp(settings):
 def test_what_a_mail_server_refuses_is_tried_again(closed, smtp, client, people):
     now = timezone.now()
     assert mails.send_due(now) == 0
-    waiting = invoice_access.mail_of(closed)
+    waiting = access.mail_of(closed)
     assert "451" in waiting.error
     page = sign_in(client, people.alice).get(f"/invoices/ops-demo/{SLUG}").content.decode()
     assert "it will be tried again" in page
@@ -434,10 +437,10 @@ def test_a_mail_that_was_given_up_is_tried_again_when_an_owner_asks(closed, smtp
     for _ in range(60):
         mails.send_due(now)
         now = max(Mail.objects.values_list("due_at", flat=True))
-    mail = invoice_access.mail_of(closed)
+    mail = access.mail_of(closed)
     assert mail.tries < 60
     Mail.objects.filter(pk=mail.pk).update(give_up_at=timezone.now())
-    assert invoice_access.told(invoice_access.mail_of(closed)).again
+    assert access.told(access.mail_of(closed)).again
     smtp.refused = 0
     page = sign_in(client, people.alice).get(f"/invoices/ops-demo/{SLUG}").content.decode()
     assert "Send again" in page
@@ -477,7 +480,7 @@ def test_closing_by_hand_goes_through_the_page(client, people):
     by_hand = f"/admin/months/{SLUG}/close"
     assert by_hand in client.get("/admin/months").content.decode()
     assert client.post(by_hand).status_code == 302
-    invoicing.close_due()
+    closing.close_due()
     assert by_hand not in client.get("/admin/months").content.decode()
     assert LedgerEntry.objects.filter(kind="credit").count() == 0
     assert Invoice.objects.count() == 1

@@ -13,7 +13,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import ledger, metering, periods, posting, sums
+from billing import periods
+from billing.ledger import entries, posting
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState, Resources, Segment
 from billing.models import (
     Credit,
     DailyUsage,
@@ -25,8 +28,8 @@ from billing.models import (
     Price,
     UsageSegment,
 )
-from billing.rating import UNIT, DatedDiscount, DatedPrice, Owner, Prices, charge, money, quantities
-from billing.usage import PodState, Resources, Segment
+from billing.prices.rates import UNIT, DatedDiscount, DatedPrice, Owner, Prices, charge, money, quantities
+from billing.sums import split
 from portal.models import OrgNode
 
 # Two hours before the end of a month.
@@ -51,20 +54,20 @@ def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOU
 
 def record(*states: PodState) -> None:
     with transaction.atomic():
-        metering.record(states)
+        metering_record.record(states)
 
 
 def price(sku: str, per_hour: str | None, since: dt.datetime = BOOK, **scope: object) -> Price:
     return Price.objects.create(sku=sku, per_hour=per_hour and Decimal(per_hour), valid_from=since, **scope)
 
 
-def standing() -> list[ledger.Entry]:
+def standing() -> list[entries.Entry]:
     """The lines that were not reversed."""
     rows = LedgerEntry.objects.filter(kind="usage", reversals=None)
     return sorted((row.entry for row in rows), key=lambda entry: (entry.uid, entry.sku, entry.since))
 
 
-def expected(now: dt.datetime) -> list[ledger.Entry]:
+def expected(now: dt.datetime) -> list[entries.Entry]:
     """What the pure functions make of the stored segments, prices and owners."""
     owners = [row.owner for row in Ownership.objects.all()]
     prices = Prices(
@@ -73,10 +76,10 @@ def expected(now: dt.datetime) -> list[ledger.Entry]:
         tuple(owners),
     )
     segments = [row.segment for row in UsageSegment.objects.order_by("uid")]
-    return [e for s in segments for e in ledger.entries_of(s, prices, owners, ledger.final_until(s, now))]
+    return [e for s in segments for e in entries.entries_of(s, prices, owners, entries.final_until(s, now))]
 
 
-def check(now: dt.datetime) -> list[ledger.Entry]:
+def check(now: dt.datetime) -> list[entries.Entry]:
     """Everything that must hold between segments, the ledger and its sums once `now` has been posted."""
     lines = expected(now)
     assert standing() == lines
@@ -86,7 +89,7 @@ def check(now: dt.datetime) -> list[ledger.Entry]:
     of_segments: Counter[str] = Counter()
     for row in UsageSegment.objects.all():
         s = row.segment
-        until = ledger.final_until(s, now)
+        until = entries.final_until(s, now)
         for sku, amount in quantities(s.resources).items():
             of_segments[sku] += amount * max(0, int((until - s.started).total_seconds()))
     assert +posted == +of_segments
@@ -101,7 +104,7 @@ def check(now: dt.datetime) -> list[ledger.Entry]:
     return lines
 
 
-def _cells(lines: list[ledger.Entry], time: str) -> dict[object, object]:
+def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
     found: Counter[object] = Counter()
     for line in lines:
         period = periods.Period(line.since, line.until)
@@ -278,7 +281,7 @@ def test_the_nearest_price_counts(ops, flight):
         ("gpu:A100", "2", 20, scoped), ("gpu:A100", None, 30, scoped), ("gpu", None, 40, {"business_line": "qunarcorp.ops"}),
     ]:  # fmt: skip
         price(sku, per_hour, at(since), **scope)
-    book = metering.price_book()
+    book = metering_record.price_book()
     for seconds, a100, any_gpu in [(0, 4, 1), (10, 3, 3), (20, 2, 3), (30, 3, 3), (40, 4, 1)]:
         assert book.at("gpu:A100", at(seconds), ops.pk) == a100
         assert book.at("gpu:T4", at(seconds), ops.pk) == any_gpu
@@ -498,7 +501,7 @@ def test_the_ledger_is_what_the_pure_functions_say(
             pod((ops if mine else flight).pk, f"d-{n}", begin=begin, end=begin + length if over else None, **held)
             for n, (begin, length, over, mine, held) in enumerate(drawn)
         ]
-        metering.record(states)
+        metering_record.record(states)
         nows = sorted(map(at, times))
         for now in nows:
             for shard in range(posting.SHARDS):
@@ -508,7 +511,7 @@ def test_the_ledger_is_what_the_pure_functions_say(
         # Somebody saw more: another end wins over none, and the latest over an earlier one.
         for state, length in zip(states, ends, strict=False):
             end = max(state.scheduled_at + dt.timedelta(seconds=length), state.finished_at or state.scheduled_at)
-            metering.record([replace(state, phase="Succeeded", finished_at=end)])
+            metering_record.record([replace(state, phase="Succeeded", finished_at=end)])
         set_terms(codes, [row for row in later_prices if not _taken(row, prices_)], later_discounts, later_owned)
         posting.post(nows[-1])
         check(nows[-1])
@@ -525,8 +528,12 @@ def live_equals_ledger(codes: dict[str, object], now: dt.datetime) -> None:
     last = periods.month(now).since
     posting.post(last)
     for code in codes.values():
-        rows = sums.usage(
-            metering.price_book(), by=["appcode"], windows=[(metering.BEGINNING, last)], now=last, appcodes=[code.pk]
+        rows = split.usage(
+            metering_record.price_book(),
+            by=["appcode"],
+            windows=[(metering_record.BEGINNING, last)],
+            now=last,
+            appcodes=[code.pk],
         )
         lines = LedgerEntry.objects.filter(appcode=code)
         assert sum(row.charge for row in rows) == sum(line.charge for line in lines)
@@ -548,7 +555,7 @@ def test_lines_adjoin_and_their_charges_are_the_segments_cost(rows, owned, begin
     )
     held = Resources(2, "A100", 1500, 3000, 7)
     segment = Segment("p", 1, "run 1", {}, held, at(begin), at(begin + length))
-    lines = ledger.entries_of(segment, book, book.owners, at(until))
+    lines = entries.entries_of(segment, book, book.owners, at(until))
     end = min(segment.ended, at(until))
     for sku, amount in quantities(held).items():
         mine = [line for line in lines if line.sku == sku]

@@ -13,11 +13,12 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import measured, metering
-from billing.dashboard import Range
-from billing.measured import Measured, Use
+from billing.efficiency import measured
+from billing.efficiency.measured import Measured, Use
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import MeasuredDay, MeasuredHour, Ownership, Price, UsageSegment
-from billing.usage import PodState
+from billing.sums.over_time import Range
 from portal.models import Appcode
 
 pytestmark = pytest.mark.django_db
@@ -50,9 +51,9 @@ def hold(
         uid, "local", appcode.pk, f"run {uid}", named, "Running", gpus=gpus, gpu_model=model, started_at=begin
     )
     with transaction.atomic():
-        metering.record([state])
+        record.record([state])
         if end:
-            metering.record([PodState(**{**vars(state), "phase": "Succeeded", "finished_at": end})])
+            record.record([PodState(**{**vars(state), "phase": "Succeeded", "finished_at": end})])
 
 
 def minute(uid: str, at: dt.datetime, busy: float, seconds: float = 60.0, memory: int | None = None) -> Use:

@@ -11,10 +11,11 @@ from decimal import Decimal
 import pytest
 from django.db import transaction
 
-from billing import measured, metering
-from billing.measured import Use
+from billing.efficiency import measured
+from billing.efficiency.measured import Use
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import Price, UsageSegment
-from billing.usage import PodState
 from tests.clock import stop_the_clock
 
 pytestmark = pytest.mark.django_db
@@ -48,7 +49,7 @@ def days(people, settings, monkeypatch) -> Days:
         finished_at=today - DAY,
     )  # fmt: skip
     with transaction.atomic():
-        metering.record(
+        record.record(
             [state, replace(state, uid="late", started_at=kept), replace(state, uid="server", gpus=0, cpu_milli=1000)]
         )
     measured.record(Use("long", first + n * DAY, first + n * DAY + HOUR, 3600, 0.0) for n in range(6))

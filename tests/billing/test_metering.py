@@ -12,10 +12,11 @@ from django.db import DatabaseError, connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing import metering, sums
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState
 from billing.models import Observation, Price, UsageSegment
-from billing.rating import cost
-from billing.usage import PodState
+from billing.prices.rates import cost
+from billing.sums import split
 
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 
@@ -35,7 +36,7 @@ def history(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int = 60, **
 
 def record(states: list[PodState]) -> None:
     with transaction.atomic():
-        metering.record(states)
+        metering_record.record(states)
 
 
 def segments() -> list[tuple]:
@@ -67,7 +68,7 @@ def test_a_pod_is_counted_once_however_often_it_is_told(ops):
 
 def test_recording_outside_a_transaction_is_refused():
     with pytest.raises(RuntimeError, match="transaction"):
-        metering.record([])
+        metering_record.record([])
 
 
 @pytest.mark.django_db
@@ -76,11 +77,11 @@ def test_the_number_of_queries_does_not_grow(ops, django_assert_num_queries):
     many = [state for n in range(200) for state in history(ops.pk, f"q-{n}")]
     for states in (few, many):
         with transaction.atomic(), django_assert_num_queries(4):
-            metering.record(states)
+            metering_record.record(states)
     with django_assert_num_queries(2):
-        assert metering.totals(["run 1", "run 2"], at(60))["run 1"].gpu_seconds == 201 * 60
+        assert metering_record.totals(["run 1", "run 2"], at(60))["run 1"].gpu_seconds == 201 * 60
     with django_assert_num_queries(0):
-        assert metering.totals([], at(60)) == {}
+        assert metering_record.totals([], at(60)) == {}
 
 
 @pytest.mark.parametrize("change", ["UPDATE billing_observation SET gpus = 0", "DELETE FROM billing_observation"])
@@ -119,7 +120,7 @@ def test_a_transaction_that_dies_leaves_nothing_half(ops):
             return execute(query, params, many, context)
 
         with pytest.raises(KeyboardInterrupt), transaction.atomic(), connection.execute_wrapper(die):
-            metering.record(states)
+            metering_record.record(states)
         assert (Observation.objects.count(), UsageSegment.objects.count()) == (0, 0)
     record(states)
     assert segments()[0][1:3] == (at(0), at(60))
@@ -158,8 +159,8 @@ def test_two_controllers_at_once_count_once(ops):
 
 def test_totals_and_their_rates(ops, book):
     record(history(ops.pk, "p-1", begin=0, end=60) + history(ops.pk, "p-2", begin=10)[:3])
-    total = metering.totals(["run 1", "nobody"], at(40))
-    assert total["nobody"] == metering.Totals()
+    total = metering_record.totals(["run 1", "nobody"], at(40))
+    assert total["nobody"] == metering_record.Totals()
     assert (total["run 1"].gpu_seconds, total["run 1"].gpu_rate) == (40 + 30, 1)
     gpu = Decimal("0.001") * (30 + 20) + Decimal("0.002") * (10 + 10)
     assert total["run 1"].cost == gpu + Decimal("0.1") * 70 / 3600
@@ -168,7 +169,7 @@ def test_totals_and_their_rates(ops, book):
 
 def test_value_grows_by_its_rate(ops, book):
     record(history(ops.pk)[:3])
-    before, later = (metering.totals(["run 1"], at(now))["run 1"] for now in (100, 4000))
+    before, later = (metering_record.totals(["run 1"], at(now))["run 1"] for now in (100, 4000))
     assert later.gpu_seconds == before.gpu_seconds + 3900 * before.gpu_rate
     assert later.cost == pytest.approx(before.cost + 3900 * before.cost_rate)
 
@@ -193,10 +194,10 @@ def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
             told = history(ops.pk, f"d-{n}", begin=begin, end=begin + length, gpus=gpus, gpu_model=model)
             states += told if over else told[:3]
         UsageSegment.objects.bulk_create(
-            UsageSegment.of(segment) for segment in metering.segments_of(map(Observation.of, states))
+            UsageSegment.of(segment) for segment in metering_record.segments_of(map(Observation.of, states))
         )
-    prices = metering.price_book()
-    rows = sums.usage(prices, by=["appcode"], windows=windows, now=at(now))
+    prices = metering_record.price_book()
+    rows = split.usage(prices, by=["appcode"], windows=windows, now=at(now))
     for since, until in windows:
         parts = [part for row in UsageSegment.objects.all() if (part := row.segment.within(since, until))]
         row = next((row for row in rows if row.since == since), None)
@@ -204,7 +205,7 @@ def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
         assert (row.cost if row else 0) == pytest.approx(
             sum(cost(part, prices, at(now)) for part in parts), abs=Decimal("1e-20")
         )
-    whole = sums.usage(prices, by=["appcode"], windows=[(edges[0], edges[-1])], now=at(now))
+    whole = split.usage(prices, by=["appcode"], windows=[(edges[0], edges[-1])], now=at(now))
     assert sum(row.gpu_seconds for row in rows) == sum(row.gpu_seconds for row in whole)
 
 

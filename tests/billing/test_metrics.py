@@ -12,9 +12,12 @@ from django.db import connection, transaction
 from django.utils import timezone
 from psycopg2 import sql
 
-from billing import history, metering, metrics, periods, posting
+from billing import history, periods
+from billing.ledger import posting
+from billing.metering import record
+from billing.metering.segments import PodState, floor
 from billing.models import GpuCounter, GpuTotal, LedgerEntry, MonthlySpending, MonthlyUsage, Ownership
-from billing.usage import PodState, floor
+from billing.sums import metrics
 from portal.models import Appcode
 
 pytestmark = pytest.mark.django_db
@@ -27,9 +30,7 @@ def tell(appcode: Appcode, uid: str, begin: dt.datetime, end: dt.datetime | None
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "user": "bob", "framework": "tensorflow"}
     held = {"gpus": 2, "gpu_model": "A100", "phase": "Running" if end is None else "Succeeded"} | facts
     with transaction.atomic():
-        metering.record(
-            [PodState(uid, "local", appcode.pk, "run 1", labels, started_at=begin, finished_at=end, **held)]
-        )
+        record.record([PodState(uid, "local", appcode.pk, "run 1", labels, started_at=begin, finished_at=end, **held)])
 
 
 def months_back(count: int) -> list[dt.datetime]:

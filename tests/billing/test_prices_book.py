@@ -10,11 +10,14 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing import actions, book, effects, metering, periods, terms
-from billing.book import Row
+from billing import periods
+from billing.metering import record as metering_record
+from billing.metering.segments import PodState
 from billing.models import Credit, Discount, Price
-from billing.rating import DatedPrice, Prices
-from billing.usage import PodState
+from billing.prices import actions, effects, terms
+from billing.prices import file as price_file
+from billing.prices.file import Row
+from billing.prices.rates import DatedPrice, Prices
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
 
@@ -61,14 +64,14 @@ drawn = st.builds(
 
 @given(st.lists(drawn, max_size=20, unique_by=lambda row: row.key))
 def test_what_is_written_is_read_again(rows_):
-    found, wrong = book.read(book.write(rows_))
+    found, wrong = price_file.read(price_file.write(rows_))
     assert wrong == []
     assert sorted((row for _, row in found), key=lambda row: row.key) == sorted(rows_, key=lambda row: row.key)
 
 
 @given(st.text() | st.text().map(lambda tail: HEAD + tail))
 def test_whatever_is_read_is_understood_or_told(text_):
-    found, wrong = book.read(text_)
+    found, wrong = price_file.read(text_)
     assert all(error.path[0].isdigit() and error.message for error in wrong)
     # A line of nothing but empty cells is a blank line.
     assert found or wrong or not text_.removeprefix(HEAD).translate({ord(each): None for each in ',"'}).strip()
@@ -147,7 +150,7 @@ def test_what_is_no_such_file_is_told(prices, root, file):
 
 def test_a_file_has_so_many_prices_at_most(prices, root):
     later = soon()
-    lines = (f"gpu,,,1,{text(later + dt.timedelta(seconds=n))}\n" for n in range(book.MAX_ROWS + 1))
+    lines = (f"gpu,,,1,{text(later + dt.timedelta(seconds=n))}\n" for n in range(price_file.MAX_ROWS + 1))
     with pytest.raises(Invalid, match="At most 5,000"):
         actions.import_prices(HEAD + "".join(lines), acting_user=root)
 
@@ -175,7 +178,7 @@ def pod(appcode, uid: str, hours: int, model: str = "A100", begin: dt.datetime |
 
 def record(*states: PodState) -> None:
     with transaction.atomic():
-        metering.record(states, seen_at=timezone.now() + dt.timedelta(days=40))
+        metering_record.record(states, seen_at=timezone.now() + dt.timedelta(days=40))
 
 
 @pytest.fixture
@@ -186,14 +189,14 @@ def now():
 
 def test_a_price_tells_what_it_would_have_done_to_this_month(people, prices, now):
     record(pod(people.ops, "p-1", 1, "T4"), pod(people.flight, "p-2", 2, "T4"), pod(people.flight, "p-3", 1, "A100"))
-    before = metering.price_book()
+    before = metering_record.price_book()
     found = effects.effect([DatedPrice("gpu", soon(60), Decimal("2.5"))], now)
     assert (found.before, found.after, found.percent) == (Decimal(6), Decimal(10), Decimal(200) / 3)
     assert [(row.appcode, row.before, row.after) for row in found.rows] == [
         ("flight-demo", Decimal("4.5"), Decimal("7.5")), ("ops-demo", Decimal("1.5"), Decimal("2.5")),
     ]  # fmt: skip
     assert found.rest is None
-    assert metering.price_book() == before
+    assert metering_record.price_book() == before
 
 
 def test_a_price_of_one_appcode_or_line_changes_only_theirs(people, prices, now):
@@ -245,7 +248,7 @@ def test_a_book_with_changes_has_each_from_its_own_time_on(old, changes):
         return price.sku, price.scope, price.valid_from
 
     wanted = {key(price): price for price in (*old, *changes)}
-    assert {key(price): price for price in book.dated(Prices(tuple(old)), changes).dated} == wanted
+    assert {key(price): price for price in price_file.dated(Prices(tuple(old)), changes).dated} == wanted
 
 
 @given(st.lists(dated, max_size=6), dated, moments)
@@ -253,7 +256,7 @@ def test_as_if_only_the_new_price_holds_from_then_on(old, change, since):
     def same(price: DatedPrice) -> bool:
         return (price.sku, price.scope) == (change.sku, change.scope)
 
-    new = book.as_if(Prices(tuple(old)), [change], since).dated
+    new = price_file.as_if(Prices(tuple(old)), [change], since).dated
     assert [price for price in new if same(price) and price.valid_from >= since] == [replace(change, valid_from=since)]
     kept = [price for price in new if not same(price) or price.valid_from < since]
     assert kept == [price for price in old if not same(price) or price.valid_from < since]

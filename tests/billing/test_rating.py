@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.rating import BEGINNING, DatedPrice, Prices, charge, cost, decimal, display, hourly
-from billing.usage import Resources, Segment
+from billing.metering.segments import Resources, Segment
+from billing.prices.rates import BEGINNING, DatedPrice, Prices, charge, cost, decimal, display, hourly
 
 T0 = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 NEVER = T0 + dt.timedelta(days=4000)

@@ -11,9 +11,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 
-from billing import metering, posting, sightings
+from billing.ledger import posting
+from billing.metering import record as metering_record
+from billing.metering import sightings
+from billing.metering.segments import PodState
 from billing.models import DailyUsage, LedgerEntry, MonthlyUsage, Observation, Price, Quarantined, UsageSegment
-from billing.usage import PodState
 from portal.models import Appcode
 
 T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
@@ -44,7 +46,7 @@ def pod(appcode: int, uid: str = "p-1", **facts: object) -> PodState:
 
 def record(*states: PodState) -> None:
     with transaction.atomic():
-        metering.record(states)
+        metering_record.record(states)
 
 
 def replay(*words: str) -> str:
@@ -215,7 +217,7 @@ def test_quarantine_ends_when_the_appcode_comes(ops, posted):
 
 def test_any_raw_payload_can_be_kept(db):
     for raw in (b"\xff\xfe\0", "\0", "\ud800", "{", "[1]", json.dumps({"uid": 1})):
-        metering.quarantine([metering.quarantined("a\0b", raw, "It is no pod.", T0)])
+        metering_record.quarantine([metering_record.quarantined("a\0b", raw, "It is no pod.", T0)])
     assert Quarantined.objects.count() == 6
     replay()
     assert not Quarantined.objects.exclude(resolved_at=None).exists()

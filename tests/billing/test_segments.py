@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.usage import PodState, Resources, floor, segment_of
+from billing.metering.segments import PodState, Resources, floor, segment_of
 
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 STATE = PodState(

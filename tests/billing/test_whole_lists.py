@@ -13,9 +13,13 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from billing import access, invoicing, measured, posting, reconciliation, waste
+from billing.dashboards import reconciliation
+from billing.efficiency import measured, waste
+from billing.invoices import closing
+from billing.ledger import posting
+from billing.metering.segments import PodState
 from billing.models import Invoice, LedgerEntry, Outcome, Price, Quarantined, UsageSegment, Waste
-from billing.usage import PodState
+from billing.sums import access
 from tests.billing.test_dashboard import HOUR, pod, tell
 from tests.billing.test_invoices import IN_APRIL
 from tests.billing.test_invoices import pod as march
@@ -147,7 +151,7 @@ def test_a_line_of_an_invoice_has_all_its_entries(client, people):
             f"INSERT INTO billing_ledgerentry ({columns}) SELECT {columns} FROM billing_ledgerentry,"
             " generate_series(1, 20000) WHERE sku = 'gpu'"
         )
-    invoicing.close_due(IN_APRIL)
+    closing.close_due(IN_APRIL)
     invoice = Invoice.objects.get()
     client.force_login(people.alice)
     response = client.get("/invoices/ops-demo/2026-03/lines/1?format=csv")

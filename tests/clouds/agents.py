@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from clusters.clouds.base import (
+from clusters.clouds.drivers.base import (
     Batch,
     CloudError,
     ImageRef,
@@ -32,8 +32,8 @@ from clusters.clouds.base import (
     StorageSeen,
     TaskSeen,
 )
-from clusters.clouds.local.cloud import LocalCloud
-from clusters.clouds.local.processes import is_locked
+from clusters.clouds.drivers.local.client import LocalCloud
+from clusters.clouds.drivers.local.task.processes import is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 54_321
@@ -91,7 +91,13 @@ class Agent:
         return LocalCloud(str(self.socket))
 
     def start(self) -> Agent:
-        argv = [self.home.python, "-m", "clusters.clouds.local.agent", "--dir", str(self.folder / "cloud")]
+        argv = [
+            self.home.python,
+            "-m",
+            "clusters.clouds.drivers.local.agent.agent",
+            "--dir",
+            str(self.folder / "cloud"),
+        ]
         argv += ["--socket", str(self.socket), "--ignore-real-gpus", *self.options]
         if self.before:  # Python that runs first, in the same process
             argv[1:1] = [

@@ -12,7 +12,7 @@ import stat
 import threading
 from pathlib import Path
 
-from clusters.clouds.local import sandbox
+from clusters.clouds.drivers.local.task import sandbox
 
 MINE = ("10.20.0.2", "203.0.113.99")
 ROUTER = "10.20.0.1"

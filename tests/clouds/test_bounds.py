@@ -12,8 +12,8 @@ import uuid
 
 import pytest
 
-from clusters.clouds.local import rlimits, seccomp
-from clusters.clouds.local.tasks import LOG_REMOVED
+from clusters.clouds.drivers.local.agent.tasks import LOG_REMOVED
+from clusters.clouds.drivers.local.task import rlimits, seccomp
 from tests.clouds.agents import Agents, Home, role
 
 pytestmark = pytest.mark.as_user

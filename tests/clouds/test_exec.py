@@ -10,7 +10,7 @@ import uuid
 import psutil
 import pytest
 
-from clusters.clouds.base import CloudError, RunRef, Session
+from clusters.clouds.drivers.base import CloudError, RunRef, Session
 from tests.clouds.agents import PATIENCE, Agent, role
 
 pytestmark = pytest.mark.as_user

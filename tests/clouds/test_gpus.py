@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.base import CloudRefused, TaskSeen, Waiting
+from clusters.clouds.drivers.base import CloudRefused, TaskSeen, Waiting
 from tests.clouds.agents import Agent, role
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 600'

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.base import RunGone, StorageSeen, TaskSeen, WatchExpired
-from clusters.clouds.local import agent, gpus, wire
-from clusters.clouds.local.journal import Journal
-from clusters.clouds.local.node import Node, Options
+from clusters.clouds.drivers.base import RunGone, StorageSeen, TaskSeen, WatchExpired
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent import agent, gpus
+from clusters.clouds.drivers.local.agent.journal import Journal
+from clusters.clouds.drivers.local.agent.node import Node, Options
 
 NEWS = [TaskSeen(1, "worker", 0, 0, "u", "Pending", gpus=("0",)), StorageSeen(1, "ready"), RunGone(1, False, "§ why\n")]
 
@@ -75,10 +76,10 @@ def test_a_watch_says_when_nothing_follows_some_news(tmp_path: Path, monkeypatch
         node.journal.append(list(NEWS))
         server = await asyncio.start_unix_server(agent.Server(node).serve, tmp_path / "socket")
         reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
-        writer.write(wire.dumps({"op": "watch", "since": start}))
+        writer.write(protocol.dumps({"op": "watch", "since": start}))
         lines = [await asyncio.wait_for(reader.readline(), 60) for _ in range(2)]
         writer.close()
         server.close()
-        return [len(wire.batch_from(json.loads(line)).items) for line in lines]
+        return [len(protocol.batch_from(json.loads(line)).items) for line in lines]
 
     assert asyncio.run(watch()) == [len(NEWS), 0]

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.base import GpuUse
-from clusters.clouds.local import gpus, meter
-from clusters.clouds.local.meter import Holder, Look, Meter
+from clusters.clouds.drivers.base import GpuUse
+from clusters.clouds.drivers.local.agent import gpu_meter, gpus
+from clusters.clouds.drivers.local.agent.gpu_meter import Holder, Look, Meter
 from tests.clouds.agents import Agent
 
 START = 1_800_000_000  # the beginning of a minute
@@ -100,8 +100,8 @@ def test_fetched_in_any_pieces_it_is_all_there_and_fits_the_time(
 
 
 def test_old_news_is_forgotten_and_another_agents_position_means_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(meter, "MOST_NEWS", 3)
-    monkeypatch.setattr(meter, "AT_ONCE", 2)
+    monkeypatch.setattr(gpu_meter, "MOST_NEWS", 3)
+    monkeypatch.setattr(gpu_meter, "AT_ONCE", 2)
     one = Meter()
     for n in range(1, 30):
         one.note(START + 15 * n, [Holder("pod", START, ("0",))], {"0": Look(n, 1)})
@@ -146,7 +146,7 @@ class StandIn(types.ModuleType):
 def test_reading_goes_on_after_an_error_with_a_stand_in_for_nvml(monkeypatch: pytest.MonkeyPatch):
     library = StandIn()
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    nvml, names = meter.Nvml(), {"0": "GPU-0", "1": "GPU-1"}
+    nvml, names = gpu_meter.Nvml(), {"0": "GPU-0", "1": "GPU-1"}
     assert nvml.look(names) == {"0": Look(37, 3072), "1": Look(37, 3072)}
     library.broken = True
     assert nvml.look(names) == {"0": Look(37, 3072)}
@@ -159,14 +159,14 @@ def test_reading_goes_on_after_an_error_with_a_stand_in_for_nvml(monkeypatch: py
 def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monkeypatch: pytest.MonkeyPatch):
     """With minutes of a second and a look every twentieth of one."""
     monkeypatch.setitem(sys.modules, "pynvml", StandIn())
-    monkeypatch.setattr(meter, "PERIOD", 0.05)
-    monkeypatch.setattr(meter, "MINUTE", 1)
+    monkeypatch.setattr(gpu_meter, "PERIOD", 0.05)
+    monkeypatch.setattr(gpu_meter, "MINUTE", 1)
     found = replace(gpus.find(2, ignore_real=True), names={"0": "GPU-0", "1": "GPU-1"}, simulated=False)
     holders = [Holder("pod", time.time() - 9, ("0", "1"))]
     node = types.SimpleNamespace(gpus=found, meter=Meter(), holders=lambda: holders)
 
     async def until_told() -> GpuUse:
-        looking = asyncio.create_task(meter.measure(cast("Any", node)))
+        looking = asyncio.create_task(gpu_meter.measure(cast("Any", node)))
         try:
             async with asyncio.timeout(60):
                 while not node.meter.news:
@@ -185,7 +185,7 @@ def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monke
     reason="No GPU here. Where there is one: python -m pytest tests/clouds/test_meter.py -k real_gpu",
 )
 def test_a_real_gpu_says_how_busy_it_is():
-    looks = meter.Nvml().look(REAL.names)
+    looks = gpu_meter.Nvml().look(REAL.names)
     assert set(looks) == set(REAL.names)
     assert all(0 <= look.percent <= 100 and look.memory_mb >= 0 for look in looks.values())
 
@@ -194,4 +194,4 @@ def test_a_real_gpu_says_how_busy_it_is():
 def test_simulated_gpus_measure_nothing_and_say_so(agent: Agent):
     answer = agent.cloud.gpu_use("")
     assert answer.items == ()
-    assert answer.note == meter.SIMULATED
+    assert answer.note == gpu_meter.SIMULATED

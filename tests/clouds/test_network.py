@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusters.clouds.base import RunRef
-from clusters.clouds.local.network import INSIDE, LOST, OTHERS_FIRST
-from clusters.clouds.local.processes import is_locked
-from clusters.clouds.local.shim import start_time
+from clusters.clouds.drivers.base import RunRef
+from clusters.clouds.drivers.local.network.network import INSIDE, LOST, OTHERS_FIRST
+from clusters.clouds.drivers.local.task.processes import is_locked
+from clusters.clouds.drivers.local.task.shim import start_time
 from tests.clouds.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
@@ -70,7 +70,7 @@ def test_a_run_that_is_over_holds_nothing(agent: Agent) -> None:
 def most(networks: int) -> str:
     """Python that lets the agent make only so many networks."""
     return (
-        "from clusters.clouds.local import sandbox\n"
+        "from clusters.clouds.drivers.local import sandbox\n"
         "sandbox.unshare()\n"
         f"open('/proc/sys/user/max_net_namespaces', 'w').write('{networks}')"
     )

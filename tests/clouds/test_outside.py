@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusters.clouds.local.network import HOLDER_UID, INSIDE, LOST, NO_PASTA, OUTSIDE
+from clusters.clouds.drivers.local.network.network import HOLDER_UID, INSIDE, LOST, NO_PASTA, OUTSIDE
 from tests.clouds import machine
 from tests.clouds.agents import PATIENCE, Agents, role
 from tests.clouds.test_network import holder

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes import prometheus
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes import prometheus
+from clusters.clouds.drivers.kubernetes.settings import Settings
 
 NOW = dt.datetime(2026, 11, 21, 12, 30, 45, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)

@@ -18,9 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusters.clouds.base import RunRef
-from portal import services
-from portal.up import programs
+from clusters.clouds.drivers.base import RunRef
+from portal.up import programs, services
 from portal.up.data import Data
 from tests.clouds.agents import Agent, role
 from tests.clouds.test_exec import heard

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.base import TaskSeen
-from clusters.clouds.local.shim import start_time
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.local.task.shim import start_time
 from tests.clouds.agents import PATIENCE, Agent, Agents, role
 from tests.running import eventually
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.local import scheduler
-from clusters.clouds.local.scheduler import Ask, Ended, Room, Slot
+from clusters.clouds.drivers.local.agent import scheduler
+from clusters.clouds.drivers.local.agent.scheduler import Ask, Ended, Room, Slot
 
 MODELS = ["A100", "T4"]
 slots = st.lists(st.sampled_from(MODELS), max_size=8).map(

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
-from clusters.clouds.local import nfs, rclone, socks
+from clusters.clouds.drivers.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.drivers.local.data import nfs, rclone
+from clusters.clouds.drivers.local.network import socks
 from tests.clouds.agents import PATIENCE, Agent, Store, bad_key, role
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.base import CloudError, CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
+from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
 from tests.clouds.agents import Agent, next_batch, role
 
 

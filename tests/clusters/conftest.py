@@ -58,7 +58,7 @@ def catalogue(transactional_db):
 @pytest.fixture
 def manifest():
     """manifest("demo", "echo hi", workers=2, flavor="one-gpu", retries=0, …) → ClusterManifest in ops-demo."""
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
 
     def make(name="demo", command="true", *, flavor="small", ps=0, workers=0, appcode="ops-demo", **spec):
         roles = {
@@ -83,8 +83,8 @@ class Loop:
     def work(self):
         from django.utils.timezone import now
 
-        from clusters import reconcile
         from clusters.models import Run
+        from clusters.runs import reconcile
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             reconcile.admit_waiting(appcode_id)
@@ -96,7 +96,7 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.clouds.registry import cloud
-        from clusters.watch import apply_batch, apply_listing
+        from clusters.runs.observe import apply_batch, apply_listing
 
         if not self.position:
             asked_at = now()

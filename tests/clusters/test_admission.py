@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.admission import Quota, judge_capacity, judge_quota, judge_room, worst
-from clusters.clouds.base import Capacity, Node, Waiting
+from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.spec.admission import Quota, judge_capacity, judge_quota, judge_room, worst
 
 
 def node(gpus=8, free=8, model="A100", simulated=False):

@@ -10,10 +10,12 @@ import pytest
 from django.db import connections
 from django.utils.timezone import now
 
-from clusters import actions, archiving, log_copying, reconcile
-from clusters.clouds.base import CloudError, RunGone, StorageSeen, TaskSeen
+from clusters import actions
+from clusters.clouds.drivers.base import CloudError, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
+from clusters.logs import collect, copy
 from clusters.models import Run, Task
+from clusters.runs import reconcile
 from tests.api.client import api_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,7 +25,7 @@ SCRIPT = "trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0
 @pytest.fixture
 def store(s3, bucket, settings, monkeypatch):
     """Keys → contents of the archive."""
-    from clusters.clouds.local.cloud import LocalCloud
+    from clusters.clouds.drivers.local.client import LocalCloud
 
     monkeypatch.setattr(LocalCloud, "keeps_logs", False)
     settings.LOGS_S3 = {
@@ -48,7 +50,7 @@ def copying():
 
     def work():
         try:
-            archiving.copy_due()
+            collect.copy_due()
         finally:
             connections.close_all()
 
@@ -88,16 +90,16 @@ def test_what_ends_by_itself_is_copied_once(loop, people, manifest, store):
     cluster = actions.create_cluster(manifest("demo", "echo ünï; echo twice >&2"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
     assert state(run) == "due"
-    archiving.copy_due()
+    collect.copy_due()
     task = Task.objects.get(run=run)
     assert (task.log_state, task.log_size, task.log_message) == ("kept", 12, "")
     assert store() == {key(run): "ünï\ntwice\n".encode()}
     # The same news again, as after a restart of the controller, changes nothing.
     listing = cloud("local").list()
-    from clusters.watch import apply_listing
+    from clusters.runs.observe import apply_listing
 
     apply_listing("local", listing, now())
-    archiving.copy_due()
+    collect.copy_due()
     assert state(run) == "kept"
     path = "/appcodes/ops-demo/clusters/demo/runs/1/tasks/master/0/log"
     assert api_of(people.bob).get(path)[1].content == "ünï\ntwice\n".encode()
@@ -113,7 +115,7 @@ def test_a_run_is_ended_when_its_logs_are_open_and_not_before(loop, people, mani
     reconcile.reconcile(run.pk)
     run.refresh_from_db()
     assert run.release_asked_at is None
-    assert run.claimed_until >= before + archiving.PREPARE
+    assert run.claimed_until >= before + collect.PREPARE
     assert set(run.tasks.values_list("log_state", flat=True)) == {"due"}
     worker = copying()
     until(lambda: set(run.tasks.values_list("log_state", flat=True)) == {"open"})
@@ -135,8 +137,8 @@ def test_logs_that_are_open_before_the_worker_has_let_go_of_the_run_are_not_miss
     run = loop.until_phase(cluster, "Running")
     listening(loop, run)
     # Nothing but being woken ends it here.
-    monkeypatch.setattr(archiving, "PREPARE", dt.timedelta(minutes=5))
-    noted, woken, real = threading.Event(), [], archiving.Copying._note_opened
+    monkeypatch.setattr(collect, "PREPARE", dt.timedelta(minutes=5))
+    noted, woken, real = threading.Event(), [], collect.Copying._note_opened
 
     def note(self):
         real(self)
@@ -147,9 +149,9 @@ def test_logs_that_are_open_before_the_worker_has_let_go_of_the_run_are_not_miss
         copying()
         assert noted.wait(60)
 
-    monkeypatch.setattr(archiving.Copying, "_note_opened", note)
-    monkeypatch.setattr(archiving.wakeups, "wake_logs", wake_logs)
-    monkeypatch.setattr(archiving.wakeups, "wake", woken.append)
+    monkeypatch.setattr(collect.Copying, "_note_opened", note)
+    monkeypatch.setattr(collect.wakeups, "wake_logs", wake_logs)
+    monkeypatch.setattr(collect.wakeups, "wake", woken.append)
     actions.disable(cluster, acting_user=people.bob)
     woken.clear()
     reconcile.reconcile(run.pk)
@@ -162,9 +164,9 @@ def test_logs_that_are_open_before_the_worker_has_let_go_of_the_run_are_not_miss
 def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
     loop, people, manifest, store, copying, monkeypatch
 ):
-    monkeypatch.setattr(archiving, "FOLLOWED", 1)
-    monkeypatch.setattr(archiving, "AT_ONCE", 2)
-    monkeypatch.setattr(archiving, "LOOPS", 1)
+    monkeypatch.setattr(collect, "FOLLOWED", 1)
+    monkeypatch.setattr(collect, "AT_ONCE", 2)
+    monkeypatch.setattr(collect, "LOOPS", 1)
     cluster = actions.create_cluster(manifest("demo", SCRIPT, workers=4), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
     loop.until(lambda: run.tasks.filter(phase="Running").count() == 5)
@@ -172,7 +174,7 @@ def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
     actions.disable(cluster, acting_user=people.bob)
     reconcile.reconcile(run.pk)
     # As long as somebody is at it, the run waits for those that are not open yet.
-    Task.objects.filter(run=run, role="master").update(log_state="open", log_claimed_until=now() + archiving.CLAIM)
+    Task.objects.filter(run=run, role="master").update(log_state="open", log_claimed_until=now() + collect.CLAIM)
     Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
     reconcile.reconcile(run.pk)
     assert Run.objects.get(pk=run.pk).release_asked_at is None
@@ -183,7 +185,7 @@ def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
     loop.until_phase(cluster, "Stopped")
     worker.join(60)
     assert set(run.tasks.values_list("log_state", flat=True)) == {"kept"}
-    texts, early = list(store().values()), archiving.EARLY.format(1)
+    texts, early = list(store().values()), collect.EARLY.format(1)
     assert sorted(text.endswith(b"asked to end\n") for text in texts) == [False] * 4 + [True]
     assert all(text.startswith(b"up\n") for text in texts)
     assert sum(text.endswith(f"[{early}]\n".encode()) for text in texts) == 4
@@ -191,29 +193,29 @@ def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
 
 
 def test_logs_on_their_way_take_no_more_than_their_room(loop, people, manifest, store, settings, monkeypatch):
-    monkeypatch.setattr(log_copying, "ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(copy, "ROOM_SECONDS", 0.1)
     settings.LOGS_SPOOL_BYTES = 2**20
     many = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
     cluster = actions.create_cluster(manifest("demo", many), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
-    archiving.copy_due()
+    collect.copy_due()
     task = Task.objects.get(run=run)
-    assert (task.log_state, task.log_message) == ("kept", log_copying.NO_ROOM)
+    assert (task.log_state, task.log_message) == ("kept", copy.NO_ROOM)
     [text] = store().values()
-    assert len(text) == task.log_size < 2**20 + log_copying.IN_MEMORY + 1000
+    assert len(text) == task.log_size < 2**20 + copy.IN_MEMORY + 1000
     assert text.startswith(b"xxx")
-    assert text.endswith(f"[{log_copying.NO_ROOM}]\n".encode())
-    assert log_copying._room._used == 0
+    assert text.endswith(f"[{copy.NO_ROOM}]\n".encode())
+    assert copy._room._used == 0
     # The page says so beside the log.
-    from clusters.clouds.base import LogChunk
-    from clusters.logs import RunLogs
+    from clusters.clouds.drivers.base import LogChunk
+    from clusters.logs.read import RunLogs
 
-    assert RunLogs(run).note("master", 0, 0, LogChunk(text, len(text), True)) == log_copying.NO_ROOM
+    assert RunLogs(run).note("master", 0, 0, LogChunk(text, len(text), True)) == copy.NO_ROOM
 
 
 def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store, monkeypatch):
     # The time for it is over when the test says so.
-    monkeypatch.setattr(archiving, "PREPARE", dt.timedelta(minutes=5))
+    monkeypatch.setattr(collect, "PREPARE", dt.timedelta(minutes=5))
     cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
     actions.disable(cluster, acting_user=people.bob)
@@ -232,10 +234,10 @@ def test_what_a_dead_worker_had_open_is_taken_by_the_next(loop, people, manifest
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
     Task.objects.update(log_state="open", log_claimed_until=now() + dt.timedelta(seconds=30))
-    archiving.copy_due()
+    collect.copy_due()
     assert (state(run), store()) == ("open", {})
     Task.objects.update(log_claimed_until=now() - dt.timedelta(seconds=1))
-    archiving.copy_due()
+    collect.copy_due()
     assert (state(run), store()) == ("kept", {key(run): b"here\n"})
 
 
@@ -257,7 +259,7 @@ def test_a_log_that_is_too_long_is_cut_and_says_so(loop, people, manifest, store
     command = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
     cluster = actions.create_cluster(manifest("demo", command), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
-    archiving.copy_due()
+    collect.copy_due()
     text = store()[key(run)]
     assert text == b"x" * 2**20 + b"\n[The log is longer than 1 MiB; only its beginning was kept.]\n"
     assert Task.objects.get(run=run).log_size == len(text)
@@ -269,7 +271,7 @@ def test_a_log_that_is_gone_is_lost(loop, people, manifest, store):
     loop.until(lambda: Run.objects.get(pk=run.pk).gone)
     cloud("local").purge(reconcile.run_ref(run))
     Task.objects.update(log_message="The archive of logs does not work.")
-    archiving.copy_due()
+    collect.copy_due()
     task = Task.objects.get(run=run)
     assert (task.log_state, task.log_message) == (
         "lost",
@@ -281,7 +283,7 @@ def test_a_log_that_is_gone_is_lost(loop, people, manifest, store):
 def test_of_a_deleted_cluster_nothing_is_kept(loop, people, manifest, store, copying):
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
-    archiving.copy_due()
+    collect.copy_due()
     assert store()
     actions.deploy(cluster, acting_user=people.bob)
     again = loop.until_phase(cluster, "Succeeded")
@@ -293,7 +295,7 @@ def test_of_a_deleted_cluster_nothing_is_kept(loop, people, manifest, store, cop
     cluster.refresh_from_db()
     assert not cluster.purged
     Task.objects.filter(run=again).update(log_claimed_until=None)
-    archiving.copy_due()
+    collect.copy_due()
     assert list(store()) == [key(run)]
     reconcile.purge(cluster.pk)
     cluster.refresh_from_db()
@@ -304,7 +306,7 @@ def test_of_a_deleted_cluster_nothing_is_kept(loop, people, manifest, store, cop
 def test_a_task_that_never_began_has_no_log(loop, people, manifest, store):
     cluster = actions.create_cluster(manifest("demo", "echo here", flavor="one-gpu", workers=7), acting_user=people.bob)
     first = loop.until_phase(cluster, "Succeeded", "Running")
-    archiving.copy_due()
+    collect.copy_due()
     other = actions.create_cluster(manifest("other", "sleep 60", flavor="one-gpu"), acting_user=people.bob)
     loop.work()
     actions.disable(other, acting_user=people.bob)
@@ -326,7 +328,7 @@ class TestHolding:
         return TaskSeen(task.run_id, "master", 0, 0, uid or task.uid, phase, started_at=task.started_at)
 
     def test_only_the_end_of_a_task_whose_log_nobody_has_opened(self, task):
-        holding = archiving.Holding(cloud("local"))
+        holding = collect.Holding(cloud("local"))
         others = [StorageSeen(task.run_id, "ready"), self.seen(task, "Running", "other"), RunGone(task.run_id)]
         never = self.seen(task, "Failed", "never-began")
         assert holding.settle([*others, self.seen(task), never]) == [*others, never]
@@ -336,24 +338,24 @@ class TestHolding:
         assert holding.settle([]) == []
 
     def test_not_for_ever(self, task, monkeypatch):
-        holding = archiving.Holding(cloud("local"))
+        holding = collect.Holding(cloud("local"))
         assert holding.settle([self.seen(task)]) == []
-        monkeypatch.setattr(archiving, "HOLD_SECONDS", 0.0)
+        monkeypatch.setattr(collect, "HOLD_SECONDS", 0.0)
         assert holding.settle([]) == [self.seen(task)]
 
     def test_not_where_logs_are_kept(self, task, monkeypatch):
-        from clusters.clouds.local.cloud import LocalCloud
+        from clusters.clouds.drivers.local.client import LocalCloud
 
         monkeypatch.setattr(LocalCloud, "keeps_logs", True)
-        assert archiving.Holding(cloud("local")).settle([self.seen(task)]) == [self.seen(task)]
+        assert collect.Holding(cloud("local")).settle([self.seen(task)]) == [self.seen(task)]
 
 
 def test_a_pod_that_takes_the_place_of_another_has_a_log_of_its_own(loop, people, manifest, store):
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
-    archiving.copy_due()
-    from clusters.clouds.base import Batch
-    from clusters.watch import apply_batch
+    collect.copy_due()
+    from clusters.clouds.drivers.base import Batch
+    from clusters.runs.observe import apply_batch
 
     began = TaskSeen(run.pk, "master", 0, 0, "another", "Running", started_at=now())
     apply_batch("local", Batch("", (began,)))
@@ -364,13 +366,13 @@ def test_a_pod_that_takes_the_place_of_another_has_a_log_of_its_own(loop, people
 def test_more_loops_than_allowed_go_away(loop, people, manifest, store, monkeypatch):
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
-    monkeypatch.setattr(archiving, "LOOPS", 0)
-    archiving.copy_due()
+    monkeypatch.setattr(collect, "LOOPS", 0)
+    collect.copy_due()
     assert state(run) == "due"
 
 
 def test_a_cloud_that_cannot_say_is_asked_again(loop, people, manifest, store, monkeypatch):
-    from clusters.clouds.local.cloud import LocalCloud
+    from clusters.clouds.drivers.local.client import LocalCloud
 
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
@@ -381,11 +383,11 @@ def test_a_cloud_that_cannot_say_is_asked_again(loop, people, manifest, store, m
     before = now()
     with monkeypatch.context() as patch:
         patch.setattr(LocalCloud, "follow", away)
-        archiving.copy_due()
+        collect.copy_due()
     task = Task.objects.get(run=run)
     assert (task.log_state, task.log_message) == ("due", "It does not answer.")
-    assert task.log_claimed_until >= before + archiving.SHORTEST
+    assert task.log_claimed_until >= before + collect.SHORTEST
     Task.objects.update(log_claimed_until=None)
-    archiving.copy_due()
+    collect.copy_due()
     task.refresh_from_db()
     assert (task.log_state, task.log_message) == ("kept", "")

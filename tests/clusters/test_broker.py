@@ -14,8 +14,9 @@ from billing.wakeups import wake_mail
 from clusters import actions
 from clusters.models import Run
 from clusters.wakeups import wake_logs
-from portal import servers, services, wakeups
+from portal import wakeups
 from portal.actions import make_token
+from portal.up import servers, services
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,10 +5,12 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from billing.metering import totals
-from clusters import actions, observe, sweeping, watch
-from clusters.clouds.base import Batch, TaskSeen
+from billing.metering.record import totals
+from clusters import actions
+from clusters.clouds.drivers.base import Batch, TaskSeen
 from clusters.models import Run
+from clusters.runs import observe as runs_observe
+from clusters.runs import resync, status
 
 AHEAD = dt.timedelta(seconds=90)
 
@@ -24,7 +26,7 @@ def run(db, catalogue, people, manifest):
 def told(run, began_at, role="worker", phase="Running", **more):
     times = {"scheduled_at": began_at, "began_at": began_at, "started_at": began_at}
     item = TaskSeen(run.pk, role, 0, 0, f"the-{role}", phase, node="machine-1", **times, **more)
-    watch.apply_batch("local", Batch("t.1", (item,)))
+    runs_observe.apply_batch("local", Batch("t.1", (item,)))
     run.refresh_from_db()
     return run.usage_as_of
 
@@ -37,7 +39,7 @@ def swept(run, monkeypatch):
         before = run.usage_as_of
         with monkeypatch.context() as patch:
             patch.setattr(timezone, "now", lambda: at)
-            sweeping.sweep()
+            resync.sweep()
         run.refresh_from_db()
         assert run.usage_as_of in (before, at)
         return run.usage_as_of == at
@@ -47,7 +49,7 @@ def swept(run, monkeypatch):
 
 def is_as_in_the_ledger(run):
     shown = (run.gpu_seconds, run.gpu_rate, run.cost, run.cost_rate)
-    found = totals([observe.consumer(run)], run.usage_as_of)[observe.consumer(run)]
+    found = totals([status.consumer(run)], run.usage_as_of)[status.consumer(run)]
     return shown == (found.gpu_seconds, found.gpu_rate, found.cost, found.cost_rate)
 
 
@@ -81,4 +83,4 @@ def test_runs_of_which_every_time_has_come_are_left_alone(run, swept):
     told(run, began_at, role="master")
     at = told(run, began_at)
     assert not swept(at + dt.timedelta(seconds=5))
-    assert not swept(at + 2 * sweeping.AHEAD)
+    assert not swept(at + 2 * resync.AHEAD)

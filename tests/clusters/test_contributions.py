@@ -1,7 +1,7 @@
 """What this app tells billing about what runs."""
 
-from billing import budget_figures
-from clusters import actions, contributions
+from billing.budgets import figures
+from clusters import actions, hooks
 from clusters.models import Run
 
 
@@ -16,5 +16,5 @@ def test_services_and_volumes_go_on_until_somebody_ends_them(db, catalogue, peop
     )
     assert Run.objects.count() == 3
     keys = [f"run {service}", f"run {limited}", f"run {batch}", "volume 7", "run 999999999", "example-3", "run x", ""]
-    assert contributions.without_end(keys) == {f"run {service}", "volume 7"}
-    assert budget_figures._lasting == [contributions.without_end]
+    assert hooks.without_end(keys) == {f"run {service}", "volume 7"}
+    assert figures._lasting == [hooks.without_end]

@@ -70,7 +70,7 @@ class TestApi:
         assert frames(bob.post(path(), {"argv": ["nonsense"]})[1])[0] == {"exit_code": 127}
 
     def test_it_is_ended_at_its_limits(self, cluster, people, monkeypatch):
-        from clusters import exec_api
+        from clusters.api import exec as exec_api
 
         bob = api_of(people.bob)
         monkeypatch.setattr(exec_api, "MAX_OUTPUT", 1 << 20)

@@ -6,9 +6,10 @@ import uuid
 import pytest
 from django.utils.timezone import now
 
-from clusters import actions, reconcile, watch
-from clusters.clouds.base import Batch, RunChanged
+from clusters import actions
+from clusters.clouds.drivers.base import Batch, RunChanged
 from clusters.models import Run
+from clusters.runs import observe, reconcile
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,13 +24,13 @@ def run(catalogue, people, manifest):
 
 
 def tell(*items):
-    watch.apply_batch("local", Batch("test", items))
+    observe.apply_batch("local", Batch("test", items))
 
 
 def test_who_changes_a_run_each_time_it_was_put_right_is_not_fought_for_ever(run):
     change = RunChanged(run.pk, "Deployment demo-ps was changed by hand.")
     pauses = []
-    for _ in range(watch.FIGHTS + 8):
+    for _ in range(observe.FIGHTS + 8):
         Run.objects.filter(pk=run.pk).update(applied_at=now(), claimed_until=None, wait_reason="", wait_message="")
         before = now()
         tell(change)
@@ -37,15 +38,15 @@ def test_who_changes_a_run_each_time_it_was_put_right_is_not_fought_for_ever(run
         assert run.applied_at is None
         # It began to count at some moment in between.
         pauses.append(run.claimed_until and (run.claimed_until - now(), run.claimed_until - before))
-    assert pauses[: watch.FIGHTS - 1] == [None] * (watch.FIGHTS - 1)
+    assert pauses[: observe.FIGHTS - 1] == [None] * (observe.FIGHTS - 1)
     truces = [4, 8, 16, 32, 64, 128, 256, 300, 300]
-    for (shortest, longest), seconds in zip(pauses[watch.FIGHTS - 1 :], truces, strict=True):
+    for (shortest, longest), seconds in zip(pauses[observe.FIGHTS - 1 :], truces, strict=True):
         assert shortest <= dt.timedelta(seconds=seconds) <= longest
     assert (run.reason, run.wait_reason) == ("ChangedAgainAndAgain", "ChangedAgainAndAgain")
-    assert run.message.startswith(f"Something changes it each time it has been put right, {watch.FIGHTS + 8} times")
+    assert run.message.startswith(f"Something changes it each time it has been put right, {observe.FIGHTS + 8} times")
     assert "Deployment demo-ps was changed by hand." in run.message
     # Each once, and the truce once: not an event for every change.
-    assert Event.objects.filter(verb="run.changed_by_hand").count() == watch.FIGHTS - 1
+    assert Event.objects.filter(verb="run.changed_by_hand").count() == observe.FIGHTS - 1
     assert Event.objects.filter(verb="run.fought_over").count() == 1
     # What else is changed meanwhile waits for the same moment, and nobody applies it before.
     tell(change)
@@ -57,7 +58,7 @@ def test_who_changes_a_run_each_time_it_was_put_right_is_not_fought_for_ever(run
     run.refresh_from_db()
     assert run.wait_reason == ""
     # After a while in peace it is put right at once again.
-    Run.objects.filter(pk=run.pk).update(applied_at=now() - watch.FIGHT_SOON, claimed_until=None)
+    Run.objects.filter(pk=run.pk).update(applied_at=now() - observe.FIGHT_SOON, claimed_until=None)
     tell(change)
     run.refresh_from_db()
     assert (run.fights, run.claimed_until) == (1, None)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.base import CloudRefused, ImageRef, RunRef, expand, literal
-from clusters.clouds.kubernetes.names import LONGEST_ADDRESS
+from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
+from clusters.clouds.drivers.kubernetes.build.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS
-from clusters.plans import Resources, build_plan, too_many
-from clusters.specs import ClusterSpec
+from clusters.runs.plan import Resources, build_plan, too_many
+from clusters.spec.manifest import ClusterSpec
 
 SMALL = Resources("small", 1000, 1024, 0, "")
 

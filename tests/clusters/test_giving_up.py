@@ -9,11 +9,14 @@ from django.core.management import CommandError, call_command
 from django.utils.timezone import now
 
 from billing.models import UsageSegment
-from clusters import actions, giving_up, reconcile, registration, storage, watch
+from clusters import actions
+from clusters.clouds import actions as cloud_actions
 from clusters.clouds import registry
-from clusters.clouds.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
+from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.models import CloudState, Image, KubernetesCluster, Run, Task
+from clusters.runs import decommission, observe, reconcile
+from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from portal.errors import Conflict, Invalid
 from portal.models import Event
@@ -55,7 +58,7 @@ def running(people, manifest, name, lost_at, **spec):
     run = Run.objects.get(current_of=cluster)
     tell(seen(run, "Running", lost_at - dt.timedelta(hours=1)))
     capacity = Capacity((Node("node-1", "H200", 8, 7, 64_000, 512_000),))
-    watch.save_capacity("training", capacity)
+    observe.save_capacity("training", capacity)
     silent_since(lost_at)
     return Run.objects.get(pk=run.pk)
 
@@ -68,7 +71,7 @@ def seen(run, phase, began_at, **more):
 
 
 def tell(*items):
-    watch.apply_batch("training", Batch("somewhere", items))
+    observe.apply_batch("training", Batch("somewhere", items))
 
 
 def silent_since(at):
@@ -82,7 +85,7 @@ def segment(run):
 def test_a_run_there_ends_as_lost_when_it_was_last_heard_and_its_gpus_are_free(run, training, people, lost_at):
     assert reconcile.held(people.ops.pk) == 1
     assert segment(run).ended is None
-    loss = giving_up.give_up(training, acting_user=people.root)
+    loss = decommission.give_up(training, acting_user=people.root)
     assert (loss.runs, loss.gpus, loss.volumes, loss.heard_at) == (1, 1, 0, lost_at)
     run.refresh_from_db()
     assert (run.phase, run.reason, run.gone) == ("Failed", "Lost", True)
@@ -103,7 +106,7 @@ def test_a_run_there_ends_as_lost_when_it_was_last_heard_and_its_gpus_are_free(r
     assert told["run.given_up"].data == {"run": 1}
     assert "1 run with 1 GPU and 0 volumes" in told["kubernetes.given_up"].message
     # And then it can go.
-    registration.remove(training, acting_user=people.root)
+    cloud_actions.remove(training, acting_user=people.root)
 
 
 def test_what_people_had_asked_for_is_done(training, people, manifest, lost_at):
@@ -117,7 +120,7 @@ def test_what_people_had_asked_for_is_done(training, people, manifest, lost_at):
     silent_since(lost_at)
     run.refresh_from_db()
     assert run.reason == "Ending"
-    giving_up.give_up(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     found = {each.cluster.name: each for each in Run.objects.select_related("cluster")}
     assert (found["one"].phase, found["one"].reason) == ("Stopped", "Disabled")
     assert (found["two"].phase, found["two"].reason) == ("Stopped", "Deleted")
@@ -133,7 +136,7 @@ def test_what_people_had_asked_for_is_done(training, people, manifest, lost_at):
 def test_output_of_which_nothing_is_known_is_not_called_stored(training, people, manifest, lost_at):
     run = running(people, manifest, "demo", lost_at)
     Run.objects.update(spec={**run.spec, "output": "store"}, verdict="Succeeded", verdict_reason="Completed")
-    giving_up.give_up(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     assert (run.phase, run.reason, run.stored) == ("Failed", "OutputNotStored", False)
     assert "Nobody can tell what was stored." in run.message
@@ -142,19 +145,19 @@ def test_output_of_which_nothing_is_known_is_not_called_stored(training, people,
 def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypatch):
     silent_since(now() - dt.timedelta(minutes=4))
     with pytest.raises(Conflict, match="Training was heard 4 minutes ago"):
-        giving_up.give_up(training, acting_user=people.root)
+        decommission.give_up(training, acting_user=people.root)
     silent_since(lost_at)
-    monkeypatch.setattr(giving_up, "uid_of", lambda client: "the-lost-one")
+    monkeypatch.setattr(decommission, "uid_of", lambda client: "the-lost-one")
     with pytest.raises(
         Conflict, match=r"Training answers\. If nothing is heard of it, see whether the controller runs"
     ):
-        giving_up.give_up(training, acting_user=people.root)
+        decommission.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     training.refresh_from_db()
     assert (run.gone, training.enabled) == (False, True)
     # Another one in its place says nothing of it.
-    monkeypatch.setattr(giving_up, "uid_of", lambda client: "a-new-one")
-    giving_up.give_up(training, acting_user=people.root)
+    monkeypatch.setattr(decommission, "uid_of", lambda client: "a-new-one")
+    decommission.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     assert run.gone
 
@@ -169,11 +172,11 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
     ],
 )
 def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, answers, monkeypatch, status, body, why):
-    monkeypatch.setattr("clusters.clouds.kubernetes.client.TRY_SECONDS", 0.2)
+    monkeypatch.setattr("clusters.clouds.drivers.kubernetes.api.client.TRY_SECONDS", 0.2)
     KubernetesCluster.objects.update(kubeconfig=CONFIG.replace("http://127.0.0.1:1", answers(status, body)))
     training.refresh_from_db()
     with pytest.raises(Conflict, match=why):
-        giving_up.give_up(training, acting_user=people.root)
+        decommission.give_up(training, acting_user=people.root)
     with pytest.raises(CommandError, match="give_up_cloud --force"):
         call_command("give_up_cloud", "training", yes="training", stdout=io.StringIO())
     run.refresh_from_db()
@@ -190,10 +193,10 @@ def test_one_whose_credentials_cannot_be_read_is_not_given_up_without_force(run,
     with pytest.raises(
         Conflict, match="Training cannot be asked whether it is lost: The kubeconfig of training cannot"
     ):
-        giving_up.give_up(training, acting_user=people.root)
+        decommission.give_up(training, acting_user=people.root)
     # That it is alive is not overruled.
     monkeypatch.setattr(registry, "client", lambda *_: None)
-    monkeypatch.setattr(giving_up, "uid_of", lambda client: "the-lost-one")
+    monkeypatch.setattr(decommission, "uid_of", lambda client: "the-lost-one")
     with pytest.raises(CommandError, match=r"Training answers\."):
         call_command("give_up_cloud", "training", yes="training", force=True, stdout=io.StringIO())
     run.refresh_from_db()
@@ -203,8 +206,8 @@ def test_one_whose_credentials_cannot_be_read_is_not_given_up_without_force(run,
 def test_one_that_answers_meanwhile_is_left_alone(run, training, people, manifest, lost_at, monkeypatch):
     """It dies after the first portion, or hears of the cloud then."""
     other = running(people, manifest, "other", lost_at)
-    monkeypatch.setattr(giving_up, "PORTION", 1)
-    end_runs = giving_up._end_runs
+    monkeypatch.setattr(decommission, "PORTION", 1)
+    end_runs = decommission._end_runs
 
     def and_then(happens):
         def some(*arguments):
@@ -212,30 +215,30 @@ def test_one_that_answers_meanwhile_is_left_alone(run, training, people, manifes
             happens()
             return True
 
-        monkeypatch.setattr(giving_up, "_end_runs", some)
+        monkeypatch.setattr(decommission, "_end_runs", some)
 
     and_then(tell)
     with pytest.raises(Conflict, match="was heard again meanwhile"):
-        giving_up.give_up(training, acting_user=people.root)
+        decommission.give_up(training, acting_user=people.root)
     assert list(Run.objects.order_by("pk").values_list("gone", flat=True)) == [True, False]
     silent_since(lost_at)
-    monkeypatch.setattr(giving_up, "_end_runs", end_runs)
+    monkeypatch.setattr(decommission, "_end_runs", end_runs)
     training.refresh_from_db()
-    giving_up.give_up(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     other.refresh_from_db()
     assert (other.phase, other.reason) == ("Failed", "Lost")
     assert Event.objects.filter(verb="run.given_up").count() == 2
     assert Event.objects.filter(verb="kubernetes.given_up").count() == 2
     # Once more changes nothing, and tells nothing.
     before = Event.objects.count(), list(Run.objects.order_by("pk").values()), segment(run).ended
-    assert not giving_up.give_up(training, acting_user=people.root)
+    assert not decommission.give_up(training, acting_user=people.root)
     assert before == (Event.objects.count(), list(Run.objects.order_by("pk").values()), segment(run).ended)
 
 
 def test_a_worker_that_was_telling_the_cloud_has_nothing_to_say_any_more(run, training, people):
     token = uuid.uuid4()
     Run.objects.update(claim_token=token, claimed_until=now() + dt.timedelta(minutes=1), applied_at=None)
-    giving_up.give_up(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     reconcile._told(run.pk, token, "applied_at")
     run.refresh_from_db()
     assert (run.applied_at, run.gone) == (None, True)
@@ -251,12 +254,12 @@ def test_a_volume_there_is_paid_for_until_then_and_its_datastore_gets_a_new_one(
     }  # fmt: skip
     volume = Volume.objects.create(datastore=store, name="data", **facts)
     going = Volume.objects.create(datastore=None, name="old", **facts)
-    storage.meter(volume.pk, "20Gi", lost_at - dt.timedelta(days=1))
+    metering.meter(volume.pk, "20Gi", lost_at - dt.timedelta(days=1))
     with pytest.raises(Conflict, match=r"has 1 run and 2 volumes of ours\..*lost for good, give it up first"):
-        registration.remove(training, acting_user=people.root)
-    giving_up.give_up(training, acting_user=people.root)
+        cloud_actions.remove(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     assert not Volume.objects.exists()
-    held = UsageSegment.objects.get(consumer=storage.consumer(volume.pk))
+    held = UsageSegment.objects.get(consumer=metering.consumer(volume.pk))
     assert (held.ended, held.flags) == (lost_at, ["end-estimated"])
     events = {event.object: event for event in Event.objects.filter(verb="datastore.volume_lost")}
     assert events.keys() == {"datastore ops-demo/data", "datastore ops-demo/old"}
@@ -267,13 +270,13 @@ def test_a_volume_there_is_paid_for_until_then_and_its_datastore_gets_a_new_one(
 
 
 def test_one_that_comes_back_has_its_runs_ended_and_their_times_corrected(run, training, people, lost_at):
-    giving_up.give_up(training, acting_user=people.root)
+    decommission.give_up(training, acting_user=people.root)
     assert "training" in registry.followed(), "who follows it is who notices"
     assert CloudState.objects.get().position == "", "with a listing"
     began, back = lost_at - dt.timedelta(hours=1), now()
     run = Run.objects.select_related("cluster__appcode").get(pk=run.pk)
     alive = seen(run, "Running", began)
-    watch.apply_listing("training", Batch("1", (RunFound(run.pk, run_ref(run)), alive)), back)
+    observe.apply_listing("training", Batch("1", (RunFound(run.pk, run_ref(run)), alive)), back)
     run.refresh_from_db()
     assert (run.phase, run.reason, run.gone) == ("Failed", "Lost", False)
     assert Run.objects.filter(reconcile.unsettled(now()), pk=run.pk).exists(), "the cloud is to be told to end it"
@@ -288,7 +291,7 @@ def test_one_that_comes_back_has_its_runs_ended_and_their_times_corrected(run, t
     assert reconcile.held(people.ops.pk) == 0
     # It is one like others again when somebody enables it.
     training.refresh_from_db()
-    registration.change(training, registration.manifest_of(training, enabled=True), acting_user=people.root)
+    cloud_actions.change(training, cloud_actions.manifest_of(training, enabled=True), acting_user=people.root)
     training.refresh_from_db()
     assert training.given_up_at is None
 

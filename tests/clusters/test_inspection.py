@@ -2,9 +2,9 @@
 
 import pytest
 
-from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.inspection import inspect
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.preflight import inspect
 
 
 def client_of(server):

@@ -6,8 +6,8 @@ import json
 import pytest
 import yaml
 
-from clusters.clouds.kubernetes import kubeconfig
-from clusters.clouds.kubernetes.kubeconfig import Unusable
+from clusters.clouds.drivers.kubernetes.api import kubeconfig
+from clusters.clouds.drivers.kubernetes.api.kubeconfig import Unusable
 from tests.kube.certificates import Authority
 
 

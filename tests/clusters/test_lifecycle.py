@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.lifecycle import TERMINAL, RunState, TaskState, next_phase, told_apart
+from clusters.phase import TERMINAL, RunState, TaskState, next_phase, told_apart
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 COUNTS = {"master": 1, "ps": 1, "worker": 2}

@@ -5,9 +5,10 @@ import uuid
 import pytest
 
 from billing.models import Observation, UsageSegment
-from clusters import actions, reconcile, sweeping
+from clusters import actions
 from clusters.clouds.registry import cloud
 from clusters.models import Cluster, Run, Task
+from clusters.runs import reconcile, resync
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 
@@ -173,7 +174,7 @@ def test_a_time_limit_ends_a_run(loop, people, manifest):
     run = loop.until_phase(cluster, "Running")
     assert run.deadline is not None
     Run.objects.filter(pk=run.pk).update(deadline=run.started_at)
-    sweeping.sweep()
+    resync.sweep()
     assert loop.until_phase(cluster, "Stopped").reason == "TimeLimit"
 
 

@@ -10,8 +10,8 @@ from django.db import connection
 from django.test import override_settings
 
 from billing.models import MeasuredHour, Measuring
-from clusters import measuring
-from clusters.clouds.base import GpuUse, Measurements
+from clusters.clouds import gpu_usage
+from clusters.clouds.drivers.base import GpuUse, Measurements
 from clusters.models import KubernetesCluster
 from portal.models import Event
 
@@ -97,20 +97,20 @@ def test_the_form_keeps_the_token_and_never_shows_it(client, training: Kubernete
 
 
 def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, people, training: KubernetesCluster):
-    measuring.measure("training")
+    gpu_usage.measure("training")
     told = Measuring.objects.get()
     assert (told.position, told.read_at) == ("", None)
     assert "Prometheus does not answer: nothing listens at the address." in told.trouble
     assert told.trouble in client.get("/admin/clouds").content.decode()
     assert client.get(ONE).json()["status"]["gpuUse"] == told.trouble
     put(client, body({}))
-    measuring.measure("training")
+    gpu_usage.measure("training")
     told = Measuring.objects.get()
     assert (told.trouble, told.note[:7]) == ("", "Nothing")
     client.delete(ONE)
     assert not Measuring.objects.exists()
     # The turn that had already begun.
-    measuring.measure("training")
+    gpu_usage.measure("training")
     assert not Measuring.objects.exists()
 
 
@@ -122,8 +122,8 @@ def test_nothing_is_noted_of_a_cloud_that_is_removed_while_it_is_asked(
             assert client.delete(ONE).status_code in (200, 204)
             return Measurements("a/1", (), "Nothing is measured here.")
 
-    monkeypatch.setattr(measuring, "cloud", lambda name: Told())
-    measuring.measure("training")
+    monkeypatch.setattr(gpu_usage, "cloud", lambda name: Told())
+    gpu_usage.measure("training")
     assert not KubernetesCluster.objects.exists()
     assert not Measuring.objects.exists()
 
@@ -143,9 +143,9 @@ def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypat
             asked.append(since)
             return answers[since]
 
-    monkeypatch.setattr(measuring, "cloud", lambda name: Told())
-    measuring.measure("local")
-    measuring.measure("local")
+    monkeypatch.setattr(gpu_usage, "cloud", lambda name: Told())
+    gpu_usage.measure("local")
+    gpu_usage.measure("local")
     assert asked == ["", "a/1", "a/2", "a/2"]
     assert Measuring.objects.get().position == "a/2"
     # Billing has not heard of the pod.
@@ -154,6 +154,6 @@ def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypat
 
 @override_settings(LOCAL_CLOUD_SOCKET="/nowhere/agent.sock")
 def test_every_cloud_is_asked(training: KubernetesCluster):
-    assert measuring.clouds() == ["local", "training"]
-    measuring.measure("local")
+    assert gpu_usage.clouds() == ["local", "training"]
+    gpu_usage.measure("local")
     assert "does not answer" in Measuring.objects.get(cloud="local").trouble

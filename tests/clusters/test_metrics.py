@@ -13,9 +13,11 @@ from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from billing import metering, metrics, posting
+from billing.ledger import posting
+from billing.metering import record
+from billing.metering.segments import PodState
 from billing.models import LedgerEntry, Price, Quarantined, UsageSegment
-from billing.usage import PodState
+from billing.sums import metrics
 from clusters.models import CloudState, Cluster, Run
 from portal import actions
 
@@ -45,7 +47,7 @@ def seen(appcode: int, uid: str, since: dt.datetime, until: dt.datetime | None =
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
     facts = {"gpus": 2, "gpu_model": "A100", "phase": "Running" if until is None else "Succeeded"} | held
     with transaction.atomic():
-        metering.record(
+        record.record(
             [PodState(uid, "local", appcode, "run 1", labels, scheduled_at=since, started_at=since, finished_at=until, **facts)]
         )  # fmt: skip
 

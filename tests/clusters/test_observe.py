@@ -8,10 +8,12 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 
 from billing.models import Observation
-from clusters import actions, observe, watch
-from clusters.clouds.base import Batch, TaskSeen
-from clusters.lifecycle import told_apart
+from clusters import actions
+from clusters.clouds.drivers.base import Batch, TaskSeen
 from clusters.models import Run, Task
+from clusters.phase import told_apart
+from clusters.runs import observe as runs_observe
+from clusters.runs import status
 from tests.clusters.test_lifecycle import tasks_seen
 
 
@@ -30,16 +32,16 @@ def running(run, role, index, **more):
 
 
 def tell(*items):
-    watch.apply_batch("local", Batch("t.1", items))
+    runs_observe.apply_batch("local", Batch("t.1", items))
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tasks_seen)
 def test_the_database_tells_tasks_apart_as_the_pure_function_does(run, tasks):
     Task.objects.all().delete()
-    facts = [{name: getattr(task, name) for name in observe.FACTS} for task in tasks]
+    facts = [{name: getattr(task, name) for name in status.FACTS} for task in tasks]
     Task.objects.bulk_create(Task(run=run, uid=f"p-{n}", observed_at=now(), **each) for n, each in enumerate(facts))
-    counted, others = observe._tasks_of([run])
+    counted, others = status._tasks_of([run])
     steady, rest = told_apart(tasks)
     assert {role: count for role, count in counted[run.pk].items() if count} == steady
     assert others[run.pk] == sorted(rest, key=lambda task: (task.role, task.index, -task.attempt))
@@ -77,7 +79,7 @@ def test_usage_of_a_task_whose_clock_is_ahead_is_found_with_later_news(run, monk
     tell(*tasks[:2], replace(tasks[2], scheduled_at=ahead, began_at=ahead, started_at=ahead))
     run.refresh_from_db()
     assert run.gpu_rate == 2
-    monkeypatch.setattr(watch.timezone, "now", lambda: ahead + observe.RECOUNT)
+    monkeypatch.setattr(runs_observe.timezone, "now", lambda: ahead + status.RECOUNT)
     tell(replace(tasks[0], reason="Unready"))
     run.refresh_from_db()
     assert run.gpu_rate == 3

@@ -9,12 +9,14 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
-from billing import budget_access, budgeting, periods
-from billing.budgeting import Asked
+from billing import periods
+from billing.budgets import access, turn
+from billing.budgets.turn import Asked
 from billing.models import Budget, BudgetStep, Price
-from clusters import actions, overspending
+from clusters import actions
 from clusters.models import Run, Task
-from clusters.preview import preview
+from clusters.runs import budgets
+from clusters.runs.preview import preview
 from datastores.actions import create_datastore
 from datastores.specs import DatastoreManifest
 from portal.errors import Invalid
@@ -53,7 +55,7 @@ def backdate(*kinds):
 
 
 def limit(appcode, policy, user, amount="0.01"):
-    return budgeting.add(appcode, Asked(Decimal(amount), policy, 1), acting_user=user)
+    return turn.add(appcode, Asked(Decimal(amount), policy, 1), acting_user=user)
 
 
 def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, people, manifest, s3, bucket, spent):
@@ -67,17 +69,17 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
     loop.until_said(loop.until_phase(service, "Running"), "up")
     loop.until_phase(batch, "Running")
     budget = limit(people.ops, "stop_all", people.alice)
-    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
 
     # Announced: everything goes on, and new ones may still be started.
-    assert overspending.stop() == 0
+    assert budgets.stop() == 0
     assert preview(manifest("another"), acting_user=people.bob).tasks == 1
     late = actions.create_cluster(manifest("late", "exec sleep 600"), acting_user=people.bob)
 
     # Blocked: what runs goes on, what waits goes on waiting and says why, and nothing new is taken.
     backdate("block")
-    budgeting.turn()
-    assert overspending.stop() == 0
+    turn.turn()
+    assert budgets.stop() == 0
     loop.work()
     waits = Run.objects.get(current_of=late)
     assert (waits.phase, waits.reason) == ("Queued", "BudgetUsedUp")
@@ -93,9 +95,9 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
 
     # Services are stopped; a batch run is not, and a worker that dies before it told the cloud is followed by another.
     backdate("stop_services")
-    budgeting.turn()
-    assert overspending.stop() == 1
-    assert overspending.stop() == 0
+    turn.turn()
+    assert budgets.stop() == 1
+    assert budgets.stop() == 0
     stopped = loop.until_phase(service, "Stopped")
     assert stopped.reason == "BudgetUsedUp"
     assert stopped.message.startswith("Stopped because the budget of ops-demo for ")
@@ -108,17 +110,17 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
 
     # Everything is stopped; what has not begun waits for the next month, or for more money.
     backdate("stop_all")
-    budgeting.turn()
-    overspending.stop()
+    turn.turn()
+    budgets.stop()
     assert loop.until_phase(batch, "Stopped").reason == "BudgetUsedUp"
     assert not Task.objects.filter(phase__in=["Pending", "Running"]).exists()
     assert Run.objects.get(current_of=late).phase == "Queued"
     events = Event.objects.filter(verb="run.ended", actor=None)
     assert events.count() == 2
 
-    budgeting.change(budget, Asked(Decimal(10**9), "stop_all", 1), acting_user=people.alice)
+    turn.change(budget, Asked(Decimal(10**9), "stop_all", 1), acting_user=people.alice)
     loop.until_phase(late, "Running")
-    assert overspending.stop() == 0
+    assert budgets.stop() == 0
     actions.deploy(service, acting_user=people.bob)
     loop.until_phase(service, "Running")
     for cluster in (service, late):
@@ -132,9 +134,9 @@ def test_an_attempt_of_a_running_run_goes_on_while_new_ones_are_blocked(loop, pe
     cluster = actions.create_cluster(manifest("demo", command, retries=1), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
     limit(people.ops, "block", people.alice)
-    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
     backdate("block")
-    budgeting.turn()
+    turn.turn()
     loop.touch(run, "/elearn/output/go")
     run = loop.until_phase(cluster, "Failed", "Succeeded")
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 3), (1, 3)]
@@ -146,34 +148,34 @@ def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_
     cluster = actions.create_cluster(manifest("demo", "exec sleep 600", mode="service"), acting_user=people.bob)
     loop.until_phase(cluster, "Running")
     budget = limit(people.ops, "stop_services", people.alice)
-    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
     for kind in ("block", "stop_services"):
         backdate(kind)
-        budgeting.turn()
+        turn.turn()
 
     # Whoever read the order is slow; an administrator lifts it meanwhile.
-    [order] = budget_access.orders()
-    budgeting.lift(budget, "The paper is due.", acting_user=people.root)
-    assert overspending._stop_some(order) == 0
-    assert overspending.stop() == 0
+    [order] = access.orders()
+    turn.lift(budget, "The paper is due.", acting_user=people.root)
+    assert budgets._stop_some(order) == 0
+    assert budgets.stop() == 0
     loop.work()
     assert Run.objects.get(current_of=cluster).phase == "Running"
 
     # It counts again, is announced again, and whoever takes the order dies before he writes.
-    budgeting.enforce(budget, acting_user=people.root)
+    turn.enforce(budget, acting_user=people.root)
     for kind in ("block", "stop_services"):
         backdate(kind)
-        budgeting.turn()
+        turn.turn()
 
     def dies(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(overspending, "end_by_portal", dies)
+        patch.setattr(budgets, "end_by_portal", dies)
         with pytest.raises(KeyboardInterrupt):
-            overspending.stop()
+            budgets.stop()
     assert Run.objects.get(current_of=cluster).desired == "running"
-    assert overspending.stop() == 1
+    assert budgets.stop() == 1
     assert loop.until_phase(cluster, "Stopped").reason == "BudgetUsedUp"
 
 
@@ -186,14 +188,14 @@ def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, 
     for cluster in clusters:
         loop.until_phase(cluster, "Running")
     limit(people.ops, "stop_services", people.alice)
-    loop.until(lambda: budgeting.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
     for kind in ("block", "stop_services"):
         backdate(kind)
-        budgeting.turn()
+        turn.turn()
 
     def stop():
         try:
-            return overspending.stop()
+            return budgets.stop()
         finally:
             connections.close_all()
 
@@ -201,7 +203,7 @@ def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, 
         held = Run.objects.select_for_update().get(current_of=clusters[0])
         assert threads.submit(stop).result(timeout=60) == 1
     assert list(Run.objects.filter(desired="running")) == [held]
-    assert overspending.stop() == 1
+    assert budgets.stop() == 1
 
 
 def test_the_clock_knows_every_task_by_its_name(settings):

@@ -5,13 +5,14 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
-from clusters import actions, registration
-from clusters.catalogue import resolve
+from clusters import actions
+from clusters.clouds import actions as cloud_actions
 from clusters.clouds import registry
-from clusters.clouds.base import CloudError
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.placement import place_of
 from clusters.models import Image, KubernetesCluster, Placement, Run
-from clusters.places import place_of
-from clusters.preview import preview
+from clusters.runs.preview import preview
+from clusters.spec.catalog import resolve
 from datastores.models import AllowedFolder, Datastore
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
@@ -40,14 +41,14 @@ def test_without_any_registered_cluster_everything_runs_here(people):
 
 
 def test_a_line_is_placed_and_the_others_go_to_the_default(training, people, ops_line):
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     assert (place_of(people.ops).cloud, place_of(people.ops).title) == ("training", "Training")
     assert place_of(people.flight).cloud == "local"
     KubernetesCluster.objects.update(is_default=True)
     assert place_of(people.flight).cloud == "training"
-    registration.place(ops_line, "local", acting_user=people.root)
+    cloud_actions.place(ops_line, "local", acting_user=people.root)
     assert place_of(people.ops).cloud == "local"
-    registration.place(ops_line, None, acting_user=people.root)
+    cloud_actions.place(ops_line, None, acting_user=people.root)
     assert place_of(people.ops).cloud == "training"
     assert not Placement.objects.exists()
     assert list(Event.objects.filter(verb="org.placed").order_by("pk").values_list("data", flat=True)) == [
@@ -58,7 +59,7 @@ def test_a_line_is_placed_and_the_others_go_to_the_default(training, people, ops
 
 
 def test_the_nearest_line_decides(training, people, ops_line):
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     below = OrgNode.objects.create(path="qunarcorp.ops.dev", title="Dev")
     people.ops.org_node = below
     assert (place_of(people.ops).cloud, place_of(people.ops).namespace) == ("training", "ops")
@@ -86,7 +87,7 @@ def test_nowhere_to_run_is_said_at_the_appcode(catalogue, people, manifest, sett
 def test_a_disabled_cluster_takes_no_new_runs_and_is_followed_as_long_as_runs_live_there(
     training, people, ops_line, manifest
 ):
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     cluster = actions.create_cluster(manifest(image="container-only"), acting_user=people.bob)
     KubernetesCluster.objects.update(enabled=False)
     errors = refused(lambda: actions.create_cluster(manifest("other", image="container-only"), acting_user=people.bob))
@@ -106,7 +107,7 @@ def test_what_can_be_used_depends_on_where_it_lands(training, people, ops_line, 
     assert errors == {
         "spec.image": "“Container only” has only a container reference and cannot run on this machine; choose another image."
     }
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     assert (
         "local environment and cannot run on Training" in refused(lambda: resolve(here.spec, people.ops))["spec.image"]
     )
@@ -122,7 +123,7 @@ def test_more_tasks_than_one_variable_can_name_there_are_refused_at_the_field(tr
     roles = {"master": small, "ps": {**small, "count": 300}, "worker": {**small, "count": 1000}}
     many = manifest(image="container-only", roles=roles)
     assert resolve(manifest(roles=roles).spec, people.ops).place.is_local, "addresses are short there"
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     errors = refused(lambda: resolve(many.spec, people.ops))
     assert errors.keys() == {"spec.roles.worker.count"}
     assert "it names all 1,301 tasks; about 1,210 fit" in errors["spec.roles.worker.count"]
@@ -133,20 +134,20 @@ def test_a_server_that_only_this_machine_reaches_serves_nobody_else(training, pe
     spec = {"server": f"http://{host}:9000", "bucket": "tmp", "prefix": "", "access_key": "x", "region": "us-east-1"}
     Datastore.objects.create(appcode=people.ops, name="mine", kind="s3", spec=spec, secret="x")
     assert resolve(manifest(input="mine").spec, people.ops).place.is_local
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     errors = refused(lambda: resolve(manifest(image="container-only", input="mine").spec, people.ops))
     assert "lies on the portal's own machine" in errors["spec.input"]
 
 
 def test_a_run_stays_where_it_was_made(training, people, ops_line, manifest):
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     actions.disable(cluster, acting_user=people.bob)
     with pytest.raises(Invalid):
         actions.deploy(cluster, acting_user=people.bob)
     other = actions.create_cluster(manifest("other", image="container-only"), acting_user=people.bob)
     OrgNode.objects.filter(pk=ops_line.pk).update(namespace="renamed")
-    registration.place(OrgNode.objects.get(pk=ops_line.pk), None, acting_user=people.root)
+    cloud_actions.place(OrgNode.objects.get(pk=ops_line.pk), None, acting_user=people.root)
     places = {run.cluster_id: (run.cloud, run.namespace) for run in Run.objects.all()}
     assert places == {cluster.pk: ("local", "ops"), other.pk: ("training", "ops")}
 
@@ -162,15 +163,15 @@ def test_a_run_stays_where_it_was_made(training, people, ops_line, manifest):
 def test_lines_are_placed_where_they_can_run(training, people, path, cloud, field):
     OrgNode.objects.get_or_create(path="qunarcorp")
     KubernetesCluster.objects.update(enabled=path == "qunarcorp")
-    assert field in refused(lambda: registration.place(OrgNode.objects.get(path=path), cloud, acting_user=people.root))
+    assert field in refused(lambda: cloud_actions.place(OrgNode.objects.get(path=path), cloud, acting_user=people.root))
 
 
 def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
     """A cloud that reports a run of another one writes nothing, and its listing makes none of theirs vanish."""
     from django.utils.timezone import now
 
-    from clusters.clouds.base import Batch, RunGone
-    from clusters.watch import apply_batch, apply_listing
+    from clusters.clouds.drivers.base import Batch, RunGone
+    from clusters.runs.observe import apply_batch, apply_listing
 
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     run = cluster.current_run
@@ -200,12 +201,12 @@ def aside(call):
 
 
 def test_a_cluster_that_is_removed_while_a_run_is_made_gets_no_run(training, people, ops_line, manifest, monkeypatch):
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     Image.objects.update(container="example/python:3")
 
     def remove():
-        registration.place(ops_line, "local", acting_user=people.root)
-        registration.remove(training, acting_user=people.root)
+        cloud_actions.place(ops_line, "local", acting_user=people.root)
+        cloud_actions.remove(training, acting_user=people.root)
 
     def resolve_and_be_late(*arguments):
         found = resolve(*arguments)
@@ -222,12 +223,12 @@ def test_a_cluster_that_is_removed_while_a_run_is_made_gets_no_run(training, peo
 
 
 def test_a_cluster_on_which_a_run_is_being_made_is_not_removed(training, people, ops_line, manifest):
-    registration.place(ops_line, "training", acting_user=people.root)
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
     Image.objects.update(container="example/python:3")
 
     def remove():
-        registration.place(ops_line, "local", acting_user=people.root)
-        registration.remove(training, acting_user=people.root)
+        cloud_actions.place(ops_line, "local", acting_user=people.root)
+        cloud_actions.remove(training, acting_user=people.root)
 
     with transaction.atomic():
         actions.create_cluster(manifest(), acting_user=people.bob)

@@ -11,14 +11,15 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from billing.actions import add_price
+from billing.metering.segments import floor
 from billing.models import Price
-from billing.usage import floor
-from clusters import actions, reconcile, sweeping
-from clusters.clouds.base import CloudError
-from clusters.lanes import BUSY, PutOff
+from billing.prices.actions import add_price
+from clusters import actions
+from clusters.clouds.bulkhead import BUSY, PutOff
+from clusters.clouds.drivers.base import CloudError
 from clusters.models import Cluster, Flavor, Run
-from clusters.preview import preview
+from clusters.runs import reconcile, resync
+from clusters.runs.preview import preview
 from portal.actions import approve_appcode, disable_appcode
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode
@@ -273,7 +274,7 @@ def test_clicks_workers_and_sweeps_at_once_end_in_order(loop, people, manifest):
         lambda: actions.disable(cluster, acting_user=people.bob),
         lambda: actions.delete_cluster(cluster, acting_user=people.alice),
         lambda: reconcile.admit_waiting(people.ops.pk),
-        sweeping.sweep,
+        resync.sweep,
         lambda: loop.listen(),
     )
     assert not [result for result in results if isinstance(result, Exception)], results
@@ -368,7 +369,7 @@ def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
     run = loop.until_phase(cluster, "Running")
     assert run.cost_rate == Decimal("0.01")
     add_price("gpu", Decimal(360), None, acting_user=people.root)
-    sweeping.sweep()
+    resync.sweep()
     assert current(cluster).cost_rate == Decimal("0.1")
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
@@ -376,20 +377,20 @@ def test_a_new_price_is_charged_from_its_second_on(loop, people, manifest):
 
 
 def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogue, people, manifest, monkeypatch):
-    monkeypatch.setattr(sweeping, "SWEEP_LIMIT", 2)
+    monkeypatch.setattr(resync, "SWEEP_LIMIT", 2)
     woken = []
-    monkeypatch.setattr(sweeping.wakeups, "wake", woken.append)
+    monkeypatch.setattr(resync.wakeups, "wake", woken.append)
     runs = [current(actions.create_cluster(manifest(f"c{n}"), acting_user=people.bob)).pk for n in range(4)]
     del woken[:]
     for _ in range(2):
-        sweeping.sweep()
+        resync.sweep()
         Run.objects.filter(pk__in=woken).update(claimed_until=now() - dt.timedelta(seconds=1))
     assert sorted(woken) == runs
     del woken[:]
     Run.objects.update(wait_reason="QuotaExceeded")
     queues = []
-    monkeypatch.setattr(sweeping.wakeups, "wake_waiting", queues.append)
-    sweeping.sweep()
+    monkeypatch.setattr(resync.wakeups, "wake_waiting", queues.append)
+    resync.sweep()
     assert (woken, queues) == ([], [people.ops.pk])
 
 
@@ -415,7 +416,7 @@ def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
 
 
 def test_a_length_of_time_is_said_exactly():
-    spans = [sweeping.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
+    spans = [resync.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
     assert spans == ["1 minute", "90 seconds", "1 hour", "90 minutes", "1 day", "2 days"]
 
 
@@ -462,7 +463,7 @@ def test_an_agent_that_is_down_for_a_while_during_every_step(
     """Create, disable and delete while nobody answers; kill -9 while it runs: everything ends where it was meant to."""
     import os
 
-    from portal import servers, services
+    from portal.up import servers, services
     from tests.clusters.conftest import Loop
 
     folder, address = tmp_path / "cloud", tmp_path / "agent.sock"

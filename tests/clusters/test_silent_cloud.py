@@ -12,10 +12,12 @@ from django.db import connections
 from django.utils.timezone import now
 
 import portal.wakeups
-from clusters import actions, lanes, reconcile, sweeping, wakeups
-from clusters.clouds.base import CloudError, CloudRefused, Unanswered
-from clusters.lanes import AWAY, BUSY, Lanes, PutOff
+from clusters import actions, wakeups
+from clusters.clouds import bulkhead
+from clusters.clouds.bulkhead import AWAY, BUSY, Lanes, PutOff
+from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
 from clusters.models import CloudState, KubernetesCluster, Placement, Run
+from clusters.runs import reconcile, resync
 from portal.celery import app
 from tests.clusters.conftest import PATIENCE
 from tests.silent import Silent, kubeconfig
@@ -33,7 +35,7 @@ def silent():
 @pytest.fixture
 def away(silent, catalogue, people, monkeypatch):
     """A Kubernetes cluster that never answers, on which the line of flight-demo runs."""
-    monkeypatch.setattr(lanes, "_of_this_process", Lanes())
+    monkeypatch.setattr(bulkhead, "_of_this_process", Lanes())
     config = json.dumps(kubeconfig(silent.url))
     cluster = KubernetesCluster.objects.create(name="away", title="Away", kubeconfig=config, server=silent.url)
     Placement.objects.create(org_node=people.flight.org_node, cluster=cluster)
@@ -90,7 +92,7 @@ def test_launches_on_other_clouds_and_bills_go_on(away, silent, people, manifest
         until(lambda: here.filter(applied_at__isnull=False).count() == FEW)
         until(lambda: {"billing.tasks.post", "clusters.tasks.stop_over_budget"} <= set(done))
         # All that wait have been looked at, and only few of them were waited for.
-        until(lambda: lost.filter(wait_reason=reconcile.TROUBLE).count() >= MANY - lanes.MOST)
+        until(lambda: lost.filter(wait_reason=reconcile.TROUBLE).count() >= MANY - bulkhead.MOST)
         assert silent.asked < MANY / 2
         assert not lost.filter(applied_at__isnull=False).exists()
         # Whoever still waits for it need not be waited for.
@@ -112,20 +114,20 @@ def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
     Run.objects.filter(pk__in=busy).update(claimed_until=now() + reconcile.CLAIM)
     Run.objects.filter(pk=min(lost - set(busy))).update(claimed_until=now() - reconcile.CLAIM)
     woken.clear()
-    sweeping.sweep()
+    resync.sweep()
     assert here in woken
     assert set(woken) - {here} == set(sorted(lost)[-4:])
     woken.clear()
     CloudState.objects.update(trouble="")
-    sweeping.sweep()
+    resync.sweep()
     assert set(woken) == {here, *sorted(lost)[2:]}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, manifest):
     [run] = create_away(people, manifest, 1)
-    lanes._of_this_process._lanes["away"] = lanes._Lane(failed=time.monotonic())
-    with lanes._of_this_process.taken("away", trouble=True):
+    bulkhead._of_this_process._lanes["away"] = bulkhead._Lane(failed=time.monotonic())
+    with bulkhead._of_this_process.taken("away", trouble=True):
         reconcile.reconcile(run.pk)
         run.refresh_from_db()
         assert (run.wait_reason, run.wait_message, run.claim_token) == (reconcile.TROUBLE, AWAY, None)
@@ -161,7 +163,7 @@ def test_calls_that_nobody_answers_for_a_long_time_say_that_a_cloud_is_away(monk
     fail(mine, Unanswered("quickly"))
     with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
         """It may have been about one run."""
-    monkeypatch.setattr(lanes, "SLOW", -1.0)
+    monkeypatch.setattr(bulkhead, "SLOW", -1.0)
     fail(mine, CloudRefused("it answers"))
     with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
         """That is no trouble."""
@@ -179,7 +181,7 @@ def test_calls_that_nobody_answers_for_a_long_time_say_that_a_cloud_is_away(monk
 def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_they_are_young(monkeypatch):
     mine, go_on, inside = Lanes(), threading.Event(), threading.Semaphore(0)
     # Longer than this test takes on any machine.
-    monkeypatch.setattr(lanes, "SLOW", 600.0)
+    monkeypatch.setattr(bulkhead, "SLOW", 600.0)
     order = []
 
     def hold():
@@ -192,26 +194,26 @@ def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_
         with mine.taken("a", trouble=False):
             order.append("waited")
 
-    holders = [threading.Thread(target=hold) for _ in range(lanes.MOST)]
+    holders = [threading.Thread(target=hold) for _ in range(bulkhead.MOST)]
     for each in holders:
         each.start()
     for _ in holders:
         assert inside.acquire(timeout=PATIENCE)
     waiter = threading.Thread(target=wait)
     waiter.start()
-    monkeypatch.setattr(lanes, "SLOW", 0.0)
+    monkeypatch.setattr(bulkhead, "SLOW", 0.0)
     with pytest.raises(PutOff, match=BUSY), mine.taken("a", trouble=False):
         """They have taken too long by now."""
     go_on.set()
     for each in (*holders, waiter):
         each.join(PATIENCE)
         assert not each.is_alive()
-    assert order.count("held") == lanes.MOST
+    assert order.count("held") == bulkhead.MOST
 
 
 def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
     mine, waits = Lanes(), threading.Event()
-    monkeypatch.setattr(lanes, "SLOW", 600.0)
+    monkeypatch.setattr(bulkhead, "SLOW", 600.0)
     wait = mine._changed.wait
     monkeypatch.setattr(mine._changed, "wait", lambda left: waits.set() or wait(left))
     came = []
@@ -222,7 +224,7 @@ def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
 
     waiter = threading.Thread(target=come, daemon=True)
     with ExitStack() as held, ExitStack() as young:
-        for _ in range(lanes.MOST - 1):
+        for _ in range(bulkhead.MOST - 1):
             held.enter_context(mine.taken("a", trouble=False))
         for call in mine._lanes["a"].calls:
             call.began -= 3600
@@ -247,7 +249,7 @@ def test_what_is_not_asked_of_the_cloud_takes_none_of_its_threads(away, silent, 
     taken = []
 
     def look(run):
-        taken.extend(lanes._of_this_process._lanes.keys() & {run.cloud})
+        taken.extend(bulkhead._of_this_process._lanes.keys() & {run.cloud})
         raise CloudError("The database takes long.")
 
     monkeypatch.setattr(reconcile, "plan_of", look)

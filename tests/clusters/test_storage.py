@@ -11,13 +11,15 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from billing import makeup, posting
+from billing.ledger import posting
 from billing.models import LedgerEntry, Observation, Price, UsageSegment
-from clusters import lanes, storage, volumes
-from clusters.clouds.base import ImageRef, Mount, Plan
+from billing.sums import makeup
+from clusters.clouds import bulkhead
+from clusters.clouds.bulkhead import Lanes
+from clusters.clouds.drivers.base import ImageRef, Mount, Plan
 from clusters.clouds.registry import run_ref
-from clusters.lanes import Lanes
 from clusters.models import CloudState, Cluster, KubernetesCluster, Run
+from clusters.volumes import lifecycle, metering
 from datastores import placing
 from datastores.actions import create_datastore, delete_datastore
 from datastores.models import Datastore, Volume
@@ -55,15 +57,15 @@ def metered() -> list[tuple[int, float, float | None]]:
 def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
     people: Any, store: Datastore, run: Run
 ) -> None:
-    source = volumes.source_for_run(run, store, "mnist")
-    volumes.source_for_run(run, store, "mnist")
+    source = lifecycle.source_for_run(run, store, "mnist")
+    lifecycle.source_for_run(run, store, "mnist")
     assert not UsageSegment.objects.exists(), "no cloud has taken it"
-    assert not volumes.unsettled(timezone.now()).exists()
+    assert not lifecycle.unsettled(timezone.now()).exists()
     before = timezone.now().replace(microsecond=0)
     mounts = (Mount("/elearn/input", True, source), Mount("/elearn/output", False, source))
     plan = Plan(run_ref(run), ImageRef("python", "", "", ""), (), mounts)
     for _ in range(2):
-        volumes.told(plan)
+        lifecycle.told(plan)
     (row,) = UsageSegment.objects.all()
     assert before <= row.started <= timezone.now()
     assert (row.storage_mb, row.ended, row.gpus, row.cpu_milli) == (20 * GIB, None, 0, 0)
@@ -72,8 +74,8 @@ def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
     volume = Volume.objects.get()
     delete_datastore(store, acting_user=people.bob, named="scratch")
     # Its cloud is no longer on the list: nobody has to be told.
-    volumes.settle(volume.pk)
-    volumes.settle(volume.pk)
+    lifecycle.settle(volume.pk)
+    lifecycle.settle(volume.pk)
     assert not Volume.objects.exists()
     row.refresh_from_db()
     assert before <= row.ended <= timezone.now()
@@ -82,13 +84,13 @@ def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
 def test_a_volume_that_no_cloud_took_costs_nothing_and_what_it_was_to_grow_to_is_made_at_once(
     people: Any, store: Datastore, run: Run
 ) -> None:
-    assert volumes.source_for_run(run, store, "").size == "20Gi"
+    assert lifecycle.source_for_run(run, store, "").size == "20Gi"
     Volume.objects.update(size="30Gi")
-    assert not volumes.unsettled(timezone.now()).exists()
-    assert volumes.source_for_run(run, store, "").size == "30Gi"
+    assert not lifecycle.unsettled(timezone.now()).exists()
+    assert lifecycle.source_for_run(run, store, "").size == "30Gi"
     Run.objects.update(gone=True, phase="Failed")
     delete_datastore(store, acting_user=people.bob, named="scratch")
-    volumes.settle(Volume.objects.get().pk)
+    lifecycle.settle(Volume.objects.get().pk)
     assert not Volume.objects.exists()
     assert not UsageSegment.objects.exists()
 
@@ -98,14 +100,14 @@ def test_growing_ends_one_size_and_begins_the_next_in_the_same_second(store: Dat
         datastore=store, cloud="gpu-a", namespace="ops", appcode="ops-demo", name="scratch", access_mode="ReadWriteOnce",
         size="20Gi", told_size="20Gi",
     )  # fmt: skip
-    storage.meter(volume.pk, "20Gi", at(0.9))
+    metering.meter(volume.pk, "20Gi", at(0.9))
     for _ in range(2):
-        storage.meter(volume.pk, "50Gi", at(100))
+        metering.meter(volume.pk, "50Gi", at(100))
     # Somebody who has not heard of it.
-    storage.meter(volume.pk, "20Gi", at(101))
+    metering.meter(volume.pk, "20Gi", at(101))
     assert metered() == [(20 * GIB, 0, 100), (50 * GIB, 100, None)]
     for moment in (160, 170):
-        storage.meter(volume.pk, "", at(moment))
+        metering.meter(volume.pk, "", at(moment))
     assert metered() == [(20 * GIB, 0, 100), (50 * GIB, 100, 160)]
     parts = makeup.parts(at(1000))
     assert [(part.sku, part.quantity) for part in parts] == [("storage", 20 * GIB * 100 + 50 * GIB * 60)]
@@ -121,12 +123,12 @@ def test_what_was_made_before_volumes_were_metered_is_paid_for_from_now_on(store
         datastore=store, cloud="gpu-a", namespace="ops", appcode="ops-demo", name="scratch", access_mode="ReadWriteOnce",
         size="20Gi", told_size="20Gi", told_at=at(0),
     )  # fmt: skip
-    assert list(volumes.unsettled(timezone.now())) == [volume]
+    assert list(lifecycle.unsettled(timezone.now())) == [volume]
     before = timezone.now().replace(microsecond=0)
-    volumes.settle(volume.pk)
+    lifecycle.settle(volume.pk)
     (row,) = UsageSegment.objects.all()
     assert row.started >= before
-    assert not volumes.unsettled(timezone.now() + dt.timedelta(hours=1)).exists()
+    assert not lifecycle.unsettled(timezone.now() + dt.timedelta(hours=1)).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -134,16 +136,16 @@ def test_a_volume_that_is_put_off_keeps_the_better_reason(
     people: Any, store: Datastore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     KubernetesCluster.objects.create(name="gpu-a", title="A", kubeconfig="{}")
-    volumes.source_for_run(run, store, "")
+    lifecycle.source_for_run(run, store, "")
     Volume.objects.update(told_at=at(0), size="30Gi", metered_mb=1)
     mine = Lanes()
-    monkeypatch.setattr(lanes, "_of_this_process", mine)
+    monkeypatch.setattr(bulkhead, "_of_this_process", mine)
     CloudState.objects.create(name="gpu-a", trouble="The API server does not answer.")
     volume = Volume.objects.get()
     with mine.taken("gpu-a", trouble=True):
-        for known, told in (("", lanes.AWAY), ("It is on fire.", "It is on fire.")):
+        for known, told in (("", bulkhead.AWAY), ("It is on fire.", "It is on fire.")):
             Volume.objects.update(trouble=known, tried_at=None)
-            volumes.settle(volume.pk)
+            lifecycle.settle(volume.pk)
             volume.refresh_from_db()
             assert volume.trouble == told
             # Others come first now.

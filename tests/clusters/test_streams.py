@@ -9,8 +9,9 @@ import pytest
 import urllib3
 from websocket import ABNF, WebSocket
 
-from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes import client, inside
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes import exec as pod_exec
+from clusters.clouds.drivers.kubernetes.api import client
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def session():
         frame.mask_value = 0
         theirs.sendall(frame.format())
 
-    yield inside.PodSession(connection, stdin=False), send
+    yield pod_exec.PodSession(connection, stdin=False), send
     theirs.close()
     ours.close()
 

@@ -13,10 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from billing.models import Observation, Quarantined, UsageSegment
-from clusters import actions, sweeping, watch
-from clusters.clouds.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
+from clusters import actions
+from clusters.clouds.drivers.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
 from clusters.clouds.registry import cloud
 from clusters.models import CloudState, Cluster, Run, Task
+from clusters.runs import observe, resync
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,12 +26,12 @@ position = itertools.count(1)
 
 
 def tell(*items):
-    watch.apply_batch("local", Batch(f"test.{next(position)}", items))
+    observe.apply_batch("local", Batch(f"test.{next(position)}", items))
 
 
 def told(run, cluster_role="master", index=0, attempt=0, phase="Running", **more):
     start = now().replace(microsecond=0)
-    times = {"scheduled_at": start, "started_at": start, "finished_at": start if phase in watch.ENDED else None}
+    times = {"scheduled_at": start, "started_at": start, "finished_at": start if phase in observe.ENDED else None}
     uid = more.pop("uid", f"{run.pk}/{cluster_role}/{index}/{attempt}")
     return TaskSeen(run.pk, cluster_role, index, attempt, uid, phase, **{**times, **more})
 
@@ -86,7 +87,10 @@ def test_what_the_database_does_not_take_is_quarantined_and_the_rest_goes_on(run
     ]
     good = [told(run, uid="five"), StorageSeen(run.pk, "storing")]
     asked_at = now()
-    for take in (lambda items: tell(*items), lambda items: watch.apply_listing("local", Batch("t.0", items), asked_at)):
+    for take in (
+        lambda items: tell(*items),
+        lambda items: observe.apply_listing("local", Batch("t.0", items), asked_at),
+    ):
         take((*bad[:2], good[0], *bad[2:], good[1]))
         assert set(Task.objects.values_list("uid", flat=True)) == {"one", "four", "five"}
         assert Task.objects.get(uid="one").role == "worker"
@@ -103,11 +107,11 @@ def test_what_the_database_does_not_take_is_quarantined_and_the_rest_goes_on(run
 def test_what_the_cloud_could_not_read_is_kept_and_is_not_missing(run):
     tell(told(run, uid="one"), told(run, "worker", uid="two"))
     unread = Unreadable('{"kind": "Pod"}', "Pod ops/x is not understood.", "two", run.pk)
-    watch.apply_batch("local", Batch("t.1", (), (unread,)))
-    watch.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
+    observe.apply_batch("local", Batch("t.1", (), (unread,)))
+    observe.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
     assert set(Task.objects.values_list("uid", "phase")) == {("one", "Running"), ("two", "Running")}
     # Not even a run of which nothing else is told.
-    watch.apply_listing("local", Batch("t.3", (), (unread,)), now())
+    observe.apply_listing("local", Batch("t.3", (), (unread,)), now())
     run.refresh_from_db()
     assert run.applied_at
     kept = Quarantined.objects.get()
@@ -125,8 +129,8 @@ def test_a_pod_whose_end_nobody_understands_is_not_billed_any_more(run, finished
     unread = Unreadable('{"kind": "Pod"}', "Pod ops/x is not understood.", "two", run.pk, over=True, finished_at=at)
     heard_at = CloudState.objects.get().heard_at
     # Found by a listing after the portal was away, and told by a watch.
-    watch.apply_listing("local", Batch("t.1", (told(run, uid="one"),), (unread,)), now())
-    watch.apply_batch("local", Batch("t.2", (), (unread,)))
+    observe.apply_listing("local", Batch("t.1", (told(run, uid="one"),), (unread,)), now())
+    observe.apply_batch("local", Batch("t.2", (), (unread,)))
     task = Task.objects.get(uid="two")
     assert (task.phase, task.reason, task.finished_at) == ("Failed", "Lost", at or heard_at)
     segment = UsageSegment.objects.get(uid="two")
@@ -134,7 +138,7 @@ def test_a_pod_whose_end_nobody_understands_is_not_billed_any_more(run, finished
     assert "end-estimated" in segment.flags
     assert UsageSegment.objects.get(uid="one").ended is None
     before = now().replace(microsecond=0)
-    watch.apply_batch("local", Batch("t.3", (), (replace(unread, uid="one", finished_at=None),)))
+    observe.apply_batch("local", Batch("t.3", (), (replace(unread, uid="one", finished_at=None),)))
     assert before <= UsageSegment.objects.get(uid="one").ended <= now()
 
 
@@ -155,7 +159,7 @@ def test_a_failure_is_told_once_however_often_the_news_come(run):
     stopped = told(run, "worker", 1, phase="Failed", reason="Stopped")
     tell(failed, stopped)
     tell(failed)
-    watch.apply_listing("local", Batch("test.0", (told(run), failed, stopped)), now())
+    observe.apply_listing("local", Batch("test.0", (told(run), failed, stopped)), now())
     assert Event.objects.filter(verb="task.failed").count() == 1
 
 
@@ -187,7 +191,7 @@ def test_a_warning_about_data_stays_on_the_page_and_is_told_once(run, client, pe
 def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):
     before = Run.objects.get().applied_at - dt.timedelta(milliseconds=1)
     Run.objects.update(desired="ended")
-    watch.apply_listing("local", Batch("test.0", ()), before)
+    observe.apply_listing("local", Batch("test.0", ()), before)
     assert not Run.objects.get().gone
 
 
@@ -199,7 +203,7 @@ def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
         told(run, "worker", 1),
     )
     assert Run.objects.get().phase == "Running"
-    watch.apply_listing("local", Batch("test.0", ()), now())
+    observe.apply_listing("local", Batch("test.0", ()), now())
     run.refresh_from_db()
     assert (run.applied_at, run.gpu_rate) == (None, 0)
     assert not UsageSegment.objects.filter(ended=None).exists()
@@ -216,7 +220,7 @@ def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
 def test_a_run_that_the_cloud_forgot_while_it_ended_does_not_claim_that_its_output_is_safe(run):
     Run.objects.update(spec={**run.spec, "output": "somewhere"})
     tell(told(run, phase="Succeeded", exit_code=0))
-    watch.apply_listing("local", Batch("test.0", ()), now())
+    observe.apply_listing("local", Batch("test.0", ()), now())
     run.refresh_from_db()
     assert (run.phase, run.reason) == ("Failed", "OutputNotStored")
 
@@ -258,7 +262,7 @@ def test_a_thousand_tasks_take_as_many_queries_as_one(catalogue, people, manifes
 
 def test_a_rolled_back_batch_leaves_nothing_and_comes_again(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "_save_position", lambda *args: 1 / 0)
+        patch.setattr(observe, "_save_position", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             tell(told(run))
     assert not Task.objects.exists()
@@ -281,7 +285,7 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     actions.disable(cluster, acting_user=people.bob)
     loop.until_phase(cluster, "Stopped")
     assert cloud("local").capacity().queue == ()
-    sweeping.sweep()
+    resync.sweep()
 
 
 def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
@@ -302,7 +306,7 @@ def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
     assert Run.objects.filter(phase="Succeeded").count() == old
     began = time.monotonic()
     with CaptureQueriesContext(connection) as queries:
-        watch.apply_listing("local", Batch("test.0", (*items, told(run))), now())
+        observe.apply_listing("local", Batch("test.0", (*items, told(run))), now())
     assert len(queries) < 50, "two dozen, and none for each of them"
     assert time.monotonic() - began < 30  # less than half a second, when nothing else runs
     assert Task.objects.filter(run=run, phase="Running").exists()

@@ -15,13 +15,14 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from billing.metering.segments import END_ESTIMATED, Segment, floor, segment_of
 from billing.models import UsageSegment
-from billing.usage import END_ESTIMATED, Segment, floor, segment_of
-from clusters import actions, watch
-from clusters.clouds.base import Batch, RunFound, TaskSeen
+from clusters import actions
+from clusters.clouds.drivers.base import Batch, RunFound, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.models import CloudState, Run, Task
-from clusters.task_rows import pod_state
+from clusters.runs import observe
+from clusters.runs.task_status import pod_state
 from portal.models import Event
 from tests import mortal
 
@@ -86,7 +87,7 @@ def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwa
             told = [(pod % len(histories), which) for pod, which in batch]
             items = [histories[pod][which % len(histories[pod])] for pod, which in told]
             with transaction.atomic():
-                watch.apply_batch("local", Batch(f"t.{n}", tuple(items)))
+                observe.apply_batch("local", Batch(f"t.{n}", tuple(items)))
                 if dies:
                     transaction.set_rollback(True)
             if not dies:
@@ -97,11 +98,11 @@ def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwa
         # A run that is listed at all: otherwise it would begin anew.
         listing = (RunFound(run.pk, run_ref(run)), *(listed[::-1] if backwards else listed))
         for n in range(2):
-            watch.apply_listing("local", Batch(f"t.9{n}", listing), now())
+            observe.apply_listing("local", Batch(f"t.9{n}", listing), now())
         segments = found()
         for n, told in enumerate(histories):
             uid, known = told[0].uid, [told[which] for which in sorted(heard[n])]
-            if n not in vanishing or (known and known[-1].phase in watch.ENDED):
+            if n not in vanishing or (known and known[-1].phase in observe.ENDED):
                 assert segments.pop(uid, None) == truth(run, told)
             elif segment := segments.pop(uid, None):
                 begun = truth(run, known)
@@ -114,8 +115,8 @@ def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwa
             else:
                 assert truth(run, known) is None
         assert not segments
-        assert set(Task.objects.exclude(phase__in=watch.ENDED).values_list("uid", flat=True)) == {
-            item.uid for item in listed if item.phase not in watch.ENDED
+        assert set(Task.objects.exclude(phase__in=observe.ENDED).values_list("uid", flat=True)) == {
+            item.uid for item in listed if item.phase not in observe.ENDED
         }
         transaction.set_rollback(True)
 
@@ -126,7 +127,7 @@ def test_the_end_of_a_pod_whose_node_is_gone_keeps_the_model_of_its_gpus(run, at
     *_, running, end = history(run, ("master", 0), 0, (0, 1, 60, 0, "Failed"))
     news = (running, replace(end, gpu_model=""))
     for n, items in enumerate([news] if at_once else [(item,) for item in news]):
-        watch.apply_batch("local", Batch(f"t.{n}", items))
+        observe.apply_batch("local", Batch(f"t.{n}", items))
     (segment,) = found().values()
     assert segment == truth(run, [running, end])
     assert segment.resources.gpu_model == "A100"
@@ -141,9 +142,9 @@ def test_the_late_end_of_a_pod_leaves_the_next_one_its_place(run, at_once):
     for first, second in ((old[3], new[0]), (old[4], new[3])):
         news = [(second, first)] if at_once else [(second,), (first,)]
         for items in news:
-            watch.apply_batch("local", Batch("t.1", items))
+            observe.apply_batch("local", Batch("t.1", items))
         assert Task.objects.get().uid == "next"
-    watch.apply_batch("local", Batch("t.2", (new[4],)))
+    observe.apply_batch("local", Batch("t.2", (new[4],)))
     task = Task.objects.get()
     assert (task.uid, task.phase) == ("next", "Failed")
     assert found() == {told[0].uid: truth(run, told) for told in (old, new)}
@@ -162,9 +163,9 @@ def test_two_controllers_that_both_believe_to_lead(run):
         try:
             start.wait()
             for n in range(0, len(items), 7):
-                watch.apply_batch("local", Batch(f"t.{n}", tuple(items[n : n + 7])))
+                observe.apply_batch("local", Batch(f"t.{n}", tuple(items[n : n + 7])))
                 if n % 35 == 0:
-                    watch.apply_listing("local", Batch(f"t.{n}", ends), now())
+                    observe.apply_listing("local", Batch(f"t.{n}", ends), now())
         except BaseException as error:
             failures.append(error)
             raise
@@ -188,9 +189,9 @@ def test_a_controller_that_is_killed_between_any_two_statements(run):
     running = (RunFound(run.pk, run_ref(run)), *(told[3] for told in histories))
 
     def work() -> None:
-        watch.apply_listing("local", Batch("t.1", running), now())
-        watch.apply_batch("local", Batch("t.2", tuple(told[4] for told in histories[:2])))
-        watch.apply_listing("local", Batch("t.3", (running[0], *(told[4] for told in histories))), now())
+        observe.apply_listing("local", Batch("t.1", running), now())
+        observe.apply_batch("local", Batch("t.2", tuple(told[4] for told in histories[:2])))
+        observe.apply_listing("local", Batch("t.3", (running[0], *(told[4] for told in histories))), now())
 
     connection.close()
     seen = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from clusters.clouds.local.rlimits import own_pid_max
+from clusters.clouds.drivers.local.task.rlimits import own_pid_max
 from tests.running import Client, Portal, eventually
 
 pytestmark = pytest.mark.e2e

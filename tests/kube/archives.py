@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from portal.services import ServiceError
+from portal.up.services import ServiceError
 from tests.kube.binary import cache, pause_binary
 
 PAUSE = "docker.io/gpu-cloud/pause:1"

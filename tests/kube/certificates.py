@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from portal.services import write_private
+from portal.up.services import write_private
 
 LIFETIME = dt.timedelta(days=2)
 

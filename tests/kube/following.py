@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from clusters.clouds.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plane import Plane
 
 PORTAL_USER = "gpu-cloud-portal"
@@ -49,7 +49,7 @@ def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
 
 def registered(plane: Plane, name: str, *, portal: str, namespace: str = "", **more: Any) -> Any:
     """The plane as a row of KubernetesCluster, with the same rights. It gets one namespace, or those of all business lines."""
-    from clusters.clouds.kubernetes import kubeconfig
+    from clusters.clouds.drivers.kubernetes.api import kubeconfig
     from clusters.models import KubernetesCluster
 
     hand_over(plane, portal, namespace)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.kubernetes import names
+from clusters.clouds.drivers.kubernetes.build import names
 from tests.kube.following import hand_over
 from tests.kube.plane import Object, Plane
 from tests.terminal import database_environment
@@ -97,8 +97,8 @@ class Loops:
         from django.db import connections
         from django.utils.timezone import now
 
-        from clusters import reconcile
         from clusters.models import Run
+        from clusters.runs import reconcile
 
         def step(run_id: int) -> None:
             try:
@@ -120,7 +120,7 @@ class Loops:
 
     def create(self, people: Any, name: str = "mnist", **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.specs import ClusterManifest
+        from clusters.spec.manifest import ClusterManifest
 
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
         flavor = spec.pop("flavor", "one-gpu")
@@ -191,7 +191,7 @@ class Loops:
         return self.objects("Pod", run)
 
     def path(self, kind: str, run: Any, name: str = "") -> str:
-        from clusters.clouds.kubernetes.client import path_of
+        from clusters.clouds.drivers.kubernetes.api.client import path_of
 
         return path_of(kind, run.namespace, name)
 

@@ -40,8 +40,8 @@ from typing import IO, Any
 import urllib3
 from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
-from portal import services
-from portal.services import Service, ServiceError
+from portal.up import services
+from portal.up.services import Service, ServiceError
 from tests.kube import archives
 from tests.kube.binary import binary, cache
 from tests.kube.plane import GPU, GPU_MODEL, KUBELET_CLIENT, Object, Plane, Refused, condition

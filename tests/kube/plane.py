@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
 
-from portal import services
-from portal.services import Service
+from portal.up import services
+from portal.up.services import Service
 from tests.kube import stages
 from tests.kube.binary import binary
 from tests.kube.certificates import Authority, write_key, write_kubeconfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from clusters.clouds.base import (
+from clusters.clouds.drivers.base import (
     AccessMode,
     ImageRef,
     Mount,
@@ -17,7 +17,7 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.settings import Settings
 
 _ids = itertools.count(1000)
 # As a framework writes what names all tasks.

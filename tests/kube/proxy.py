@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from clusters.clouds.kubernetes.client import Client
+from clusters.clouds.drivers.kubernetes.api.client import Client
 from tests.kube.following import portal_kubeconfig
 from tests.kube.plane import Plane
 

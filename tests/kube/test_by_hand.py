@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import NotOurs
-from clusters.clouds.kubernetes import cloud as kubernetes
-from clusters.clouds.kubernetes import kubeconfig, names, ownership
-from clusters.clouds.kubernetes.client import Client, Missing
-from clusters.clouds.kubernetes.client import path_of as path_in
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import NotOurs
+from clusters.clouds.drivers.kubernetes import cloud as kubernetes
+from clusters.clouds.drivers.kubernetes.api import kubeconfig
+from clusters.clouds.drivers.kubernetes.api.client import Client, Missing
+from clusters.clouds.drivers.kubernetes.api.client import path_of as path_in
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.repair import field_ownership
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import CountingClient, Following, cloud_of, portal_kubeconfig
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, Refused, phase
@@ -133,7 +135,7 @@ def test_what_is_added_to_a_role_is_taken_away_again(plane: Plane, loops: Loops,
         # It is the very same one, and nobody else has a word in it any more.
         now = plane.request("GET", path)["metadata"]
         assert now["uid"] == thing["metadata"]["uid"]
-        assert ownership.is_as_applied(kind, now)
+        assert field_ownership.is_as_applied(kind, now)
         loops.until(lambda: "miner" not in str(loops.pods(run)))
         loops.until_running(cluster)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import (
+from clusters.clouds.drivers.base import (
     CloudError,
     CloudRefused,
     Mount,
@@ -21,11 +21,12 @@ from clusters.clouds.base import (
     VolumeSource,
     WatchExpired,
 )
-from clusters.clouds.kubernetes import names, upkeep
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.plans import Resources, build_plan
-from clusters.specs import ClusterSpec
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.repair import upkeep
+from clusters.runs.plan import Resources, build_plan
+from clusters.spec.manifest import ClusterSpec
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane, Refused
 from tests.kube.plans import IMAGE, data, plan, role, run_ref, volume

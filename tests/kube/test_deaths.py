@@ -72,7 +72,7 @@ def _die_after(at: int) -> None:
     from django.db.backends.utils import CursorWrapper
 
     from clusters.clouds import registry
-    from clusters.clouds.kubernetes.client import Client
+    from clusters.clouds.drivers.kubernetes.api.client import Client
 
     registry._kept.clear()
     counted, lock = [0], threading.Lock()
@@ -117,8 +117,8 @@ def work_once() -> None:
     """What a worker is woken up for."""
     from django.utils.timezone import now
 
-    from clusters import reconcile
     from clusters.models import Run
+    from clusters.runs import reconcile
 
     for run_id in Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True):
         reconcile.reconcile(run_id)

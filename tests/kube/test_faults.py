@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes import client as kubernetes_client
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.client import Client
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes.api import client as kubernetes_client
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.build import names
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, phase
 from tests.kube.proxy import Proxy, is_write, proxied
@@ -67,8 +67,8 @@ def trouble() -> str:
 def silence() -> str:
     from django.utils.timezone import now
 
+    from clusters.clouds.health import silence
     from clusters.models import CloudState
-    from clusters.news import silence
 
     return silence(CloudState.objects.get(name="kubernetes"), "Kubernetes", now())
 
@@ -388,7 +388,7 @@ def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Lo
     from billing.models import UsageSegment
     from clusters.clouds import registry
     from clusters.models import Run
-    from clusters.reconcile import plan_of
+    from clusters.runs.reconcile import plan_of
     from portal.models import Event
 
     cluster = loops.create(people, workers=1)
@@ -414,7 +414,7 @@ def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
 
     from clusters.clouds import registry
     from clusters.models import Run
-    from clusters.reconcile import plan_of
+    from clusters.runs.reconcile import plan_of
     from portal.models import Event
 
     known = loops.create(people, "known")

@@ -44,13 +44,14 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     plane: Plane, loops: Loops, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from billing.models import UsageSegment
-    from clusters import giving_up, reconcile, registration
+    from clusters.clouds import actions
     from clusters.models import CloudState, KubernetesCluster, Run
+    from clusters.runs import decommission, reconcile
     from portal.errors import Conflict
     from portal.models import Event
 
     # Nobody has five minutes here; it is a pause of the watch that is waited out.
-    monkeypatch.setattr(giving_up, "HEARD", dt.timedelta(seconds=15))
+    monkeypatch.setattr(decommission, "HEARD", dt.timedelta(seconds=15))
     one, two = loops.create(people, "one"), loops.create(people, "two", workers=1)
     runs = [loops.until_running(cluster, seconds=SECONDS) for cluster in (one, two)]
     row = KubernetesCluster.objects.get()
@@ -64,8 +65,8 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
         loops.disable(people, one)
         loops.until(lambda: loops.run(one).reason == "Ending", SECONDS)
         with pytest.raises(Conflict, match="has 2 runs of ours"):
-            registration.remove(row, acting_user=people.root)
-        loops.until(lambda: giving_up.is_silent(CloudState.objects.get().heard_at), SECONDS)
+            actions.remove(row, acting_user=people.root)
+        loops.until(lambda: decommission.is_silent(CloudState.objects.get().heard_at), SECONDS)
         call_command("give_up_cloud", "kubernetes", yes="kubernetes")
         assert (loops.run(one).phase, loops.run(one).reason) == ("Stopped", "Disabled")
         assert (loops.run(two).phase, loops.run(two).reason) == ("Failed", "Lost")
@@ -86,5 +87,5 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     assert len(found) == 3, "nothing was adopted, and nothing is metered twice"
     assert {tuple(each.flags) for each in found} == {()}
     assert all(each.ended and each.ended > heard_at for each in found)
-    registration.remove(KubernetesCluster.objects.get(), acting_user=people.root)
+    actions.remove(KubernetesCluster.objects.get(), acting_user=people.root)
     loops.until(lambda: not CloudState.objects.exists(), SECONDS)

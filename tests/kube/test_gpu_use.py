@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusters.clouds.kubernetes import prometheus
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes import prometheus
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.clouds.test_prometheus import Server, matrix, reply, series, server  # noqa: F401  the fixture
 from tests.kube.following import Following, cloud_of, portal_kubeconfig
 from tests.kube.plane import Plane

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusters.clouds.base import RunRef
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import RunRef
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref

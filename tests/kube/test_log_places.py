@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusters.clouds.base import CloudError
-from clusters.clouds.kubernetes.logs import Place, Text, is_over, nanoseconds
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes.logs import Place, Text, is_over, nanoseconds
 
 
 def body(lines: list[tuple[int, bytes]], since: Place | None = None) -> bytes:

@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 
-from clusters import actions, reconcile
-from clusters.clouds.base import CloudError, ImageRef, LogChunk, RunRef, Session
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from portal import services
+from clusters import actions
+from clusters.clouds.drivers.base import CloudError, ImageRef, LogChunk, RunRef, Session
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.runs import reconcile
 from portal.models import Event
-from portal.services import Service
+from portal.up import services
+from portal.up.services import Service
 from tests.api.client import api_of
 from tests.kube import archives
 from tests.kube.following import Following, cloud_of, registered
@@ -141,7 +142,7 @@ class TestLogs:
     def test_it_is_followed_by_one_connection_until_the_end(
         self, followed: Following, start: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from clusters.clouds.kubernetes import logs
+        from clusters.clouds.drivers.kubernetes import logs
 
         opened = []
         real = logs._open
@@ -337,7 +338,7 @@ class Portal:
 
     def create(self, script: str, name: str = "demo", workers: int = 0, **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.specs import ClusterManifest
+        from clusters.spec.manifest import ClusterManifest
 
         roles = {"master": {"flavor": "small", "count": 1}, "worker": {"flavor": "small", "count": workers}}
         body = {"image": "shell", "command": script, "roles": roles, "retries": 0, **spec}
@@ -499,7 +500,7 @@ class TestArchive:
     def test_an_archive_that_is_away_holds_nobody_up_and_misses_nothing(
         self, portal: Portal, people: Any, client: Any
     ) -> None:
-        from clusters import archiving
+        from clusters.logs import collect
 
         cluster = portal.create("trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0.1; done")
         portal.until_running(cluster)
@@ -510,7 +511,7 @@ class TestArchive:
         began = time.monotonic()
         actions.disable(cluster, acting_user=people.bob)
         run = portal.until_gone(cluster)
-        assert time.monotonic() - began < archiving.HOLD_SECONDS
+        assert time.monotonic() - began < collect.HOLD_SECONDS
         assert (run.phase, run.reason) == ("Stopped", "Disabled")
         portal.until(lambda: run.tasks.get().log_message)
         told = run.tasks.get().log_message
@@ -531,7 +532,7 @@ class TestArchive:
     def test_a_log_that_nobody_copied_in_time_is_lost_and_says_so(
         self, portal: Portal, people: Any, client: Any
     ) -> None:
-        from clusters import archiving
+        from clusters.logs import collect
 
         cluster = portal.create("echo up; exec sleep 600")
         portal.until_running(cluster)
@@ -544,8 +545,8 @@ class TestArchive:
         reconcile.reconcile(run.pk)
         portal.until_gone(cluster)
         # Its pod was held for a while, in vain.
-        assert archiving.HOLD_SECONDS - 1 < time.monotonic() - began < archiving.HOLD_SECONDS + 60
-        archiving.copy_due()
+        assert collect.HOLD_SECONDS - 1 < time.monotonic() - began < collect.HOLD_SECONDS + 60
+        collect.copy_due()
         task = run.tasks.get()
         assert (task.log_state, task.log_message) == ("lost", "Its pod was gone before the log could be copied.")
         status, answer = api_of(people.bob).get(f"{PATH}/master/0/log")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import Batch, WatchExpired
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.base import Batch, WatchExpired
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import cloud_of, registered
 from tests.kube.plane import Plane
 
@@ -35,8 +35,8 @@ class Loop:
     def work(self) -> None:
         from django.utils.timezone import now
 
-        from clusters import reconcile
         from clusters.models import Run
+        from clusters.runs import reconcile
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             reconcile.admit_waiting(appcode_id)
@@ -47,7 +47,7 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.models import CloudState
-        from clusters.watch import apply_batch, apply_listing
+        from clusters.runs.observe import apply_batch, apply_listing
 
         try:
             batch = next(self.batches)
@@ -102,7 +102,7 @@ def loop(plane: Plane, people: Any) -> Iterator[Loop]:
 @pytest.fixture
 def create(people: Any) -> Callable[..., Any]:
     from clusters.actions import create_cluster
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
 
     def make(**spec: Any) -> Any:
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}

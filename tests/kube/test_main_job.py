@@ -22,7 +22,7 @@ import psycopg2
 import pytest
 from playwright.sync_api import Page, expect
 
-from portal import servers, services
+from portal.up import servers, services
 from tests.browser import SOON, chromium, signed_in
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig

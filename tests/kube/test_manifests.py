@@ -18,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.base import (
+from clusters.clouds.drivers.base import (
     CloudRefused,
     ImageRef,
     LocalSource,
@@ -29,10 +29,10 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes import manifests, names, storage
-from clusters.clouds.kubernetes.client import Client, path_of
-from clusters.clouds.kubernetes.settings import Settings
-from clusters.specs import ROLES
+from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
+from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.spec.manifest import ROLES
 from tests.kube.plane import Plane
 from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
 

@@ -6,8 +6,8 @@ import secrets
 
 import pytest
 
-from clusters.clouds.kubernetes import manifests, names
-from clusters.clouds.kubernetes.client import AT_ONCE
+from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE
+from clusters.clouds.drivers.kubernetes.build import manifests, names
 from tests.kube.following import Following, cloud_of
 from tests.kube.plane import Plane
 

@@ -110,7 +110,7 @@ def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, 
 
 def billed_is(records: dict[str, list[Container]]) -> None:
     """Each second from the start of a pod's first container to the end of its last, once, and nothing else."""
-    from billing import posting
+    from billing.ledger import posting
     from billing.models import LedgerEntry, UsageSegment
 
     true: dict[str, tuple[datetime, datetime, list[str]]] = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import CloudError, ImageRef, RolePlan, RunRef, Session, TaskSeen
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.base import CloudError, ImageRef, RolePlan, RunRef, Session, TaskSeen
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from tests.kube import archives
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Container, Node

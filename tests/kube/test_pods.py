@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.kubernetes import pods
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.build import pods
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plans import plan, role
 
 # Much longer than a program takes that ends at once, also on a machine that has a lot to do.

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from clusters.clouds.base import CloudError
+from clusters.clouds.drivers.base import CloudError
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def manifest(plane: Plane) -> Callable[..., Any]:
-    from clusters.kubernetes_specs import read_manifest
+    from clusters.clouds.manifest import read_manifest
 
     def make(**spec: Any) -> Any:
         text = portal_kubeconfig(plane).read_text()
@@ -42,11 +42,11 @@ def refused(call: Callable[[], object]) -> dict[str, str]:
 
 
 def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, manifest: Callable[..., Any]) -> None:
-    from clusters import registration
+    from clusters.clouds import actions
     from portal.models import Event
 
-    row = registration.register(manifest(title="Plane", settings={"store_seconds": 30}), acting_user=people.root)
-    report = registration.try_connection(row)
+    row = actions.register(manifest(title="Plane", settings={"store_seconds": 30}), acting_user=people.root)
+    report = actions.try_connection(row)
     assert report.ok, report.message
     assert report.message.startswith("Kubernetes v1.36.")
     assert report.message.endswith("GPUs. The portal may do all that it needs.")
@@ -61,11 +61,11 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
 
 
 def test_a_cluster_whose_nodes_have_no_disk_for_tasks_is_not_good(people: Any, manifest: Callable[..., Any]) -> None:
-    from clusters import registration
+    from clusters.clouds import actions
 
     # Nodes of the plane offer 2Ti.
     wanted = manifest(settings={"disk": "4Ti", "disk_request": "3Ti"})
-    report = registration.try_connection(registration.register(wanted, acting_user=people.root))
+    report = actions.try_connection(actions.register(wanted, acting_user=people.root))
     assert not report.ok
     sentence = "No node takes a task: all offer less ephemeral-storage than the 3072 GiB that a task reserves."
     assert sentence in report.message
@@ -77,8 +77,9 @@ def test_keys_are_in_no_file_that_a_killed_process_would_leave(
     """Over HTTPS with a client certificate, and over a websocket with it."""
     from websocket import WebSocketBadStatusException
 
-    from clusters.clouds.kubernetes import inside, kubeconfig
-    from clusters.clouds.kubernetes.client import Client
+    from clusters.clouds.drivers.kubernetes import exec as pod_exec
+    from clusters.clouds.drivers.kubernetes.api import kubeconfig
+    from clusters.clouds.drivers.kubernetes.api.client import Client
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = kubeconfig.read(portal_kubeconfig(plane).read_text())
@@ -86,8 +87,8 @@ def test_keys_are_in_no_file_that_a_killed_process_would_leave(
     client = Client.connect(found)
     assert client.get("/api/v1/nodes")["items"]
     with pytest.raises(WebSocketBadStatusException) as caught:
-        inside._connect(client, "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true")
-    assert inside._said(caught.value) == 'pods "nobody" not found'
+        pod_exec._connect(client, "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true")
+    assert pod_exec._said(caught.value) == 'pods "nobody" not found'
     assert list(tmp_path.iterdir()) == []
     # Nobody else's certificate authority is believed.
     found["clusters"][0]["cluster"].pop("certificate-authority-data")
@@ -96,12 +97,12 @@ def test_keys_are_in_no_file_that_a_killed_process_would_leave(
 
 
 def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
-    from clusters import registration
-    from clusters.kubernetes_specs import read_manifest
+    from clusters.clouds import actions
+    from clusters.clouds.manifest import read_manifest
 
     user = f"half-{secrets.token_hex(3)}"
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    role = yaml.safe_load(registration.ROLE.read_text())
+    role = yaml.safe_load(actions.ROLE.read_text())
     role["metadata"]["name"] = user
     taken = []
     for rule in role["rules"]:
@@ -122,9 +123,9 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
     }
     plane.request("POST", f"{rbac}/clusterrolebindings", binding)
     body = {"metadata": {"name": "half"}, "spec": {"kubeconfig": plane.kubeconfig_for(user).read_text()}}
-    row = registration.register(read_manifest(body), acting_user=people.root)
+    row = actions.register(read_manifest(body), acting_user=people.root)
     plane.until_allowed(user, "watch", "nodes")
-    report = registration.try_connection(row)
+    report = actions.try_connection(row)
     assert report.found is not None
     assert {str(right) for right in report.found.missing} == set(taken)
     assert not report.ok
@@ -132,20 +133,20 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
 
 
 def test_who_is_not_known_or_does_not_answer_is_told(people: Any, plane: Plane) -> None:
-    from clusters import registration
-    from clusters.kubernetes_specs import read_manifest
+    from clusters.clouds import actions
+    from clusters.clouds.manifest import read_manifest
 
     config = yaml.safe_load(portal_kubeconfig(plane).read_text())
     config["users"][0]["user"] = {"token": "nobody-knows-this"}
     body = {"metadata": {"name": "stranger"}, "spec": {"kubeconfig": yaml.safe_dump(config)}}
-    row = registration.register(read_manifest(body), acting_user=people.root)
-    report = registration.try_connection(row)
+    row = actions.register(read_manifest(body), acting_user=people.root)
+    report = actions.try_connection(row)
     assert not report.ok
     assert report.message.startswith("Kubernetes does not accept the portal's credentials")
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     body["spec"]["kubeconfig"] = yaml.safe_dump(config)
-    row = registration.change(row, read_manifest(body, name="stranger"), acting_user=people.root)
-    report = registration.try_connection(row)
+    row = actions.change(row, read_manifest(body, name="stranger"), acting_user=people.root)
+    report = actions.try_connection(row)
     assert "does not answer" in report.message
     assert "nobody-knows" not in report.message
 
@@ -153,16 +154,16 @@ def test_who_is_not_known_or_does_not_answer_is_told(people: Any, plane: Plane) 
 def test_living_runs_are_not_taken_out_of_sight(
     people: Any, plane: Plane, manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from clusters import registration
     from clusters.actions import create_cluster
+    from clusters.clouds import actions
     from clusters.models import Flavor, Image, KubernetesCluster, Run
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
     from portal.errors import Conflict
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
     Image.objects.create(name="python", title="Python", container="example/python:3")
-    row = registration.register(manifest(default=True, settings={"portal": "one"}), acting_user=people.root)
-    registration.try_connection(row)
+    row = actions.register(manifest(default=True, settings={"portal": "one"}), acting_user=people.root)
+    actions.try_connection(row)
     spec = {"image": "python", "command": "true", "roles": {"master": {"flavor": "small"}}}
     create_cluster(
         ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": "ops-demo"}, "spec": spec}),
@@ -172,68 +173,69 @@ def test_living_runs_are_not_taken_out_of_sight(
     config = yaml.safe_load(portal_kubeconfig(plane).read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     away = manifest(default=True, settings={"portal": "one"}, kubeconfig=yaml.safe_dump(config))
-    errors = refused(lambda: registration.change(row, away, acting_user=people.root))
+    errors = refused(lambda: actions.change(row, away, acting_user=people.root))
     assert errors["spec.kubeconfig"].startswith("It has 1 run of ours, so the portal has to see")
     errors = refused(
-        lambda: registration.change(row, manifest(default=True, settings={"portal": "two"}), acting_user=people.root)
+        lambda: actions.change(row, manifest(default=True, settings={"portal": "two"}), acting_user=people.root)
     )
     assert "The old label is on 1 run" in errors["spec.settings.portal"]
     KubernetesCluster.objects.update(uid="of-another-cluster")
     row.refresh_from_db()
     other = manifest(default=True, settings={"portal": "one"}, kubeconfig=plane.kubeconfig.read_text())
-    errors = refused(lambda: registration.change(row, other, acting_user=people.root))
+    errors = refused(lambda: actions.change(row, other, acting_user=people.root))
     assert errors["spec.kubeconfig"] == (
         "This is another Kubernetes cluster than the one with 1 run of ours. If that one is lost for good, give it up first."
     )
-    assert "another Kubernetes cluster" in registration.try_connection(row).message
+    assert "another Kubernetes cluster" in actions.try_connection(row).message
     with pytest.raises(Conflict, match="has 1 run of ours"):
-        registration.remove(row, acting_user=people.root)
+        actions.remove(row, acting_user=people.root)
     Run.objects.update(gone=True)
-    registration.change(row, other, acting_user=people.root)
+    actions.change(row, other, acting_user=people.root)
     row.refresh_from_db()
     assert row.revision == 2
     with pytest.raises(Conflict, match="is the default"):
-        registration.remove(row, acting_user=people.root)
+        actions.remove(row, acting_user=people.root)
 
 
 def test_two_portals_that_nobody_named_have_labels_of_their_own(
     people: Any, manifest: Callable[..., Any], settings: Any
 ) -> None:
-    from clusters import registration
+    from clusters.clouds import actions
 
-    label = registration.own_label()
-    row = registration.register(manifest(), acting_user=people.root)
+    label = actions.own_label()
+    row = actions.register(manifest(), acting_user=people.root)
     assert row.settings == {"portal": label}
-    assert registration.change(row, manifest(title="Again"), acting_user=people.root).settings == {"portal": label}
+    assert actions.change(row, manifest(title="Again"), acting_user=people.root).settings == {"portal": label}
     settings.SECRET_KEY = "of another portal"
-    assert registration.own_label() != label
+    assert actions.own_label() != label
     # One that was registered before there were such labels keeps what is on its objects.
     row.settings = {}
     row.save()
-    assert registration.change(row, manifest(title="Old"), acting_user=people.root).settings == {}
+    assert actions.change(row, manifest(title="Old"), acting_user=people.root).settings == {}
 
 
 def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     people: Any, plane: Plane, manifest: Callable[..., Any]
 ) -> None:
-    from clusters import reconcile, registration
     from clusters.actions import create_cluster
+    from clusters.clouds import actions
     from clusters.models import Flavor, Image, Placement, Run
-    from clusters.specs import ClusterManifest
+    from clusters.runs import reconcile
+    from clusters.spec.manifest import ClusterManifest
     from portal.models import OrgNode
 
     # Those of the other lines are this portal's.
-    hand_over(plane, registration.own_label())
+    hand_over(plane, actions.own_label())
     line = people.ops.org_node
     OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
     line.refresh_from_db()
     plane.make_namespace(line.namespace)
-    row = registration.register(manifest(default=True), acting_user=people.root)
-    report = registration.try_connection(row)
+    row = actions.register(manifest(default=True), acting_user=people.root)
+    report = actions.try_connection(row)
     assert not report.ok
-    hint = f"kubectl label namespace {line.namespace} gpu-cloud/portal={registration.own_label()}"
+    hint = f"kubectl label namespace {line.namespace} gpu-cloud/portal={actions.own_label()}"
     assert report.message.endswith(hint)
-    assert refused(lambda: registration.place(line, "plane", acting_user=people.root))["cloud"].endswith(hint)
+    assert refused(lambda: actions.place(line, "plane", acting_user=people.root))["cloud"].endswith(hint)
     assert not Placement.objects.exists()
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
@@ -249,9 +251,9 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     assert run.refusal.endswith(hint)
     # It holds nothing, and nobody waits for news of it.
     assert (run.phase, run.gone) == ("Failed", True)
-    label = {"metadata": {"labels": {"gpu-cloud/portal": registration.own_label()}}}
+    label = {"metadata": {"labels": {"gpu-cloud/portal": actions.own_label()}}}
     plane.request("PATCH", f"/api/v1/namespaces/{line.namespace}", label)
-    registration.place(line, "plane", acting_user=people.root)
+    actions.place(line, "plane", acting_user=people.root)
     assert Placement.objects.get().cluster == row
 
 
@@ -268,12 +270,12 @@ class TestCommand:
     def test_saying_it_again_changes_nothing(
         self, run: Callable[..., str], plane: Plane, people: Any, tmp_path: Path
     ) -> None:
-        from clusters import registration
+        from clusters.clouds import actions
+        from clusters.clouds.placement import place_of
         from clusters.models import KubernetesCluster
-        from clusters.places import place_of
         from portal.models import Event
 
-        hand_over(plane, registration.own_label())
+        hand_over(plane, actions.own_label())
         config = yaml.safe_load(portal_kubeconfig(plane).read_text())
         for inner, names in (
             (config["clusters"][0]["cluster"], ["certificate-authority"]),
@@ -292,7 +294,7 @@ class TestCommand:
             1,
             "Plane",
             True,
-            {"portal": registration.own_label(), "quota": {"count/pods": "9"}},
+            {"portal": actions.own_label(), "quota": {"count/pods": "9"}},
         )
         assert place_of(people.flight).cloud == "plane"
         KubernetesCluster.objects.update(is_default=False)
@@ -306,7 +308,7 @@ class TestCommand:
         row.refresh_from_db()
         assert (row.revision, row.title, row.is_default) == (2, "Plane", True)
         assert row.settings == {
-            "portal": registration.own_label(),
+            "portal": actions.own_label(),
             "quota": {"count/pods": "9"},
             "store_seconds": 5,
         }

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusters.clouds.base import CloudError, Mount, NfsSource, RunRef
-from clusters.clouds.kubernetes import names, pods
-from clusters.clouds.kubernetes.client import Client
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.inspection import Right, inspect, rights_of
-from clusters.clouds.kubernetes.settings import Settings
-from portal.services import Service
+from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunRef
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.preflight import Right, inspect, rights_of
+from clusters.clouds.drivers.kubernetes.build import names, pods
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from portal.up.services import Service
 from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import data, plan, role, run_ref, volume

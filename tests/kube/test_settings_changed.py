@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusters.clouds.base import CloudRefused
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import CloudRefused
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import NODES, CountingClient, Following, portal_kubeconfig
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref

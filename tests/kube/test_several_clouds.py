@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.clouds.kubernetes import names
+from clusters.clouds.drivers.kubernetes.build import names
 from tests.kube.following import hand_over, portal_kubeconfig, registered
 from tests.kube.plane import Plane
 
@@ -64,8 +64,8 @@ class Portal:
         from django.db.models import Q
         from django.utils.timezone import now
 
-        from clusters import reconcile
         from clusters.models import Run
+        from clusters.runs import reconcile
 
         def step(run_id: int) -> None:
             try:
@@ -86,7 +86,7 @@ class Portal:
 
     def create(self, name: str, appcode: str, command: str = "exec sleep 600", **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.specs import ClusterManifest
+        from clusters.spec.manifest import ClusterManifest
 
         body = {"image": "python", "command": command, "roles": {"master": {"flavor": "one-gpu"}}, **spec}
         document = {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body}
@@ -124,10 +124,10 @@ class Portal:
         return Run.objects.get(current_of=cluster)
 
     def place(self, line: str, cloud: str | None) -> None:
-        from clusters import registration
+        from clusters.clouds import actions as cloud_actions
         from portal.models import OrgNode
 
-        registration.place(OrgNode.objects.get(path=line), cloud, acting_user=self.people.root)
+        cloud_actions.place(OrgNode.objects.get(path=line), cloud, acting_user=self.people.root)
 
     def state(self, cloud: str) -> Any:
         from clusters.models import CloudState
@@ -226,8 +226,8 @@ def test_a_node_agent_that_is_away_stops_nobody_else(portal: Portal, settings: A
 
 def test_running_processes_use_new_credentials_at_once(plane: Plane, portal: Portal) -> None:
     """Nobody restarts anything: not the workers, not the controller, which hear of clouds that come and go by themselves."""
-    from clusters import registration
-    from clusters.kubernetes_specs import read_manifest
+    from clusters.clouds import actions as cloud_actions
+    from clusters.clouds.manifest import read_manifest
     from clusters.models import CloudState
 
     def manifest(kubeconfig: str) -> Any:
@@ -236,22 +236,22 @@ def test_running_processes_use_new_credentials_at_once(plane: Plane, portal: Por
 
     hand_over(plane, f"{portal.label}-new", "ops")
     stranger = plane.kubeconfig_for(f"stranger-{secrets.token_hex(3)}").read_text()
-    row = registration.register(manifest(stranger), acting_user=portal.people.root)
+    row = cloud_actions.register(manifest(stranger), acting_user=portal.people.root)
     portal.until(lambda: "cannot list" in getattr(portal.state("fresh"), "trouble", ""))
     portal.place("qunarcorp.ops", "fresh")
     cluster = portal.create("there", "ops-demo")
     portal.until(lambda: "cannot" in portal.page("/clusters/ops-demo/there/head"))
-    registration.try_connection(row)
+    cloud_actions.try_connection(row)
     row.refresh_from_db()
     assert not row.test["ok"]
-    row = registration.change(row, manifest(portal_kubeconfig(plane).read_text()), acting_user=portal.people.root)
+    row = cloud_actions.change(row, manifest(portal_kubeconfig(plane).read_text()), acting_user=portal.people.root)
     run = portal.until_phase(cluster, "Running")
     assert run.cloud == "fresh"
     portal.until(lambda: not portal.state("fresh").trouble)
     portal.place("qunarcorp.ops", None)
     portal.disable(cluster)
     portal.until_phase(cluster, "Stopped")
-    registration.remove(row, acting_user=portal.people.root)
+    cloud_actions.remove(row, acting_user=portal.people.root)
     portal.until(lambda: not any(thread.name == "follow-fresh" for thread in threading.enumerate()))
     assert not CloudState.objects.filter(name="fresh").exists()
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import CloudError, CloudRefused, RunRef
-from clusters.clouds.kubernetes import client as kubernetes_client
-from clusters.clouds.kubernetes import logs
-from clusters.clouds.kubernetes.client import STRANGER, Client, said
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.kubernetes.settings import Settings
+from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef
+from clusters.clouds.drivers.kubernetes import logs
+from clusters.clouds.drivers.kubernetes.api import client as kubernetes_client
+from clusters.clouds.drivers.kubernetes.api.client import STRANGER, Client, said
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import cloud_of
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref

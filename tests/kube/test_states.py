@@ -6,13 +6,13 @@ import copy
 import datetime as dt
 from typing import Any
 
-from clusters.clouds.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
-from clusters.clouds.kubernetes.capacity import node_of
-from clusters.clouds.kubernetes.mirror import Mirror
-from clusters.clouds.kubernetes.settings import quantity
-from clusters.clouds.kubernetes.states import storage_seen, task_seen
-from clusters.clouds.kubernetes.troubles import EVENT_AGE
-from clusters.clouds.kubernetes.workloads import refusal
+from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
+from clusters.clouds.drivers.kubernetes.settings import quantity
+from clusters.clouds.drivers.kubernetes.watch.capacity import node_of
+from clusters.clouds.drivers.kubernetes.watch.event_warnings import EVENT_AGE
+from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
+from clusters.clouds.drivers.kubernetes.watch.pod_status import storage_seen, task_seen
+from clusters.clouds.drivers.kubernetes.watch.workloads import refusal
 
 MORNING = dt.datetime(2026, 3, 1, 8, 0, 0, tzinfo=dt.UTC)
 POD: dict[str, Any] = {

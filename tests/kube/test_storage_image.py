@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import Mount, Plan, S3Source
-from clusters.clouds.kubernetes import names, storage
-from clusters.clouds.kubernetes.settings import Settings
-from clusters.clouds.kubernetes.states import storage_seen
-from portal.services import program
+from clusters.clouds.drivers.base import Mount, Plan, S3Source
+from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch.pod_status import storage_seen
+from portal.up.services import program
 from tests.kube.plans import plan
 from tests.running import listening
 

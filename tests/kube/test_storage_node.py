@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 import pytest
 
-from clusters.clouds.base import (
+from clusters.clouds.drivers.base import (
     ImageRef,
     Mount,
     Plan,
@@ -26,8 +26,8 @@ from clusters.clouds.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
-from portal import servers, services
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from portal.up import servers, services
 from tests.kube import images
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node

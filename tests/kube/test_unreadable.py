@@ -12,10 +12,11 @@ import pytest
 import yaml
 from django.test import Client
 
-from clusters.clouds.base import TaskSeen
-from clusters.clouds.kubernetes import names, watch
-from clusters.clouds.kubernetes.mirror import Mirror
-from clusters.clouds.kubernetes.unreadable import MOST, finished_at, unreadable
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.watch import follower
+from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
+from clusters.clouds.drivers.kubernetes.watch.quarantine import MOST, finished_at, unreadable
 from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
@@ -131,7 +132,7 @@ def test_a_pod_that_is_given_the_labels_of_another_run_gets_its_own_back(
 def understood(mirror: Mirror, *news: tuple[str, tuple[str, Object]]) -> tuple[list[Any], list[str]]:
     """What was told of them, and what was not understood."""
     unread: list[Any] = []
-    told = [item for kind, (event, thing) in news for item in watch.understood(mirror, kind, event, thing, unread)]
+    told = [item for kind, (event, thing) in news for item in follower.understood(mirror, kind, event, thing, unread)]
     return told, [each.reason for each in unread]
 
 
@@ -209,11 +210,11 @@ def test_the_end_of_a_pod_that_was_never_understood_is_for_who_knows_its_uid() -
     """As after a restart: the listing is the first to tell of it."""
     mirror, unread = Mirror(), list[Any]()
     alive, gone = with_status(ALIVE, **ODD), ("DELETED", with_status(LEAVING, **ODD)[1])
-    assert watch.understood(mirror, "Pod", *alive, unread) == []
+    assert follower.understood(mirror, "Pod", *alive, unread) == []
     assert [(each.uid, each.over) for each in unread] == [("uid-pod", False)]
-    assert watch.understood(mirror, "Pod", *with_status(ENDED, **ODD), unread) == []
+    assert follower.understood(mirror, "Pod", *with_status(ENDED, **ODD), unread) == []
     assert [(each.over, each.finished_at) for each in unread[1:]] == [(True, NOW - dt.timedelta(seconds=9))]
-    assert watch.understood(mirror, "Pod", *gone, unread) == []
+    assert follower.understood(mirror, "Pod", *gone, unread) == []
     assert [(each.uid, each.over, each.finished_at) for each in unread[2:]] == [("uid-pod", True, None)]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import TaskSeen
-from clusters.clouds.kubernetes import names, reasons, watch
-from clusters.clouds.kubernetes.ends import PATIENCE
-from clusters.clouds.kubernetes.mirror import Mirror
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.watch import follower, reasons
+from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
+from clusters.clouds.drivers.kubernetes.watch.terminations import PATIENCE
 from tests.kube.plane import Object
 from tests.kube.plans import run_ref
 
@@ -100,7 +101,7 @@ def orders(*lengths: int) -> Iterator[tuple[int, ...]]:
 def tell(mirror: Mirror, kind: str, news: News) -> list[TaskSeen]:
     """As `Follower.watch` does."""
     what, thing = news
-    told = [] if what == "BOOKMARK" else watch.note(mirror, kind, what, thing)
+    told = [] if what == "BOOKMARK" else follower.note(mirror, kind, what, thing)
     if kind == "Job":
         mirror.parts.jobs.hear(int(thing["metadata"]["resourceVersion"]))
     return tasks([*told, *mirror.decided(NOW)])

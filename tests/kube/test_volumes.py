@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
-from clusters.clouds.kubernetes import names
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref
@@ -235,7 +235,7 @@ def loop(plane: Plane, transactional_db: None, people: Any) -> Iterator[Loop]:
 
 
 def wish(kind: str, name: str, spec: dict[str, Any]) -> Any:
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
     from datastores.specs import DatastoreManifest
 
     model = ClusterManifest if kind == "cluster" else DatastoreManifest
@@ -250,10 +250,10 @@ def cluster(name: str, workers: int = 0, **spec: Any) -> Any:
 def settle() -> None:
     from django.utils.timezone import now
 
-    from clusters import volumes
+    from clusters.volumes import lifecycle
 
-    for volume_id in list(volumes.unsettled(now()).values_list("pk", flat=True)):
-        volumes.settle(volume_id)
+    for volume_id in list(lifecycle.unsettled(now()).values_list("pk", flat=True)):
+        lifecycle.settle(volume_id)
 
 
 def test_a_datastore_s_volume_from_its_making_to_its_end(plane: Plane, loop: Loop, people: Any) -> None:

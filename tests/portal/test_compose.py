@@ -25,8 +25,8 @@ import psycopg2
 import pytest
 import yaml
 
-from portal import servers, services
-from portal.services import Service, free_port
+from portal.up import servers, services
+from portal.up.services import Service, free_port
 from tests.kube.certificates import Authority
 from tests.running import eventually
 

@@ -15,8 +15,10 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal import actions, frame, oops, views
+from portal import actions
 from portal.models import Appcode, Event
+from portal.pages import appcodes as pages_appcodes
+from portal.pages import error_pages, layout
 from portal.templatetags import portal as tags
 
 HOUR = 3600
@@ -25,12 +27,12 @@ HOUR = 3600
 @pytest.fixture
 def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Replaces the counter of the apps above by one that holds three GPUs and remembers what it was asked."""
-    monkeypatch.setattr(views, "GPU_CACHE_SECONDS", 600)
-    before, asked = frame._gpu_counters[:], []
-    frame.count_gpus_with(lambda appcodes: asked.append(list(appcodes)) or frame.GpuUse(3, simulated=True))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(pages_appcodes, "GPU_CACHE_SECONDS", 600)
+    before, asked = layout._gpu_counters[:], []
+    layout.count_gpus_with(lambda appcodes: asked.append(list(appcodes)) or layout.GpuUse(3, simulated=True))  # type: ignore[func-returns-value]
     cache.clear()
     yield asked
-    frame._gpu_counters[:] = before
+    layout._gpu_counters[:] = before
 
 
 # How values look
@@ -202,7 +204,7 @@ def test_the_log_is_searched_and_paged(client: Client, people: Any) -> None:
         actions.set_quota(people.ops, quota, acting_user=people.root)
     client.force_login(people.root)
     page = client.get("/admin/audit")
-    assert len(page.context["events"]) == frame.PAGE
+    assert len(page.context["events"]) == layout.PAGE
     rest = client.get(f"/admin/audit?cursor={page.context['next_cursor']}").context["events"]
     assert len(rest) == 10
     found = client.get("/admin/audit?search=quota+60&actor=root&appcode=ops-demo").context["events"]
@@ -245,11 +247,11 @@ def test_forbidden_tells_which_role_it_needs(client: Client, people: Any) -> Non
 def test_the_error_page_needs_no_database() -> None:
     request = RequestFactory().get("/anything")
     request.error_id = "0badcafe"  # type: ignore[attr-defined]
-    answer = oops.server_error(request)
+    answer = error_pages.server_error(request)
     assert answer.status_code == 500
     assert "0badcafe" in answer.content.decode()
     assert "data is safe" in answer.content.decode()
-    problem = oops.server_error(RequestFactory().get("/api/v1/clusters"))
+    problem = error_pages.server_error(RequestFactory().get("/api/v1/clusters"))
     assert problem["Content-Type"] == "application/problem+json"
 
 
@@ -262,7 +264,7 @@ def test_an_error_of_ours_is_logged_with_its_id(
 
     client.force_login(people.alice)
     client.raise_request_exception = False
-    monkeypatch.setattr(frame, "matching", broken)
+    monkeypatch.setattr(layout, "matching", broken)
     answer = client.get("/appcodes")
     assert answer.status_code == 500
     assert f"error id {answer['X-Request-ID']}" in caplog.text

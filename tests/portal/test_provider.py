@@ -12,9 +12,9 @@ import pytest
 import requests
 from django.test import Client
 
-from portal import services
 from portal.models import User
-from portal.services import Service, free_port
+from portal.up import services
+from portal.up.services import Service, free_port
 
 pytestmark = pytest.mark.django_db
 

@@ -46,7 +46,7 @@ def stored(runs):
 
 
 def test_every_value_of_every_row_by_one_statement(runs, django_assert_num_queries):
-    from portal.rows import update_rows
+    from portal.db.bulk_update import update_rows
 
     *changed, other = runs
     before = stored([other])
@@ -62,8 +62,8 @@ def test_every_value_of_every_row_by_one_statement(runs, django_assert_num_queri
 
 
 def test_a_foreign_key_is_written_by_its_column(runs):
+    from portal.db.bulk_update import update_rows
     from portal.models import User
-    from portal.rows import update_rows
 
     other = User.objects.create_user("somebody-else", "else@example.com")
     runs[0].created_by = other
@@ -73,7 +73,7 @@ def test_a_foreign_key_is_written_by_its_column(runs):
 
 
 def test_no_rows_are_no_query(db, django_assert_num_queries):
-    from portal.rows import update_rows
+    from portal.db.bulk_update import update_rows
 
     with django_assert_num_queries(0):
         update_rows([], FIELDS)
@@ -82,7 +82,7 @@ def test_no_rows_are_no_query(db, django_assert_num_queries):
 def test_what_the_database_refuses_changes_nothing(runs):
     from django.db import DataError, transaction
 
-    from portal.rows import update_rows
+    from portal.db.bulk_update import update_rows
 
     before = stored(runs)
     runs[0].message, runs[1].phase = "fits", "x" * 11

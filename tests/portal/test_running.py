@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from portal.services import ServiceError
 from portal.up.running import settings_beside
+from portal.up.services import ServiceError
 from tests.running import ROOT, environment
 
 # Starts a program with the environment that a line of its input says. The program ends with it.

@@ -19,8 +19,8 @@ import boto3
 from botocore.config import Config
 
 from datastores.drivers import driver_for
-from portal import servers, services
-from portal.services import Service
+from portal.up import servers, services
+from portal.up.services import Service
 from tests.running import ROOT, eventually, listening
 
 MIB = 2**20

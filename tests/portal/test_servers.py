@@ -12,7 +12,7 @@ from celery import Celery
 from django.core.cache import cache
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from portal import servers, services
+from portal.up import servers, services
 
 LOGS = Path(os.environ.get("PORTAL_TEST_FOLDER", "")) / "log"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.services import Service, ServiceError
+from portal.up.services import Service, ServiceError
 from portal.up.supervisor import Supervisor, rotate
 from tests.running import eventually
 

@@ -16,10 +16,9 @@ import psutil
 import psycopg2
 import pytest
 
-from portal import services
-from portal.services import ServiceError
-from portal.up import programs
+from portal.up import programs, services
 from portal.up.data import Data
+from portal.up.services import ServiceError
 from tests.running import ROOT, Portal, environment, eventually, up_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]

@@ -28,8 +28,9 @@ from django.utils import timezone
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from portal import events, services, wakeups
+from portal import events, wakeups
 from portal.models import Delivery, Event, Webhook
+from portal.up import services
 from portal.webhooks import actions, posting, sending, specs
 from portal.webhooks.posting import Denied, Rules
 from portal.webhooks.specs import WebhookManifest

@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from billing import exports
-from billing.export_api import month_of
+from billing.exports import files
+from billing.exports.api import month_of
 from portal.errors import Invalid
 from portal.models import Appcode
 
@@ -22,7 +22,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--month", required=True, help="Like 2026-10.")
-        parser.add_argument("--format", choices=exports.FORMATS, default="csv")
+        parser.add_argument("--format", choices=files.FORMATS, default="csv")
         parser.add_argument("--output", default="-", help="A file; standard output when absent.")
         parser.add_argument("--appcode", action="append", help="Only of this appcode; may be given several times.")
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
             month = month_of(options["month"], timezone.now())
         except Invalid as error:
             raise CommandError("; ".join(each.message for each in error.errors)) from error
-        chunks = exports.chunks(month, self._appcodes(options["appcode"]), options["format"])
+        chunks = files.chunks(month, self._appcodes(options["appcode"]), options["format"])
         if options["output"] == "-":
             for chunk in chunks:
                 sys.stdout.buffer.write(chunk)

@@ -23,10 +23,12 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
-from billing import ledger, metering, posting, sightings
-from billing.ledger import Entry
+from billing.ledger import entries as ledger_entries
+from billing.ledger import posting
+from billing.ledger.entries import Entry
+from billing.metering import record, sightings
+from billing.metering.segments import Segment, floor
 from billing.models import Due, LedgerEntry, Observation, Ownership, Quarantined, UsageSegment
-from billing.usage import Segment, floor
 
 PORTION = 5000
 
@@ -54,7 +56,7 @@ class Command(BaseCommand):
         found, last = Found(), ""
         while uids := _next_pods(last):
             with transaction.atomic():
-                metering.keep_others_out()
+                record.keep_others_out()
                 posting.keep_others_out()
                 self._portion(uids, found, verify=verify)
             last = uids[-1]
@@ -74,7 +76,7 @@ class Command(BaseCommand):
     def _portion(self, uids: Sequence[str], found: Found, *, verify: bool) -> None:
         now = floor(timezone.now())
         observations = Observation.objects.filter(uid__in=uids).order_by("uid")
-        made = {segment.uid: segment for segment in metering.segments_of(observations)}
+        made = {segment.uid: segment for segment in record.segments_of(observations)}
         rows = {row.uid: row for row in UsageSegment.objects.filter(uid__in=uids)}
         stored = {uid: row.segment for uid, row in rows.items()}
         differing = [uid for uid in uids if _bytes(made.get(uid)) != _bytes(stored.get(uid))]
@@ -121,7 +123,7 @@ class Command(BaseCommand):
         found: Found,
     ) -> None:
         """Writes the segments, and puts what has to be posted again into the queue."""
-        metering.store([made[uid] for uid in differing if uid in made])
+        record.store([made[uid] for uid in differing if uid in made])
         for uid in differing:
             if uid not in made:
                 UsageSegment.objects.filter(uid=uid).update(ended=rows[uid].started)
@@ -160,8 +162,8 @@ class Command(BaseCommand):
                 Quarantined.objects.filter(pk=row.pk).update(reason=str(reason)[:300])
                 continue
             with transaction.atomic():
-                if not metering.missing_appcodes([state]):
-                    metering.record([state], seen_at=row.seen_at)
+                if not record.missing_appcodes([state]):
+                    record.record([state], seen_at=row.seen_at)
                     Quarantined.objects.filter(pk=row.pk).update(resolved_at=timezone.now())
 
 
@@ -177,10 +179,10 @@ def _next_pods(last: str) -> list[str]:
 def _expected(segments: Iterable[Segment], now: dt.datetime) -> dict[str, tuple[Entry, ...]]:
     """The lines of these segments that are final at `now`."""
     segments = list(segments)
-    prices = metering.price_book()
+    prices = record.price_book()
     codes = {segment.appcode_id for segment in segments}
     owners = [row.owner for row in Ownership.objects.filter(appcode__in=codes)]
-    return {s.uid: ledger.entries_of(s, prices, owners, ledger.final_until(s, now)) for s in segments}
+    return {s.uid: ledger_entries.entries_of(s, prices, owners, ledger_entries.final_until(s, now)) for s in segments}
 
 
 def _bytes(value: Segment | Entry | None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from billing import invoicing
+from billing.invoices import closing
 
 
 class Command(BaseCommand):
@@ -15,7 +15,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         count = wrong = missing = 0
-        for invoice, found in invoicing.proof():
+        for invoice, found in closing.proof():
             if invoice is None:
                 missing += len(found)
             else:

@@ -1,4 +1,4 @@
-"""The controller: one process that listens to every cloud and writes what happened (`clusters.watch`), for as long as it lives.
+"""The controller: one process that listens to every cloud and writes what happened (`runs.observe`), for as long as it lives.
 
 Each cloud is followed in a thread of its own, with a database connection of its own, so that one that fails or is slow
 disturbs no other. Only one process follows a cloud at a time: its thread holds an advisory lock of PostgreSQL on the
@@ -19,12 +19,12 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
 
-from billing.capacity import record as record_gpus
-from clusters.archiving import Holding
+from billing.efficiency.capacity import record as record_gpus
 from clusters.clouds import registry
-from clusters.clouds.base import Capacity, Cloud, CloudError, WatchExpired
+from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpired
+from clusters.logs.collect import Holding
 from clusters.models import CloudState
-from clusters.watch import apply_batch, apply_listing, save_capacity, save_trouble
+from clusters.runs.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.health import alive
 
 log = logging.getLogger(__name__)

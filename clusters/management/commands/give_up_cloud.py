@@ -15,8 +15,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from clusters import giving_up
 from clusters.models import KubernetesCluster
+from clusters.runs import decommission
 from portal.errors import Conflict
 
 
@@ -38,13 +38,13 @@ class Command(BaseCommand):
         if row is None:
             known = ", ".join(KubernetesCluster.objects.order_by("name").values_list("name", flat=True)) or "none"
             raise CommandError(f"There is no Kubernetes cluster “{name}”. Registered: {known}.")
-        if sentence := giving_up.why_not(row):
+        if sentence := decommission.why_not(row):
             raise CommandError(sentence)
-        self.stdout.write(str(giving_up.loss_of(row)))
+        self.stdout.write(str(decommission.loss_of(row)))
         if (options["yes"] or self._ask(name)) != name:
             raise CommandError("That is not its name; nothing was changed.")
         try:
-            giving_up.give_up(row, acting_user=None, who=getpass.getuser(), force=options["force"])
+            decommission.give_up(row, acting_user=None, who=getpass.getuser(), force=options["force"])
         except Conflict as conflict:
             raise CommandError(str(conflict)) from conflict
         self.stdout.write(

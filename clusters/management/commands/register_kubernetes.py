@@ -17,8 +17,8 @@ import yaml
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from clusters import registration
-from clusters.kubernetes_specs import KubernetesManifest, read_manifest
+from clusters.clouds import actions
+from clusters.clouds.manifest import KubernetesManifest, read_manifest
 from clusters.models import KubernetesCluster
 from portal.errors import Conflict, Invalid
 from portal.models import OrgNode
@@ -59,21 +59,19 @@ class Command(BaseCommand):
             manifest = self._manifest(row, options)
             # All lines or none; the cluster itself is kept, so that the next start can go on from there.
             row = (
-                registration.change(row, manifest, acting_user=None)
-                if row
-                else registration.register(manifest, acting_user=None)
+                actions.change(row, manifest, acting_user=None) if row else actions.register(manifest, acting_user=None)
             )
             with transaction.atomic():
                 for line in _lines(options["business_line"]):
-                    registration.place(line, row.name, acting_user=None)
+                    actions.place(line, row.name, acting_user=None)
         except (Invalid, Conflict) as error:
             raise CommandError(str(error)) from error
-        report = registration.try_connection(row)
+        report = actions.try_connection(row)
         (self.stdout if report.ok else self.stderr).write(f"{row.name}: {report.message}")
 
     def _manifest(self, row: KubernetesCluster | None, options: dict[str, Any]) -> KubernetesManifest:
         """What is not said stays as it is."""
-        spec: dict[str, Any] = {"settings": registration.settings_of(row).json_value() if row else {}}
+        spec: dict[str, Any] = {"settings": actions.settings_of(row).json_value() if row else {}}
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])

@@ -28,20 +28,21 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.utils import timezone
 
-from billing import budgeting, history
+from billing import history
+from billing.budgets import turn
 from billing.models import Price
 from clusters.actions import create_cluster
-from clusters.clouds.local import gpus
+from clusters.clouds.drivers.local.agent import gpus
 from clusters.models import Flavor, Image
-from clusters.specs import ClusterManifest
+from clusters.spec.manifest import ClusterManifest
 from datastores.actions import create_datastore
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest
 from portal.actions import make_token, request_appcode, set_member
 from portal.events import record
 from portal.models import Appcode, Event, OrgNode, User
-from portal.services import write_private
 from portal.specs import AppcodeManifest
+from portal.up.services import write_private
 
 DONE = "demo.seeded"
 TOKEN_DAYS = 365
@@ -95,7 +96,7 @@ class Command(BaseCommand):
                 create_datastore(_datastore(name), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
             ops = Appcode.objects.get(code="ops-demo")
-            budgeting.add(ops, budgeting.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
+            turn.add(ops, turn.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
             history.make(timezone.now(), owner=people["alice"][0])
             record(DONE, actor=None, message="The demonstration was made.")
             # Last, and before the commit: passwords that nobody knows would be worse than none.

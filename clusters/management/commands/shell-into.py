@@ -13,10 +13,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
-from clusters import shell
 from clusters.actions import note_command
-from clusters.clouds.base import CloudError
+from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.registry import cloud_of, run_ref
+from clusters.management import terminal as management_terminal
 from clusters.models import Cluster, Run
 
 # As ssh says it: the connection failed, not the command.
@@ -35,8 +35,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         run = _run(options["cluster"])
-        role, index, terminal = options["role"], options["index"], shell.is_terminal()
-        argv = options["command"] or list(shell.SHELL)
+        role, index, terminal = options["role"], options["index"], management_terminal.is_terminal()
+        argv = options["command"] or list(management_terminal.SHELL)
         if index not in range(run.spec["roles"].get(role, {}).get("count", 0)):
             raise CommandError(f"Run {run.number} of {run.cluster} has no task {role}-{index}.")
         try:
@@ -48,7 +48,7 @@ class Command(BaseCommand):
             note_command(run, role, index, argv, acting_user=None, who=getpass.getuser())
             # A session lasts as long as somebody likes.
             connections.close_all()
-            code = shell.talk(session, terminal=terminal)
+            code = management_terminal.talk(session, terminal=terminal)
         except CloudError as error:
             raise CommandError(str(error), returncode=CUT_OFF) from error
         except KeyboardInterrupt:

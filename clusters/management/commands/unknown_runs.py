@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from clusters.clouds import registry
-from clusters.clouds.base import CloudError, RunFound, RunRef
-from clusters.clouds.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.base import CloudError, RunFound, RunRef
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.models import KubernetesCluster, Run
 
 

@@ -12,9 +12,9 @@ import pytest
 def catalogue(db: None) -> None:
     from django.core.cache import cache
 
-    from clusters.clouds.base import Capacity, Node
+    from clusters.clouds.drivers.base import Capacity, Node
     from clusters.models import Flavor, Image
-    from clusters.watch import save_capacity
+    from clusters.runs.observe import save_capacity
 
     cache.clear()
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)
@@ -63,7 +63,7 @@ def make_cluster(catalogue: None, people: Any, document: Any) -> Any:
     """make_cluster("demo", phase="Running", workers=2, by=bob) → Cluster whose first run was left in that phase."""
     from clusters.actions import create_cluster
     from clusters.models import Run
-    from clusters.specs import ClusterManifest
+    from clusters.spec.manifest import ClusterManifest
 
     def make(
         name: str = "demo", *, phase: str = "Queued", by: Any = None, run: dict[str, Any] | None = None, **spec: Any

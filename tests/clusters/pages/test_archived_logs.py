@@ -21,7 +21,7 @@ PATH = "/appcodes/ops-demo/clusters/demo/runs/1/tasks"
 @pytest.fixture
 def run(make_cluster: Any, s3: Any, bucket: str, settings: Any) -> Any:
     """master-0 is in the archive, worker-0 is lost, and worker-1 ended before there was an archive."""
-    from clusters.archive import archive, key_of
+    from clusters.logs.archive import archive, key_of
     from clusters.models import Run, Task
 
     settings.LOGS_S3 = {

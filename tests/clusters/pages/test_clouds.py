@@ -155,7 +155,7 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
 
 def test_settings_of_another_version_can_be_saved_again(training, root):
     from clusters.clouds import registry
-    from clusters.clouds.base import CloudError
+    from clusters.clouds.drivers.base import CloudError
     from clusters.models import KubernetesCluster
 
     KubernetesCluster.objects.update(settings={"of_yesterday": 1, "store_seconds": 7})
@@ -176,12 +176,12 @@ class TestWhere:
 
     @pytest.fixture
     def there(self, training, people, make_cluster):
-        from clusters import registration
+        from clusters.clouds import actions
         from clusters.models import Image
         from portal.models import OrgNode
 
         Image.objects.update(container="example/tensorflow:2")
-        registration.place(OrgNode.objects.get(path="qunarcorp.ops"), "training", acting_user=people.root)
+        actions.place(OrgNode.objects.get(path="qunarcorp.ops"), "training", acting_user=people.root)
         return make_cluster("demo", phase="Running")
 
     def silent(self, seconds, trouble):

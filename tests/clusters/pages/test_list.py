@@ -7,7 +7,7 @@ import re
 import pytest
 
 from billing.models import GeneratedAppcode
-from clusters.views import listing
+from clusters.pages import listing
 
 ROWS = "/clusters/rows"
 
@@ -75,7 +75,7 @@ def test_search_and_filters(query, found, some, people, as_person):
 
 
 def test_pages_follow_each_other_without_gaps(make_cluster, people, as_person, monkeypatch):
-    from clusters.views import listing
+    from clusters.pages import listing
 
     monkeypatch.setattr(listing, "ROWS", 2)
     for n in range(5):

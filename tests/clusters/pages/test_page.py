@@ -191,7 +191,7 @@ class TestLogs:
     def log(self, node_agent, make_cluster, people, as_person, tasks_of, monkeypatch):
         """log(b"…") → a function that asks the page for what comes after a position of worker-0's log."""
         from clusters.clouds import registry
-        from clusters.clouds.base import LogChunk
+        from clusters.clouds.drivers.base import LogChunk
 
         cluster = make_cluster("demo", phase="Running", workers=1)
         tasks_of(cluster, ("worker", 0, 0, "Running", {}))
@@ -244,8 +244,8 @@ class TestLogs:
         assert (second["text"], second["offset"]) == ("o\n", 8)
 
     def test_a_character_that_is_cut_waits_for_its_other_half(self):
-        from clusters.clouds.base import LogChunk
-        from clusters.views.logs import whole_characters
+        from clusters.clouds.drivers.base import LogChunk
+        from clusters.pages.logs import whole_characters
 
         for text in ("aé", "a火", "a😀", "abc"):
             data = text.encode()

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
-from clusters import scalars
-from clusters.scalars import Progress, Series, masked_crc32c, read, split_records
+from clusters.pages import scalars
+from clusters.pages.scalars import Progress, Series, masked_crc32c, read, split_records
 
 
 @dataclass
@@ -92,7 +92,9 @@ def test_the_portal_reads_them_without_tensorflow_and_numpy():
     import subprocess
     import sys
 
-    program = "import sys, clusters.scalars; assert not {'tensorflow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    program = (
+        "import sys, clusters.pages.scalars; assert not {'tensorflow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -1,0 +1,252 @@
+"""Pages of usage and prices: from a month of all appcodes down to one segment, each with its chart, table and CSV."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from billing import history, periods
+from billing.budgets import access as budgets_access
+from billing.budgets import figures
+from billing.efficiency import measured
+from billing.invoices.document import ORDER
+from billing.metering.segments import floor
+from billing.periods import Period
+from billing.prices.rates import SECONDS_PER_HOUR, display
+from billing.sums import access, makeup
+from billing.sums.access import Amount, SegmentRow, Usage
+from portal.access import MANAGE, appcode_for, appcodes_for, may
+from portal.charts import draw_columns
+from portal.errors import Invalid
+from portal.files import csv_file, csv_stream
+from portal.models import Appcode
+from portal.pages.appcodes import person
+from portal.pages.layout import selected_appcode
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The period that a page shows; `errors` are by the name of the field that could not be understood."""
+
+    period: Period
+    now: dt.datetime
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def query(self) -> str:
+        """For links that keep the period."""
+        return period_query(self.period)
+
+    @property
+    def before(self) -> Period:
+        return periods.month_before(self.period)
+
+    @property
+    def after(self) -> Period | None:
+        """The following month, unless it has not begun."""
+        after = periods.month_after(self.period)
+        return after if after.since <= self.now else None
+
+    @property
+    def title(self) -> str:
+        """ "November 2026" or "2026-11-05 to 2026-12-24"."""
+        if self.period == periods.month(self.period.since):
+            return f"{self.period.since:%B %Y}"
+        return f"{self.period.since:%Y-%m-%d} to {self.period.last_day:%Y-%m-%d}"
+
+
+def ask(request: HttpRequest) -> Asked:
+    """`?from=` and `?to=`; what cannot be understood is told beside its field, and this month is shown."""
+    now = floor(timezone.now())
+    try:
+        return Asked(periods.parse(request.GET.get("from", ""), request.GET.get("to", ""), now), now)
+    except Invalid as invalid:
+        return Asked(periods.month(now), now, {error.path[0]: error.message for error in invalid.errors})
+
+
+def period_query(period: Period) -> str:
+    return urlencode({"from": f"{period.since:%Y-%m-%d}", "to": f"{period.last_day:%Y-%m-%d}"})
+
+
+@require_safe
+def billing(request: HttpRequest) -> HttpResponse:
+    """What my appcodes have used, one row an appcode."""
+    mine, code = appcodes_for(person(request)), selected_appcode(request)
+    return _appcodes(request, mine.filter(code=code) if code else mine, "billing/mine.html", chosen=code)
+
+
+def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, **context: Any) -> HttpResponse:
+    asked = ask(request)
+    rows = access.usage_by_appcode(appcodes, asked.period, asked.now)
+    over_time = access.usage_over_time(appcodes, asked.period, asked.now)
+    lines = access.by_business_line(rows)
+    if request.GET.get("by") == "line":
+        return _usage_csv("business-lines", "business_line", asked, lines)
+    links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
+    context["generated"] = "some" if appcodes.filter(pk__in=history.codes()).exists() else ""
+    if _shows_page(request):
+        context["makeup"] = makeup.parts(
+            asked.now, window=asked.period.window, appcodes=list(appcodes.order_by().values_list("pk", flat=True))
+        )
+    return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
+
+
+@require_safe
+def appcode(request: HttpRequest, code: str) -> HttpResponse:
+    """One appcode, one row a cluster."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    if request.GET.get("part") == "box":
+        return _box(request, one)
+    over_time = access.usage_over_time(Appcode.objects.filter(pk=one.pk), asked.period, asked.now, by="cluster")
+    links = [
+        (row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
+        for row in access.usage_by_cluster(one, asked.period, asked.now)
+    ]
+    context: dict[str, Any] = {"appcode": one, "generated": _generated(one)}
+    if not request.GET.keys() & {"part", "format"}:
+        budget = budgets_access.budget_of(one)
+        context |= {
+            "may_manage": may(person(request), one, MANAGE),
+            "budget": budgets_access.shown([budget], asked.now)[0] if budget else None,
+            "this_month": figures.together([one.pk], asked.now),
+        }
+    if _shows_page(request):
+        context["makeup"] = makeup.parts(asked.now, window=asked.period.window, appcodes=[one.pk])
+    return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", **context)
+
+
+@require_safe
+def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
+    """One cluster, one row a run. It is known by its usage: the cluster itself may be gone."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    if request.GET.get("part") == "box":
+        return _box(request, one, name)
+    links = [
+        (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
+        for row in access.usage_by_run(one, name, asked.period, asked.now)
+    ]
+    parts = _shows_page(request) and makeup.parts(
+        asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name
+    )
+    return _usage_page(
+        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts,
+        generated=_generated(one),
+    )  # fmt: skip
+
+
+def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpResponse:
+    """This month of an appcode, or of one of its clusters, in a few figures: fetched by the pages about them."""
+    now = floor(timezone.now())
+    parts = makeup.parts(now, window=periods.month(now).window, appcodes=[one.pk], cluster=name)
+    by_family = {sku: sum((part.cost for part in parts if part.family == sku), Decimal(0)) for sku in ORDER}
+    context = {
+        "code": one.code, "name": name, "now": now, "sums": by_family, "generated": _generated(one),
+        "subtotal": sum(by_family.values(), Decimal(0)),
+    }  # fmt: skip
+    return render(request, "billing/_box.html", context)
+
+
+@require_safe
+def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponseBase:
+    """One run, one row a segment: what held how much from when to when, at which price."""
+    asked, one = ask(request), appcode_for(person(request), code)
+    if "format" in request.GET:
+        every = access.every_segment(one, name, number, asked.period, asked.now)
+        cells = (_segment_cells(row, asked.now) for row in every)
+        return csv_stream(_file_name(f"{code}-{name}-{number}", asked), SEGMENT_HEAD, cells)
+    rows = access.segments(one, name, number, asked.period, asked.now)
+    context = {
+        "asked": asked, "code": code, "name": name, "number": number, "segments": rows,
+        "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
+        "cost": sum((row.cost for row in rows), Decimal(0)), "busy": access.busy_of(rows),
+        "complete": len(rows) < access.MAX_SEGMENTS,
+        "generated": _generated(one),
+        "makeup": makeup.parts(
+            asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name, run=number
+        ),
+    }  # fmt: skip
+    return render(request, "billing/run.html", context)
+
+
+def _shows_page(request: HttpRequest) -> bool:
+    """Not one of its tables as a file."""
+    return "format" not in request.GET and request.GET.get("by") not in ("line", "time")
+
+
+def _generated(appcode: Appcode) -> str:
+    """ "all" for an appcode whose usage was generated."""
+    return "all" if appcode.pk in history.codes() else ""
+
+
+def _usage_page(
+    request: HttpRequest, template: str, asked: Asked, links: list[tuple[Usage, str]],
+    over_time: list[tuple[dt.datetime, list[Usage]]], *, what: str, **context: Any,
+) -> HttpResponse:  # fmt: skip
+    """The page, its part that keeps itself up to date (`?part=usage`), or one of its tables as CSV (`?format=csv`)."""
+    form = "%Y-%m" if asked.period.monthly else "%Y-%m-%d"
+    times = [Usage(f"{since:{form}}", Amount.total(each.amount for each in used)) for since, used in over_time]
+    if request.GET.get("by") == "time":
+        return _usage_csv("by-month" if asked.period.monthly else "by-day", "from", asked, times)
+    if "format" in request.GET:
+        return _usage_csv(f"by-{what}", what, asked, [row for row, _ in links])
+    columns = [(f"{since:{form}}", {each.name or "–": each.amount.cost for each in used}) for since, used in over_time]
+    chart = draw_columns("Cost over time", columns, unit=settings.CURRENCY) if times else None
+    context |= {
+        "asked": asked, "rows": links, "what": what, "times": times, "chart": chart,
+        "total": Amount.total(row.amount for row, _ in links),
+    }  # fmt: skip
+    return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)
+
+
+# Tables for spreadsheets and programs: quantities as they are, money with six decimals.
+
+USAGE_HEAD = ("gpu_seconds", "gpu_hours", "cost", "currency", "running_gpus", "cost_per_hour")
+SEGMENT_HEAD = (
+    "pod", "role", "index", "started", "ended", "seconds", "gpus", "gpu_model", "cpu_milli", "memory_mb", "gpu_seconds",
+    "cost", "currency", "measured_gpu_seconds", "busy_gpu_seconds", "notes", "measured_known_from",
+)  # fmt: skip
+
+
+def _usage_csv(name: str, what: str, asked: Asked, rows: list[Usage]) -> HttpResponse:
+    with_line = any(row.line for row in rows)
+    head = (what, *(("business_line",) if with_line else ()), *USAGE_HEAD)
+    cells = ((row.name, *((row.line,) if with_line else ()), *_usage_cells(row.amount)) for row in rows)
+    return _csv(name, asked, head, cells)
+
+
+def _usage_cells(amount: Amount) -> tuple[object, ...]:
+    hours = display(Decimal(amount.gpu_seconds) / SECONDS_PER_HOUR, 6)
+    money = (display(amount.cost, 6), settings.CURRENCY)
+    return (amount.gpu_seconds, hours, *money, amount.gpus, display(amount.cost_per_hour, 6))
+
+
+def _segment_cells(row: SegmentRow, now: dt.datetime) -> tuple[object, ...]:
+    segment, held = row.segment, row.segment.resources
+    ended = "" if row.running or segment.ended is None else segment.ended.isoformat()
+    who = (segment.uid, segment.labels.get("role", ""), segment.labels.get("index", ""))
+    amounts = (held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb, row.gpu_seconds)
+    money = (display(row.cost, 6), settings.CURRENCY)
+    looked = row.measured
+    busy = (looked.measured_ms // 1000, looked.busy_ms // 1000) if looked else ("", "")
+    notes = (" ".join(segment.flags), measured.forgotten_of(segment, now) or "")
+    return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, *busy, *notes)
+
+
+def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
+    return csv_file(_file_name(name, asked), head, rows)
+
+
+def _file_name(name: str, asked: Asked) -> str:
+    return f"usage-{name}-{asked.period.since:%Y-%m-%d}-{asked.period.last_day:%Y-%m-%d}"

@@ -1,0 +1,123 @@
+"""What GPUs there were over time: a row for each change, told by whoever follows a cloud, so that use can be set against it.
+
+Until the first row of a model nobody knows what was there, and no utilisation is shown for that time.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, cast
+
+from django.db import connection
+
+from billing.metering.segments import floor
+from billing.sums.over_time import Dashboard, Range, midnight
+
+# The latest row of each model that the cloud ever had, found by steps through the index, against what is told now.
+RECORD = """
+WITH RECURSIVE model(gpu_model) AS (
+    SELECT min(gpu_model) FROM billing_capacityrecord WHERE cloud = %(cloud)s
+    UNION ALL
+    SELECT (SELECT min(r.gpu_model) FROM billing_capacityrecord r WHERE r.cloud = %(cloud)s AND r.gpu_model > model.gpu_model)
+    FROM model WHERE model.gpu_model IS NOT NULL
+),
+latest AS (
+    SELECT r.* FROM model CROSS JOIN LATERAL (
+        SELECT gpu_model, gpus, simulated FROM billing_capacityrecord
+        WHERE cloud = %(cloud)s AND gpu_model = model.gpu_model ORDER BY at DESC, id DESC LIMIT 1
+    ) r
+),
+told(gpu_model, gpus, simulated) AS (SELECT * FROM unnest(%(models)s::text[], %(gpus)s::int[], %(simulated)s::int[]))
+INSERT INTO billing_capacityrecord (cloud, gpu_model, gpus, simulated, at)
+SELECT %(cloud)s, gpu_model, coalesce(told.gpus, 0), coalesce(told.simulated, 0), %(at)s
+FROM told FULL JOIN latest USING (gpu_model)
+WHERE (coalesce(told.gpus, 0), coalesce(told.simulated, 0)) <> (coalesce(latest.gpus, 0), coalesce(latest.simulated, 0))
+"""
+AVAILABLE = """
+WITH piece(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
+step AS (
+    SELECT gpu_model, gpus, simulated, at AS since, lead(at, 1, 'infinity') OVER same AS until FROM billing_capacityrecord
+    WHERE cloud <> ALL(%(without)s) WINDOW same AS (PARTITION BY cloud, gpu_model ORDER BY at, id)
+)
+SELECT (piece.since AT TIME ZONE 'UTC')::date, gpu_model, sum(gpus * seconds)::bigint, sum(simulated * seconds)::bigint
+FROM step JOIN piece ON step.since < piece.until AND step.until > piece.since
+CROSS JOIN LATERAL (
+    SELECT extract(epoch FROM least(step.until, piece.until, %(now)s) - greatest(step.since, piece.since))::bigint AS seconds
+) length
+WHERE seconds > 0 AND gpus > 0 GROUP BY 1, 2
+"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What was held of what was there, in GPU-seconds. `part` is None where nobody knows what was there."""
+
+    held: int
+    available: int
+
+    @property
+    def part(self) -> Decimal | None:
+        """From 0 to 1. More held than was known to be there means that part of the time is from before the first record."""
+        return Decimal(self.held) / self.available if 0 < self.available >= self.held else None
+
+    @property
+    def percent(self) -> Decimal | None:
+        return None if self.part is None else self.part * 100
+
+    @property
+    def free(self) -> int | None:
+        """GPU-seconds that nobody held."""
+        return None if self.part is None else self.available - self.held
+
+
+def record(cloud: str, gpus: Mapping[str, tuple[int, int]], at: dt.datetime) -> None:
+    """From `at` on the cloud has these GPUs by model, (all, simulated ones among them), and none of any other model. Telling
+    the same again writes nothing."""
+    there = {model: counts for model, counts in gpus.items() if counts[0]}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            RECORD,
+            {
+                "cloud": cloud, "at": floor(at), "models": list(there), "gpus": [count for count, _ in there.values()],
+                "simulated": [count for _, count in there.values()],
+            },
+        )  # fmt: skip
+
+
+def available(
+    range_: Range, now: dt.datetime, *, without: Sequence[str] = ()
+) -> dict[dt.date, dict[str, tuple[int, int]]]:
+    """GPU-seconds that were there in each column by model until now, and those of simulated GPUs among them; clouds in
+    `without` do not count. One query."""
+    columns: dict[dt.date, dict[str, tuple[int, int]]] = {since: {} for since, _ in range_.columns}
+    parameters: dict[str, Any] = {
+        "since": [midnight(since) for since, _ in range_.columns],
+        "until": [midnight(until) for _, until in range_.columns],
+        "now": floor(now),
+        "without": list(without),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(cast("Any", AVAILABLE), parameters)
+        for since, model, there, simulated in cursor.fetchall():
+            columns[since][model] = there, simulated
+    return columns
+
+
+def shares(found: Dashboard, there: Mapping[dt.date, Mapping[str, tuple[int, int]]]) -> dict[dt.date, dict[str, Share]]:
+    """What was held of what was there, in each column by GPU model. `found` is grouped by model, `there` is `available`'s."""
+    return {
+        since: {
+            model: Share(held[model].gpu_seconds if model in held else 0, there[since].get(model, (0, 0))[0])
+            for model in sorted({*there[since], *(model for model, used in held.items() if used.gpu_seconds)})
+        }
+        for since, held in found.by_group.items()
+    }
+
+
+def total(shares: Iterable[Share]) -> Share:
+    """Of those of which it is known what was there."""
+    known = [share for share in shares if share.part is not None]
+    return Share(sum(share.held for share in known), sum(share.available for share in known))

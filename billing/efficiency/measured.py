@@ -1,0 +1,401 @@
+"""From measurements of GPUs, told minute by minute, to how busy they were while they were held: by pod and hour, by day, and the
+hours in which they were held for nothing.
+
+A minute of a pod counts once, the first time that it is told, so measurements may come twice, late and in any order. What nobody
+measured is no idle time: every share says how much of the held time it is of. A minute is cut to the time for which the pod held
+its GPUs; of a pod that billing has not heard of nothing is kept.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Max, Sum
+from django.utils import timezone
+from psycopg2 import sql
+
+from billing.metering.record import price_book
+from billing.metering.segments import Segment
+from billing.models import MeasuredDay, MeasuredHour, Measuring
+from billing.sums.over_time import COLUMNS, Dashboard, Group, Range, Used, midnight
+from billing.sums.split import TERMS, terms_of
+
+HOUR = dt.timedelta(hours=1)
+# The key of the advisory lock that lets one transaction write at a time: "busy" in ASCII.
+WRITING = 0x62757379
+# GPUs that are less busy than this over an hour of which at least so many minutes were measured are held for nothing.
+IDLE_PERCENT = 5
+IDLE_MINUTES = 15
+MOST_ROWS = 100
+# Hours that are looked at and forgotten at a time.
+PORTION = 5000
+
+
+@dataclass(frozen=True)
+class Use:
+    """How busy the GPUs of one pod were from `since` until `until`, in the same hour (UTC): `busy` from 0 to 1 on average, over
+    `seconds` of that time. `memory_mb` is what they had in use at most."""
+
+    uid: str
+    since: dt.datetime
+    until: dt.datetime
+    seconds: float
+    busy: float
+    memory_mb: int | None = None
+
+    @property
+    def minutes(self) -> int:
+        """A bit for each minute of the hour that it tells of."""
+        first, last = self.since.minute, (self.until - dt.timedelta(microseconds=1)).minute
+        return ((1 << (last - first + 1)) - 1) << first
+
+    @property
+    def is_sound(self) -> bool:
+        """Whatever measured may say anything."""
+        end = self.since.replace(minute=0, second=0, microsecond=0) + HOUR
+        return self.since < self.until <= end and 0 < self.seconds <= 3600 and 0 <= self.busy <= 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """GPU-milliseconds measured, and busy ones among them."""
+
+    measured_ms: int = 0
+    busy_ms: int = 0
+    memory_mb: int | None = None
+
+    def __add__(self, other: Measured) -> Measured:
+        memory = [each for each in (self.memory_mb, other.memory_mb) if each is not None]
+        return Measured(
+            self.measured_ms + other.measured_ms, self.busy_ms + other.busy_ms, max(memory) if memory else None
+        )
+
+    @property
+    def busy_percent(self) -> Decimal | None:
+        return Decimal(self.busy_ms) * 100 / self.measured_ms if self.measured_ms else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_mb is None else self.memory_mb << 20
+
+    @property
+    def idle_percent(self) -> Decimal | None:
+        busy = self.busy_percent
+        return None if busy is None else 100 - busy
+
+    def covered_percent(self, held_seconds: int) -> Decimal:
+        """How much of the held time was measured."""
+        return min(Decimal(100), Decimal(self.measured_ms) / 10 / held_seconds) if held_seconds else Decimal(0)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How busy GPUs were over those `held` GPU-seconds of which that was measured."""
+
+    measured: Measured
+    held: int
+
+    @property
+    def idle(self) -> Decimal | None:
+        return self.measured.idle_percent
+
+    @property
+    def covered(self) -> Decimal:
+        return self.measured.covered_percent(self.held)
+
+
+@dataclass(frozen=True)
+class IdleTask:
+    """One pod with hours in which its GPUs were held idle."""
+
+    appcode_id: int
+    segment_id: int
+    uid: str
+    cluster: str
+    run: str
+    task: str
+    gpu_model: str
+    hours: int
+    since: dt.datetime
+    until: dt.datetime
+    measured_ms: int
+    busy_ms: int
+    charge: Decimal
+
+    @property
+    def busy_percent(self) -> Decimal:
+        return Decimal(self.busy_ms) * 100 / self.measured_ms
+
+    @property
+    def used(self) -> Used:
+        return Used(self.measured_ms // 1000, self.charge)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """GPUs that were held idle: hours of pods and what they cost, over the range and in each column, and the most expensive."""
+
+    hours: int
+    used: Used
+    columns: dict[dt.date, tuple[int, Used]]
+    tasks: list[IdleTask]
+
+
+RECORD = """
+WITH told AS (
+    SELECT * FROM unnest(%(uid)s::text[], %(since)s::timestamptz[], %(until)s::timestamptz[], %(minutes)s::bigint[],
+        %(seconds)s::float8[], %(busy)s::float8[], %(memory)s::bigint[]) t(uid, since, until, minutes, seconds, busy, memory_mb)
+),
+known AS MATERIALIZED (
+    SELECT uid, date_trunc('hour', told.since, 'UTC') AS hour, s.appcode_id, s.gpu_model, told.minutes, measured_ms,
+        least(round(measured_ms * told.busy), measured_ms)::bigint AS busy_ms, told.memory_mb,
+        coalesce(line.name, '') AS business_line, coalesce(left(s.labels->>'user', 200), '') AS "user",
+        coalesce(left(s.labels->>'framework', 200), '') AS framework
+    FROM told JOIN billing_usagesegment s USING (uid)
+    CROSS JOIN LATERAL (
+        SELECT extract(epoch FROM least(s.ended, told.until) - greatest(s.started, told.since)) AS seconds
+    ) held
+    CROSS JOIN LATERAL (SELECT round(s.gpus * least(told.seconds, held.seconds) * 1000)::bigint AS measured_ms) length
+    LEFT JOIN LATERAL (
+        SELECT o.business_line AS name FROM billing_ownership o WHERE o.appcode_id = s.appcode_id
+        ORDER BY CASE WHEN o.valid_from <= told.since THEN o.valid_from END DESC NULLS LAST, o.valid_from LIMIT 1
+    ) line ON true
+    WHERE measured_ms > 0
+),
+added AS (
+    INSERT INTO billing_measuredhour AS held (uid, hour, appcode_id, gpu_model, minutes, measured_ms, busy_ms, memory_mb)
+    SELECT uid, hour, appcode_id, gpu_model, minutes, measured_ms, busy_ms, memory_mb FROM known ORDER BY uid, hour
+    ON CONFLICT (uid, hour) DO UPDATE SET minutes = held.minutes | excluded.minutes,
+        measured_ms = held.measured_ms + excluded.measured_ms, busy_ms = held.busy_ms + excluded.busy_ms,
+        memory_mb = greatest(held.memory_mb, excluded.memory_mb)
+    WHERE held.minutes & excluded.minutes = 0
+    RETURNING uid, hour
+)
+INSERT INTO billing_measuredday AS held
+    (day, key, appcode_id, business_line, "user", framework, gpu_model, measured_ms, busy_ms)
+SELECT day, billing_spending_key(appcode_id, business_line, "user", framework, gpu_model), appcode_id, business_line, "user",
+    framework, gpu_model, sum(measured_ms)::bigint, sum(busy_ms)::bigint
+FROM added JOIN known USING (uid, hour) CROSS JOIN LATERAL (SELECT (hour AT TIME ZONE 'UTC')::date AS day) d
+GROUP BY day, appcode_id, business_line, "user", framework, gpu_model ORDER BY 1, 2
+ON CONFLICT (day, key) DO UPDATE
+    SET measured_ms = held.measured_ms + excluded.measured_ms, busy_ms = held.busy_ms + excluded.busy_ms
+"""
+# Priced as at the beginning of each hour.
+IDLE = sql.SQL("""
+WITH {terms},
+idle AS MATERIALIZED (
+    SELECT m.uid, m.hour, m.appcode_id, m.gpu_model, m.measured_ms, m.busy_ms, coalesce(p.payer, 0) AS payer
+    FROM billing_measuredhour m LEFT JOIN payer p ON p.appcode_id = m.appcode_id
+    WHERE m.hour >= %(first)s AND m.hour < %(last)s AND m.measured_ms > m.busy_ms * 20
+        AND bit_count(m.minutes::bit(64)) >= %(least)s AND {condition}
+),
+priced AS (
+    SELECT idle.*, measured_ms * t.rate / 1000 AS charge
+    FROM idle JOIN terms t ON t.resource = 'gpu' AND t.payer = idle.payer AND t.since <= idle.hour AND t.until > idle.hour
+        AND t.model = CASE WHEN idle.gpu_model = ANY(%(models)s) THEN idle.gpu_model ELSE '' END
+)
+{select}
+""")
+BY_DAY = sql.SQL(
+    """SELECT (hour AT TIME ZONE 'UTC')::date, count(*), sum(measured_ms)::bigint, sum(charge) FROM priced GROUP BY 1"""
+)
+BY_TASK = sql.SQL("""
+SELECT s.appcode_id, s.id, s.uid, coalesce(s.labels->>'cluster', ''), coalesce(s.labels->>'run', ''),
+    concat_ws('-', s.labels->>'role', s.labels->>'index'), s.gpu_model, hours, since, until, measured_ms, busy_ms, charge
+FROM (
+    SELECT uid, count(*) AS hours, min(hour) AS since, max(hour) + interval '1 hour' AS until,
+        sum(measured_ms)::bigint AS measured_ms, sum(busy_ms)::bigint AS busy_ms, sum(charge) AS charge
+    FROM priced GROUP BY uid ORDER BY {inner}
+) summed JOIN billing_usagesegment s USING (uid) {outer}
+""")
+DEAREST = BY_TASK.format(
+    inner=sql.SQL("charge DESC, uid LIMIT %(most)s"), outer=sql.SQL("ORDER BY charge DESC, measured_ms DESC, s.id")
+)
+# By numbers that stay, for lists that are read page by page.
+LATEST = BY_TASK.format(
+    inner=sql.SQL("uid"),
+    outer=sql.SQL("WHERE %(before)s::bigint IS NULL OR s.id < %(before)s ORDER BY s.id DESC LIMIT %(most)s"),
+)
+
+
+def record(uses: Iterable[Use]) -> None:
+    """Adds what was measured, minute by minute; what is told again, or makes no sense, is left out."""
+    pieces: dict[tuple[dt.datetime, dt.datetime], dict[str, Use]] = {}
+    for use in uses:
+        if use.is_sound:
+            pieces.setdefault((use.since, use.until), {}).setdefault(use.uid, use)
+    for each in sorted(pieces):
+        add(list(pieces[each].values()))
+
+
+def add(uses: Sequence[Use]) -> None:
+    """One statement: no two of them are of the same pod and hour."""
+    told: dict[str, Any] = {
+        "uid": [use.uid for use in uses],
+        "since": [use.since for use in uses],
+        "until": [use.until for use in uses],
+        "minutes": [use.minutes for use in uses],
+        "seconds": [use.seconds for use in uses],
+        "busy": [use.busy for use in uses],
+        "memory": [use.memory_mb for use in uses],
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(RECORD, told)
+
+
+def position(cloud: str) -> str:
+    """From where on its measurements are wanted; "" from the beginning."""
+    return Measuring.objects.filter(cloud=cloud).values_list("position", flat=True).first() or ""
+
+
+@transaction.atomic
+def save(cloud: str, position: str, uses: Iterable[Use], note: str) -> None:
+    """What a cloud told after its last position, together with the new one."""
+    with connection.cursor() as cursor:
+        # Clouds share the sums of a day.
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [WRITING])
+    record(uses)
+    told = {"position": position, "read_at": timezone.now(), "trouble": "", "note": note[:1000]}
+    Measuring.objects.update_or_create(cloud=cloud, defaults=told)
+
+
+def save_trouble(cloud: str, trouble: str) -> None:
+    Measuring.objects.update_or_create(cloud=cloud, defaults={"trouble": trouble[:1000]})
+
+
+def forget(cloud: str) -> None:
+    """How far it was read; what was measured stays."""
+    Measuring.objects.filter(cloud=cloud).delete()
+
+
+def known_since(now: dt.datetime) -> dt.date:
+    """The first day of which all hours are kept; of earlier ones only the sums by day are."""
+    return (now - settings.MEASURED_MEMORY).date() + dt.timedelta(days=1)
+
+
+def forgotten_before(day: dt.date, now: dt.datetime) -> dt.date | None:
+    """Of what began on `day`, hours before this one are not known any more; None where all of them are kept."""
+    known = known_since(now)
+    return known if known > day else None
+
+
+def forgotten_of(segment: Segment, now: dt.datetime) -> dt.date | None:
+    """The same of a pod; what held no GPUs has nothing to forget."""
+    return forgotten_before(segment.started.date(), now) if segment.resources.gpus else None
+
+
+def forget_hours(now: dt.datetime | None = None) -> int:
+    """Removes hours that are older than settings.MEASURED_MEMORY, in portions, each on its own. It walks in the order in which
+    they were told, which needs no other index, and ends where nothing is old; so an hour that was told late is forgotten at the
+    latest when it was told that long ago."""
+    until, removed, last = (now or timezone.now()) - settings.MEASURED_MEMORY, 0, 0
+    while True:
+        some = list(MeasuredHour.objects.filter(pk__gt=last).order_by("pk").values_list("pk", "hour")[:PORTION])
+        old = [pk for pk, hour in some if hour + HOUR <= until]
+        if not old:
+            return removed
+        removed += MeasuredHour.objects.filter(pk__in=old).delete()[0]
+        last = some[-1][0]
+
+
+def why_not(cloud: str) -> str:
+    """Why nothing is measured there, "" when it is or nobody has asked yet."""
+    found = Measuring.objects.filter(cloud=cloud).first()
+    return (found.trouble or found.note) if found else ""
+
+
+def notes(*, troubles: bool) -> list[str]:
+    """Why clouds measure nothing, each sentence once. `troubles` are for administrators, and name the cloud."""
+    told = list(Measuring.objects.order_by("cloud"))
+    if troubles:
+        return [f"{each.cloud}: {each.trouble or each.note}" for each in told if each.trouble or each.note]
+    return sorted({each.note for each in told if each.note and not each.trouble})
+
+
+def by_model(
+    range_: Range, *, appcodes: Sequence[int] | None = None, where: Mapping[Group, str] | None = None
+) -> dict[dt.date, dict[str, Measured]]:
+    """What was measured in each column, by GPU model; one query."""
+    rows = MeasuredDay.objects.filter(day__gte=range_.since, day__lt=range_.until)
+    if appcodes is not None:
+        rows = rows.filter(appcode__in=list(appcodes))
+    for group, value in (where or {}).items():
+        rows = rows.filter(**{COLUMNS[group]: value})
+    columns: dict[dt.date, dict[str, Measured]] = {since: {} for since, _ in range_.columns}
+    found = rows.order_by().values_list("day", "gpu_model").annotate(Sum("measured_ms"), Sum("busy_ms"))
+    for day, model, measured, busy in found:
+        column = columns[range_.place(day)]
+        column[model] = column.get(model, Measured()) + Measured(int(measured), int(busy))
+    return columns
+
+
+def busy(
+    found: Dashboard, looked: Mapping[dt.date, Mapping[str, Measured]], columns: Iterable[dt.date], model: str | None
+) -> Busy:
+    """Over these columns, of one model or of all."""
+    total, held = Measured(), 0
+    for since in columns:
+        total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
+        held += sum(used.gpu_seconds for name, used in found.by_group[since].items() if model in (None, name))
+    return Busy(total, held)
+
+
+def of_pods(
+    uids: Iterable[str], since: dt.datetime | None = None, until: dt.datetime | None = None
+) -> dict[str, Measured]:
+    """What was measured of each pod in the hours from `since` until `until`, or always; one query."""
+    rows = MeasuredHour.objects.filter(uid__in=set(uids)).order_by().values_list("uid")
+    if since is not None and until is not None:
+        rows = rows.filter(hour__gte=since, hour__lt=until)
+    found = rows.annotate(Sum("measured_ms"), Sum("busy_ms"), Max("memory_mb"))
+    return {uid: Measured(int(measured), int(busy), memory) for uid, measured, busy, memory in found}
+
+
+def idle(range_: Range, *, appcodes: Sequence[int] | None = None) -> Idle:
+    """GPUs that were held idle in the range; two queries and the price book's."""
+    columns = {since: (0, Used()) for since, _ in range_.columns}
+    parameters = _wanted(range_, appcodes)
+    with connection.cursor() as cursor:
+        cursor.execute(_idle(BY_DAY, appcodes), parameters)
+        for day, hours, measured_ms, charge in cursor.fetchall():
+            place = range_.place(day)
+            columns[place] = columns[place][0] + hours, columns[place][1] + Used(measured_ms // 1000, charge)
+        cursor.execute(_idle(DEAREST, appcodes), {**parameters, "most": MOST_ROWS})
+        tasks = [IdleTask(*row) for row in cursor.fetchall()]
+    hours = sum(count for count, _ in columns.values())
+    return Idle(hours, sum((used for _, used in columns.values()), Used()), columns, tasks)
+
+
+def idle_tasks(range_: Range, *, appcodes: Sequence[int] | None = None) -> Iterator[IdleTask]:
+    """All tasks whose GPUs were held idle in the range, the dearest first, in the memory of a few."""
+    with connection.chunked_cursor() as cursor:
+        cursor.execute(_idle(DEAREST, appcodes), {**_wanted(range_, appcodes), "most": None})
+        while rows := cursor.fetchmany(PORTION):
+            yield from (IdleTask(*row) for row in rows)
+
+
+def idle_tasks_before(
+    range_: Range, before: int | None, most: int, *, appcodes: Sequence[int] | None = None
+) -> list[IdleTask]:
+    """The same from segments with lower numbers than `before`, the latest first."""
+    with connection.cursor() as cursor:
+        cursor.execute(_idle(LATEST, appcodes), {**_wanted(range_, appcodes), "before": before, "most": most})
+        return [IdleTask(*row) for row in cursor.fetchall()]
+
+
+def _idle(select: sql.Composable, appcodes: Sequence[int] | None) -> Any:
+    condition = sql.SQL("true" if appcodes is None else "m.appcode_id = ANY(%(appcodes)s)")
+    return IDLE.format(terms=TERMS, condition=condition, select=select)
+
+
+def _wanted(range_: Range, appcodes: Sequence[int] | None) -> dict[str, Any]:
+    return {
+        "first": midnight(range_.since), "last": midnight(range_.until), "least": IDLE_MINUTES,
+        "appcodes": None if appcodes is None else list(appcodes), **terms_of(price_book()),
+    }  # fmt: skip

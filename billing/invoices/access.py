@@ -1,0 +1,258 @@
+"""Reading invoices: lists, one, and the entries of the ledger behind a line. Who may see what is decided by `portal.access`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum
+from django.http import Http404
+from django.utils import timezone
+
+from billing import mails, periods
+from billing.dashboards.models import GeneratedAppcode
+from billing.invoices import closing, drafts
+from billing.invoices.document import Document, hours
+from billing.invoices.models import Closing, Invoice, InvoiceLine, Mail
+from billing.models import LedgerEntry
+from billing.sums import access
+from billing.sums.access import Usage
+from portal.models import Appcode
+
+# Rows that are read at a time when all are wanted.
+PORTION = 2000
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One invoice in any state: `row` once it is closed, `draft` before."""
+
+    document: Document
+    row: Invoice | None = None
+    draft: drafts.Draft | None = None
+
+    @property
+    def state(self) -> str:
+        return self.draft.state if self.draft else "closed"
+
+    @property
+    def generated(self) -> bool:
+        """Whether it is of an example, which nobody pays."""
+        return GeneratedAppcode.objects.filter(appcode__code=self.document.appcode).exists()
+
+    @property
+    def taken_back(self) -> Decimal:
+        """What credit notes have taken back."""
+        return sum((note.amount for note in self.row.notes.all()), Decimal("0.00")) if self.row else Decimal("0.00")
+
+    @property
+    def to_pay(self) -> Decimal:
+        return self.document.total - self.taken_back
+
+
+def invoices_of(appcodes: QuerySet[Appcode]) -> QuerySet[Invoice]:
+    """With what credit notes took back of each as `taken_back`, None for nothing, and whether it is `generated`."""
+    found = Invoice.objects.filter(appcode__in=appcodes.order_by())
+    examples = Exists(GeneratedAppcode.objects.filter(appcode=OuterRef("appcode")))
+    return found.annotate(taken_back=Sum("notes__amount"), generated=examples).select_related("appcode")
+
+
+def to_pay(row: Invoice) -> Decimal:
+    """Of one of `invoices_of`."""
+    back: Decimal | None = getattr(row, "taken_back", None)
+    return row.total - (back or Decimal(0))
+
+
+def generated(row: Invoice) -> bool:
+    """Of one of `invoices_of`."""
+    return bool(getattr(row, "generated", False))
+
+
+def sheet(appcode: Appcode, month: dt.date, now: dt.datetime) -> Sheet:
+    """The invoice of a month, closed or not. Raises Http404 where there is none and will be none."""
+    if row := closed(appcode, month):
+        return Sheet(row.document, row=row)
+    state = drafts.state_of(month, now)
+    if state in ("", "closed"):
+        raise Http404(f"{appcode.code} has no invoice for {month:%B %Y}.")
+    draft = drafts.draft(appcode, month, now)
+    return Sheet(draft.document, draft=draft)
+
+
+def closed(appcode: Appcode, month: dt.date) -> Invoice | None:
+    rows = Invoice.objects.filter(appcode=appcode, month=month).select_related("appcode")
+    return rows.prefetch_related("lines", "credits", "notes").first()
+
+
+@dataclass(frozen=True)
+class OpenMonth:
+    """A month that is not closed: what everybody asked for used so far, the dearest first. What is to pay only the invoices say:
+    they have credits and corrections of earlier months, too."""
+
+    month: dt.date
+    state: str
+    due_at: dt.datetime
+    rows: list[Usage]
+
+    @property
+    def cost(self) -> Decimal:
+        return sum((row.amount.cost for row in self.rows), Decimal(0))
+
+
+def open_months(appcodes: QuerySet[Appcode], now: dt.datetime) -> list[OpenMonth]:
+    """The month that lasts, and those whose grace time runs, the latest first."""
+    this = periods.month_of(now.date().replace(day=1))
+    waiting = [(row.month, "closing", row.due_at) for row in Closing.objects.filter(closed_at=None)]
+    asked = [(this.since.date(), "open", this.until + closing.grace()), *reversed(waiting)]
+    return [
+        OpenMonth(month, state, due, access.usage_by_appcode(appcodes, periods.month_of(month), now))
+        for month, state, due in asked
+    ]
+
+
+def closed_months(appcodes: QuerySet[Appcode], most: int = 24) -> list[tuple[dt.date, int, Decimal]]:
+    """The last months with invoices: (month, how many, what they add up to less credit notes)."""
+    rows = Invoice.objects.filter(appcode__in=appcodes.order_by()).order_by("-month").values("month")
+    sums = rows.annotate(count=Count("pk"), sum=Sum("total"))[:most]
+    notes = Invoice.objects.filter(appcode__in=appcodes.order_by(), notes__isnull=False).order_by().values("month")
+    back = {row["month"]: row["back"] for row in notes.annotate(back=Sum("notes__amount"))}
+    return [(row["month"], row["count"], row["sum"] - back.get(row["month"], 0)) for row in sums]
+
+
+def entries(line: InvoiceLine) -> QuerySet[LedgerEntry]:
+    """The entries of the ledger that add up to a line of a closed invoice."""
+    invoice, month = line.invoice, periods.month_of(line.month)
+    rows = LedgerEntry.objects.filter(
+        appcode=invoice.appcode_id, pk__lte=invoice.mark, since__gte=month.since, since__lt=month.until, sku=line.sku,
+        price_id=line.price_id, per_hour=line.per_hour, discount=line.discount, business_line=line.business_line,
+    ).exclude(kind=LedgerEntry.Kind.CREDIT)  # fmt: skip
+    return rows if line.month == invoice.month else rows.filter(pk__gt=invoice.after)
+
+
+@dataclass(frozen=True)
+class EntryRow:
+    """One entry with the segment that it was made of; `segment` None when it is gone since."""
+
+    entry: LedgerEntry
+
+    @property
+    def seconds(self) -> int:
+        return int((self.entry.until - self.entry.since).total_seconds()) * (1 if self.entry.quantity >= 0 else -1)
+
+    @property
+    def hours(self) -> Decimal:
+        return hours(self.entry.sku, self.entry.quantity)
+
+    @property
+    def task(self) -> str:
+        labels = self.entry.labels
+        return f"{labels.get('role', '')}-{labels.get('index', '')}".strip("-") or self.entry.uid
+
+    @property
+    def marks(self) -> list[tuple[str, str]]:
+        segment = self.entry.segment
+        return [(flag.replace("-", " "), access.NOTES[flag]) for flag in segment.flags] if segment else []
+
+
+@dataclass(frozen=True)
+class Told:
+    """How the mail about an invoice went: `state` is a word, `note` a sentence; `again` when it may be sent once more."""
+
+    state: str
+    note: str
+    at: dt.datetime | None = None
+    again: bool = False
+
+
+def told(mail: Mail | None) -> Told:
+    if mail is None:
+        return Told("none", "No mail: the month was over for long when it was closed.")
+    if mail.sent_at:
+        return Told("sent", f"Sent to {', '.join(mail.sent_to)}", mail.sent_at)
+    if not mails.configured():
+        return Told("waiting", "Not sent: no mail server is configured (EMAIL_URL).")
+    if mail.give_up_at <= timezone.now():
+        return Told(
+            "failed", f"Not sent, and not tried any more: {mail.error or 'there was no mail server'}", again=True
+        )
+    if mail.error:
+        return Told("failed", f"Not sent yet, it will be tried again: {mail.error}", mail.due_at)
+    return Told("waiting", "On its way")
+
+
+def mail_of(invoice: Invoice) -> Mail | None:
+    return Mail.objects.filter(key=closing.mail_key(invoice)).first()
+
+
+def mails_of(rows: Sequence[Invoice]) -> dict[str, Told]:
+    """By the number of the invoice."""
+    found = {mail.key: mail for mail in Mail.objects.filter(key__in=[closing.mail_key(row) for row in rows])}
+    return {row.number: told(found.get(closing.mail_key(row))) for row in rows}
+
+
+def unsent() -> int:
+    return Mail.objects.filter(sent_at=None).filter(~Q(error="") | Q(due_at__lte=timezone.now())).count()
+
+
+# As spreadsheets take them: quantities as they are, money with its currency beside it.
+
+LINE_HEAD = (
+    "invoice", "state", "appcode", "business_line", "billed_month", "used_month", "sku", "per_hour", "discount_percent",
+    "unit_seconds", "hours", "exact_charge", "amount", "currency", "generated",
+)  # fmt: skip
+LIST_HEAD = (
+    "invoice", "appcode", "business_line", "month", "subtotal", "credits_used", "total", "credit_notes", "to_pay", "currency",
+    "closed_at", "sha256", "generated",
+)  # fmt: skip
+
+
+def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
+    """Lines, credits and credit notes; their amounts add up to what is to pay."""
+    document = one.document
+    head = (document.number, one.state, document.appcode)
+    month, label = f"{document.month:%Y-%m}", "true" if one.generated else ""
+    for line in document.lines:
+        key = line.key
+        yield (
+            *head, key.business_line, month, f"{key.month:%Y-%m}", key.sku, f"{key.per_hour:f}", f"{key.discount:f}",
+            line.quantity, f"{line.hours:.6f}", f"{line.exact:.12f}", f"{line.amount:f}", document.currency, label,
+        )  # fmt: skip
+    nothing = ("", "", "", "", "")
+    for used in document.used:
+        what = "credit given back" if used.given_back else "credit"
+        yield (
+            *head, document.business_line, month, month, f"{what}: {used.reason}", *nothing, f"{-used.amount:f}",
+            document.currency, label,
+        )  # fmt: skip
+    for note in one.row.notes.all() if one.row else ():
+        yield (
+            *head, document.business_line, month, month, f"{note.number}: {note.reason}", *nothing, f"{-note.amount:f}",
+            document.currency, label,
+        )  # fmt: skip
+
+
+def list_cells(rows: Iterable[Invoice]) -> Iterator[tuple[object, ...]]:
+    for row in rows:
+        left = to_pay(row)
+        yield (
+            row.number, row.code, row.business_line, f"{row.month:%Y-%m}", row.subtotal, row.credited, row.total,
+            row.total - left, left, row.currency, row.closed_at.isoformat(), row.sha256,
+            "true" if generated(row) else "",
+        )  # fmt: skip
+
+
+ENTRY_HEAD = (
+    "entry", "kind", "pod", "cluster", "run", "role", "index", "since", "until", "sku", "unit_seconds", "per_hour",
+    "discount_percent", "cost", "currency", "posted_at",
+)  # fmt: skip
+
+
+def entry_cells(rows: Iterable[LedgerEntry], currency: str) -> Iterator[tuple[object, ...]]:
+    for row in rows:
+        labels = [row.labels.get(name, "") for name in ("cluster", "run", "role", "index")]
+        yield (
+            row.pk, row.kind, row.uid, *labels, row.since.isoformat(), row.until.isoformat(), row.sku, row.quantity,
+            f"{row.per_hour:f}", f"{row.discount:f}", f"{row.amount:.12f}", currency, row.posted_at.isoformat(),
+        )  # fmt: skip

@@ -1,0 +1,191 @@
+"""REST of invoices: lists, one with its lines, its document as it was hashed, PDF and CSV, credit notes, closing of months."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Literal
+
+from django.conf import settings
+from django.http import Http404, HttpResponse
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from billing.accounts import credit_notes
+from billing.invoices import access, closing, pdf
+from billing.invoices.models import Closing
+from billing.invoices.serializers import (
+    ClosingDocument,
+    ClosingPage,
+    CreditNoteDocument,
+    CreditNoteRequest,
+    EntryPage,
+    InvoiceDocument,
+    InvoicePage,
+    closing_document,
+    credit_note_document,
+    entry_document,
+    invoice_document,
+    invoice_summary,
+)
+from billing.metering.segments import floor
+from billing.periods import MONTH_PATTERN
+from portal.access import appcode_for, appcodes_for, require_administrator
+from portal.api.pagination import PAGE_PARAMETERS, page, text
+from portal.api.views import person
+from portal.errors import Invalid
+from portal.files import csv_file, download
+
+MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=MONTH_PATTERN)
+
+
+class Invoices(APIView):
+    @extend_schema(
+        operation_id="invoices_list",
+        summary="Closed invoices of all appcodes that I may see, the latest first",
+        parameters=[
+            *PAGE_PARAMETERS,
+            OpenApiParameter("appcode", str, description="Only of this appcode."),
+            OpenApiParameter(
+                "month", {"type": "string", "pattern": MONTH_PATTERN}, description="Only of this month, like 2026-10."
+            ),
+        ],
+        responses=InvoicePage,
+    )
+    def get(self, request: Request) -> Response:
+        rows = access.invoices_of(appcodes_for(person(request)))
+        if code := text(request, "appcode", longest=63):
+            rows = rows.filter(code=code)
+        if asked := text(request, "month", longest=7):
+            try:
+                rows = rows.filter(month=dt.date.fromisoformat(f"{asked}-01"))
+            except ValueError as error:
+                raise Invalid.at("month", message="Give a month like 2026-10.") from error
+        return page(request, rows, order="-id", render=invoice_summary)
+
+
+class OneInvoice(APIView):
+    @extend_schema(
+        operation_id="invoices_read",
+        summary="The invoice of a month with its lines, in any state",
+        description="Before it is closed it says what has been used so far. `document` of a closed one is what `sha256` is the"
+        " hash of.",
+        parameters=[MONTH],
+        responses=InvoiceDocument,
+    )
+    def get(self, request: Request, code: str, month: dt.date) -> Response:
+        appcode = appcode_for(person(request), code)
+        return Response(invoice_document(access.sheet(appcode, month, floor(timezone.now()))))
+
+
+class InvoicePdf(APIView):
+    @extend_schema(
+        operation_id="invoices_pdf",
+        summary="An invoice on paper",
+        parameters=[MONTH],
+        responses={(200, "application/pdf"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        return _file(request, code, month, "pdf")
+
+
+class InvoiceCsv(APIView):
+    @extend_schema(
+        operation_id="invoices_csv",
+        summary="Lines, credits and credit notes of an invoice as CSV",
+        parameters=[MONTH],
+        responses={(200, "text/csv"): OpenApiTypes.STR},
+    )
+    def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        return _file(request, code, month, "csv")
+
+
+class InvoiceCanonical(APIView):
+    @extend_schema(
+        operation_id="invoices_document",
+        summary="The canonical JSON of a closed invoice, byte for byte as it was hashed",
+        parameters=[MONTH],
+        responses={(200, "application/json"): OpenApiTypes.OBJECT},
+    )
+    def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        return _file(request, code, month, "document")
+
+
+class InvoiceLineEntries(APIView):
+    @extend_schema(
+        operation_id="invoices_line_entries",
+        summary="The entries of the ledger behind a line of a closed invoice, in their order",
+        parameters=[MONTH, *PAGE_PARAMETERS],
+        responses=EntryPage,
+    )
+    def get(self, request: Request, code: str, month: dt.date, place: int) -> Response:
+        appcode = appcode_for(person(request), code)
+        row = access.closed(appcode, month)
+        line = row.lines.filter(place=place).select_related("invoice").first() if row else None
+        if line is None:
+            raise Http404(f"{code} has no closed invoice for {month:%B %Y} with a line {place}.")
+        return page(request, access.entries(line), order="id", render=entry_document)
+
+
+class CreditNotes(APIView):
+    @extend_schema(
+        operation_id="credit_notes_issue",
+        summary="Take back a part of a closed invoice, or all of it",
+        description="Administrators only. The invoice itself stays as it is.",
+        parameters=[MONTH],
+        request=CreditNoteRequest,
+        responses={201: CreditNoteDocument},
+    )
+    def post(self, request: Request, code: str, month: dt.date) -> Response:
+        user = person(request)
+        row = access.closed(appcode_for(user, code), month)
+        require_administrator(user)
+        if row is None:
+            raise Http404(f"{code} has no closed invoice for {month:%B %Y}.")
+        asked = CreditNoteRequest.model_validate(request.data)
+        note = credit_notes.issue(row, asked.amount, asked.reason, acting_user=user)
+        return Response(credit_note_document(note), status=status.HTTP_201_CREATED)
+
+
+class Months(APIView):
+    @extend_schema(
+        operation_id="months_list",
+        summary="Months that are over: closed, or waiting for it",
+        description=f"Administrators only. The grace time is {settings.INVOICE_GRACE}.",
+        parameters=PAGE_PARAMETERS,
+        responses=ClosingPage,
+    )
+    def get(self, request: Request) -> Response:
+        require_administrator(person(request))
+        return page(request, Closing.objects.all(), order="-id", render=closing_document)
+
+
+class CloseMonth(APIView):
+    @extend_schema(
+        operation_id="months_close",
+        summary="End the grace time of a month that is over",
+        description="Administrators only. Its invoices are made in the background.",
+        parameters=[MONTH],
+        request=None,
+        responses={202: ClosingDocument},
+    )
+    def post(self, request: Request, month: dt.date) -> Response:
+        row = closing.close_now(month, acting_user=person(request))
+        return Response(closing_document(row), status=status.HTTP_202_ACCEPTED)
+
+
+def _file(request: Request, code: str, month: dt.date, kind: Literal["pdf", "csv", "document"]) -> HttpResponse:
+    appcode = appcode_for(person(request), code)
+    sheet = access.sheet(appcode, month, floor(timezone.now()))
+    name = sheet.document.number if sheet.row else f"{code}-{month:%Y-%m}-{sheet.state}"
+    if kind == "pdf":
+        return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")
+    if kind == "csv":
+        return csv_file(name, access.LINE_HEAD, access.line_cells(sheet))
+    if sheet.row is None:
+        raise Http404("It has no document before it is closed.")
+    return download(sheet.document.canonical(), "application/json", f"{name}.json")

@@ -1,0 +1,222 @@
+"""Invoices: closings of months, closed invoices with their lines and the credits that they used up, credit notes; and mail.
+
+An invoice that is open is no row: it is what the ledger says so far (`drafts.draft`). A row is a closed one, complete with all
+its lines and never changed: triggers of migration 0006 refuse anything else. Names are copied, so that an invoice says the same
+when what it names is called otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from billing.invoices.document import Document, Key, Line, Note, Used
+from portal.models import Appcode
+
+
+class Closing(models.Model):
+    """The closing of one month for everybody: due at `due_at`; `mark`, once it is set, is the last number of the ledger that
+    the month's invoices cover, whatever is posted later. Months are closed in their order, so that marks grow with them. Nothing
+    up to the mark began after `latest`, so that a month that begins later need not read it."""
+
+    month = models.DateField(unique=True)
+    due_at = models.DateTimeField()
+    mark = models.BigIntegerField(null=True)
+    marked_at = models.DateTimeField(null=True)
+    latest = models.DateTimeField(null=True)
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["month"]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(month__day=1), name="closing_month"),
+            models.CheckConstraint(
+                condition=Q(mark=None, marked_at=None, closed_at=None) | Q(mark__isnull=False, marked_at__isnull=False),
+                name="closing_marked",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.month:%Y-%m}"
+
+    @property
+    def state(self) -> str:
+        return "closed" if self.closed_at else "closing"
+
+
+class Invoice(models.Model):
+    """What an appcode pays for a month. `after` and `mark` say which entries of the ledger it covers (`invoices.Document`)."""
+
+    number = models.CharField(max_length=80, unique=True)
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="invoices")
+    month = models.DateField()
+    code = models.CharField(max_length=63)
+    name = models.CharField(max_length=100)
+    business_line = models.CharField(max_length=200, blank=True)
+    currency = models.CharField(max_length=10)
+    after = models.BigIntegerField()
+    mark = models.BigIntegerField()
+    line_count = models.PositiveIntegerField()
+    subtotal = models.DecimalField(max_digits=18, decimal_places=2)
+    credited = models.DecimalField(max_digits=18, decimal_places=2)
+    total = models.DecimalField(max_digits=18, decimal_places=2)
+    sha256 = models.CharField(max_length=64)
+    closed_at = models.DateTimeField()
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [models.Index(fields=["month", "id"], name="invoice_month")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "month"], name="invoice_once"),
+            models.CheckConstraint(condition=Q(total=F("subtotal") - F("credited")), name="invoice_adds_up"),
+            # Credits pay for no more than was used, and are given back for no more than was taken back.
+            models.CheckConstraint(
+                condition=Q(credited=0) | Q(credited__gt=0, total__gte=0) | Q(credited__lt=0, total__lte=0),
+                name="invoice_credited",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.number
+
+    @classmethod
+    def of(cls, document: Document, appcode_id: int) -> Invoice:
+        same = ("number", "name", "business_line", "month", "currency", "after", "mark", "closed_at", "sha256")
+        facts = {name: getattr(document, name) for name in (*same, "subtotal", "credited", "total")}
+        return cls(appcode_id=appcode_id, code=document.appcode, line_count=len(document.lines), **facts)
+
+    @property
+    def document(self) -> Document:
+        """The document that was hashed, made again from the rows."""
+        return Document(
+            number=self.number,
+            appcode=self.code,
+            name=self.name,
+            business_line=self.business_line,
+            month=self.month,
+            currency=self.currency,
+            closed_at=self.closed_at,
+            after=self.after,
+            mark=self.mark,
+            lines=tuple(row.line for row in self.lines.all()),
+            used=tuple(row.used for row in self.credits.all()),
+        )
+
+
+class InvoiceLine(models.Model):
+    """All of one `invoices.Key`; `place` counts from 1 in the order in which they are printed."""
+
+    invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="lines")
+    place = models.PositiveIntegerField()
+    month = models.DateField()
+    business_line = models.CharField(max_length=200, blank=True)
+    sku = models.CharField(max_length=70)
+    price_id = models.BigIntegerField(null=True)
+    per_hour = models.DecimalField(max_digits=14, decimal_places=6)
+    discount = models.DecimalField(max_digits=5, decimal_places=2)
+    quantity = models.BigIntegerField()
+    charge = models.DecimalField(max_digits=50, decimal_places=10)
+    amount = models.DecimalField(max_digits=18, decimal_places=2)
+
+    class Meta:
+        ordering: ClassVar = ["invoice", "place"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["invoice", "place"], name="invoice_line_once")]
+
+    def __str__(self) -> str:
+        return f"{self.invoice_id}.{self.place} {self.sku}"
+
+    @classmethod
+    def of(cls, invoice: Invoice, place: int, line: Line) -> InvoiceLine:
+        key = {name: getattr(line.key, name) for name in KEY}
+        return cls(invoice=invoice, place=place, **key, quantity=line.quantity, charge=line.charge, amount=line.amount)
+
+    @property
+    def line(self) -> Line:
+        return Line(Key(**{name: getattr(self, name) for name in KEY}), self.quantity, self.charge)
+
+
+# The fields that an InvoiceLine and its Key share.
+KEY = ("month", "business_line", "sku", "price_id", "per_hour", "discount")
+
+
+class InvoiceCredit(models.Model):
+    """What an invoice used up of a credit, or gave back to it (a negative amount); `entry` is the line of the ledger that says
+    so."""
+
+    invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="credits")
+    credit = models.ForeignKey("billing.Credit", on_delete=models.PROTECT, related_name="uses")
+    entry = models.OneToOneField("billing.LedgerEntry", on_delete=models.PROTECT, related_name="+")
+    place = models.PositiveIntegerField()
+    reason = models.CharField(max_length=200)
+    amount = models.DecimalField(max_digits=18, decimal_places=2)
+
+    class Meta:
+        ordering: ClassVar = ["invoice", "place"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["invoice", "credit"], name="invoice_credit_once"),
+            models.CheckConstraint(condition=~Q(amount=0), name="invoice_credit_some"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.amount} of credit {self.credit_id}"
+
+    @property
+    def used(self) -> Used:
+        return Used(self.credit_id, self.amount, self.reason)
+
+
+class CreditNote(models.Model):
+    """Takes back a part of a closed invoice, or all of it: a document of its own, immutable, too."""
+
+    number = models.CharField(max_length=90, unique=True)
+    invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="notes")
+    amount = models.DecimalField(max_digits=18, decimal_places=2)
+    reason = models.CharField(max_length=300)
+    issued_at = models.DateTimeField()
+    issued_by = models.CharField(max_length=150)
+    sha256 = models.CharField(max_length=64)
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [models.CheckConstraint(condition=Q(amount__gt=0), name="credit_note_positive")]
+
+    def __str__(self) -> str:
+        return self.number
+
+    @property
+    def note(self) -> Note:
+        invoice = self.invoice
+        return Note(
+            self.number, invoice.number, invoice.sha256, invoice.code, invoice.currency, self.amount, self.reason,
+            self.issued_at, self.issued_by,
+        )  # fmt: skip
+
+
+class Mail(models.Model):
+    """A mail to the notification addresses of an appcode, written down with what it tells about and sent afterwards, once.
+
+    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
+    whoever sends it moves on first, and not again after `give_up_at`.
+    """
+
+    key = models.CharField(max_length=120, unique=True)
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
+    subject = models.CharField(max_length=200)
+    text = models.TextField()
+    created_at = models.DateTimeField(db_default=Now())
+    due_at = models.DateTimeField(db_default=Now())
+    give_up_at = models.DateTimeField()
+    tries = models.PositiveIntegerField(default=0, db_default=0)
+    sent_at = models.DateTimeField(null=True)
+    sent_to = ArrayField(models.EmailField(), default=list)
+    error = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["due_at"], name="mail_waiting", condition=Q(sent_at=None))]
+
+    def __str__(self) -> str:
+        return self.key

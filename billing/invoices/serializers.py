@@ -1,0 +1,190 @@
+"""Invoices as the API says them. Money is a decimal number as text, because JSON's are not exact."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from billing.invoices import access
+from billing.invoices.access import Sheet
+from billing.invoices.models import Closing, CreditNote, Invoice
+from billing.models import LedgerEntry
+from billing.prices.serializers import Amount
+from portal.api.documents import Answer
+from portal.manifests import Strict
+
+
+class InvoiceSummary(Answer):
+    number: str
+    appcode: str
+    month: str = Field(examples=["2026-10"])
+    business_line: str
+    currency: str
+    subtotal: str
+    credited: str = Field(description="Credits that were used up; a negative amount was given back to them.")
+    total: str
+    taken_back: str = Field(description="Credit notes.")
+    to_pay: str
+    sha256: str
+    generated: bool = Field(description="Of an example, which nobody pays.")
+    closed_at: dt.datetime
+
+
+class InvoicePage(Answer):
+    items: list[InvoiceSummary]
+    next: str | None
+
+
+class LineDocument(Answer):
+    month: str = Field(description="In which it was used; an earlier one than the invoice's is a correction.")
+    business_line: str
+    sku: str
+    price: int | None
+    per_hour: str
+    discount_percent: str
+    quantity: int = Field(description="Unit-seconds: of GPUs, thousandths of a core, MiB.")
+    charge: str = Field(description="Exact: 1/460,800,000 of the currency.")
+    amount: str = Field(description="Rounded once, half to even.")
+
+
+class UsedCredit(Answer):
+    credit: int
+    reason: str
+    amount: str = Field(description="A negative one was given back to the credit.")
+
+
+class LedgerSpan(Answer):
+    after: int
+    up_to: int
+
+
+class InvoiceBody(Answer):
+    """What is hashed, in canonical JSON."""
+
+    number: str
+    appcode: str
+    name: str
+    business_line: str
+    month: str
+    currency: str
+    closed_at: dt.datetime
+    ledger: LedgerSpan
+    lines: list[LineDocument]
+    credits: list[UsedCredit]
+    subtotal: str
+    credited: str
+    total: str
+
+
+class CreditNoteDocument(Answer):
+    number: str
+    amount: str
+    currency: str
+    reason: str
+    issued_at: dt.datetime
+    sha256: str
+
+
+class InvoiceDocument(Answer):
+    kind: Literal["invoice"] = "invoice"
+    state: Literal["open", "closing", "closed"]
+    closes_at: dt.datetime | None
+    sha256: str | None
+    generated: bool = Field(description="Of an example, which nobody pays.")
+    document: InvoiceBody
+    credit_notes: list[CreditNoteDocument]
+    to_pay: str
+
+
+class CreditNoteRequest(Strict):
+    amount: Amount
+    reason: Annotated[str, Field(max_length=300)]
+
+
+class InvoiceEntryDocument(Answer):
+    id: int
+    kind: Literal["usage", "reversal", "credit"]
+    reverses: int | None
+    pod: str
+    consumer: str
+    labels: dict[str, str | int]
+    sku: str
+    since: dt.datetime
+    until: dt.datetime
+    quantity: int
+    charge: str
+
+
+class EntryPage(Answer):
+    items: list[InvoiceEntryDocument]
+    next: str | None
+
+
+class ClosingDocument(Answer):
+    month: str
+    state: Literal["closing", "closed"]
+    due_at: dt.datetime
+    closed_at: dt.datetime | None
+
+
+class ClosingPage(Answer):
+    items: list[ClosingDocument]
+    next: str | None
+
+
+def invoice_summary(row: Invoice) -> dict[str, Any]:
+    to_pay = access.to_pay(row)
+    return InvoiceSummary(
+        number=row.number, appcode=row.code, month=f"{row.month:%Y-%m}", business_line=row.business_line,
+        currency=row.currency, subtotal=f"{row.subtotal:.2f}", credited=f"{row.credited:.2f}", total=f"{row.total:.2f}",
+        taken_back=f"{row.total - to_pay:.2f}", to_pay=f"{to_pay:.2f}", sha256=row.sha256, closed_at=row.closed_at,
+        generated=access.generated(row),
+    ).json_value()  # fmt: skip
+
+
+def invoice_document(sheet: Sheet) -> dict[str, Any]:
+    row = sheet.row
+    return {
+        "kind": "invoice",
+        "state": sheet.state,
+        "closesAt": None if sheet.draft is None else _time(sheet.draft.due_at),
+        "sha256": row.sha256 if row else None,
+        "generated": sheet.generated,
+        # As it is, so that whoever reads it can hash it.
+        "document": sheet.document.facts() if row else _open(sheet),
+        "creditNotes": [credit_note_document(note) for note in row.notes.all()] if row else [],
+        "toPay": f"{sheet.to_pay:.2f}",
+    }
+
+
+def _open(sheet: Sheet) -> dict[str, Any]:
+    """What is not closed has no number, and covers the ledger as far as it goes."""
+    return {**sheet.document.facts(), "number": "", "ledger": {"after": 0, "upTo": 0}}
+
+
+def credit_note_document(note: CreditNote) -> dict[str, Any]:
+    return CreditNoteDocument(
+        number=note.number, amount=f"{note.amount:.2f}", currency=note.invoice.currency, reason=note.reason,
+        issued_at=note.issued_at, sha256=note.sha256,
+    ).json_value()  # fmt: skip
+
+
+def entry_document(row: LedgerEntry) -> dict[str, Any]:
+    return InvoiceEntryDocument(
+        id=row.pk, kind=LedgerEntry.Kind(row.kind).value, reverses=row.reverses_id, pod=row.uid, consumer=row.consumer,
+        labels=row.labels, sku=row.sku, since=row.since, until=row.until, quantity=row.quantity,
+        charge=f"{row.charge:.10f}",
+    ).json_value()  # fmt: skip
+
+
+def closing_document(row: Closing) -> dict[str, Any]:
+    return ClosingDocument(
+        month=f"{row.month:%Y-%m}", state="closed" if row.closed_at else "closing", due_at=row.due_at,
+        closed_at=row.closed_at,
+    ).json_value()  # fmt: skip
+
+
+def _time(moment: dt.datetime) -> str:
+    return f"{moment.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,180 @@
+"""From sightings of pods to segments, exactly once, inside the transaction of whoever watched; and what it has cost so
+far.
+
+The observations are the truth and are only ever added to; a segment is what `usage.segment_of` makes of all
+observations of its pod. So recording a batch twice, in pieces, or by two controllers at the same time ends in the same
+rows, and a transaction that dies leaves nothing half-counted.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import groupby
+
+from django.db import connection
+from django.utils import timezone
+
+from billing.metering import ingest, sightings
+from billing.metering.segments import PodState, Segment, segment_of
+from billing.models import Observation, Quarantined, UsageSegment
+from billing.prices.rates import SECONDS_PER_HOUR, DatedDiscount, DatedPrice, Owner, Prices
+from billing.sums import split
+from portal.costs import GpuPrices
+from portal.models import Appcode
+
+log = logging.getLogger(__name__)
+SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if field.name not in ("id", "uid")]
+BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a consumer has used at the asked time, and how fast that grows: value later = value + rate × seconds.
+
+    `gpu_rate` is GPUs held (GPU-seconds a second) and `cost_rate` money per second; they are exact until something
+    begins or ends or a price changes (`Prices.next_change`).
+    """
+
+    gpu_seconds: int = 0
+    gpu_rate: int = 0
+    cost: Decimal = Decimal(0)
+    cost_rate: Decimal = Decimal(0)
+
+
+def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> set[str]:
+    """Appends what was seen and brings the segments of those pods up to date, in a constant number of queries.
+
+    They were seen now unless `seen_at` says when. What cannot be understood is put in quarantine, and the rest goes on. Returns
+    the consumers for whom that changes usage or cost.
+
+    Raises RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
+    """
+    if not connection.in_atomic_block:
+        raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
+    seen_at = seen_at or timezone.now()
+    if not (known := _understood(states, seen_at) if states else []):
+        return set()
+    ingest.bring(known)
+    return ingest.add_up(seen_at, {state.cloud for state in known})
+
+
+def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
+    """Those that can be metered; the others are quarantined."""
+    problems = [sightings.problem(state) for state in states]
+    missing = missing_appcodes(state for state, problem in zip(states, problems, strict=True) if not problem)
+    if not any(problems) and not missing:
+        return list(states)
+    known, refused = [], []
+    for state, problem in zip(states, problems, strict=True):
+        if not problem and state.appcode_id in missing:
+            problem = f"There is no appcode with the number {state.appcode_id}."
+        if problem:
+            refused.append(quarantined(str(state.cloud), sightings.raw(state), problem, seen_at))
+        else:
+            known.append(state)
+    quarantine(refused)
+    return known
+
+
+def missing_appcodes(states: Iterable[PodState]) -> set[int]:
+    """The numbers of appcodes in them that do not exist."""
+    codes = {state.appcode_id for state in states}
+    return codes - set(Appcode.objects.filter(pk__in=codes).values_list("pk", flat=True))
+
+
+def quarantined(cloud: str, raw: str | bytes, reason: str, seen_at: dt.datetime) -> Quarantined:
+    """A row for what nobody understands, for `quarantine`. `raw` is kept as it came, as far as a text can."""
+    text = raw if isinstance(raw, str) else raw.decode(errors="backslashreplace")
+    text = text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
+    cloud = cloud.replace("\0", "").encode(errors="replace").decode()[:40]
+    digest = hashlib.sha256(f"{cloud} {text}".encode()).hexdigest()
+    return Quarantined(cloud=cloud, raw=text, reason=reason[:300], seen_at=seen_at, digest=digest)
+
+
+def quarantine(rows: Sequence[Quarantined]) -> None:
+    """Keeps them, once each."""
+    if rows:
+        Quarantined.objects.bulk_create(rows, ignore_conflicts=True)
+        log.error("%d sightings were not understood and are in quarantine: %s", len(rows), rows[0].reason)
+
+
+def keep_others_out() -> None:
+    """Waits until no other transaction records, and lets none begin before this one ends.
+
+    What is read afterwards (READ COMMITTED) includes all that they have written.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ingest.RECORDING])
+
+
+def store(segments: Iterable[Segment]) -> None:
+    """Writes the segments over those of the same pods, in one statement."""
+    UsageSegment.objects.bulk_create(
+        map(UsageSegment.of, segments), update_conflicts=True, unique_fields=["uid"], update_fields=SEGMENT_FIELDS
+    )
+
+
+def segments_of(observations: Iterable[Observation]) -> Iterable[Segment]:
+    """The segments that follow from `observations`, which come ordered by uid."""
+    for _, of_one_pod in groupby(observations, key=lambda observation: observation.uid):
+        segment = segment_of([observation.state for observation in of_one_pod])
+        if segment is not None:
+            yield segment
+
+
+# One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.
+PRICE_BOOK = """
+WITH line AS (
+    SELECT business_line FROM billing_price WHERE business_line <> ''
+    UNION SELECT business_line FROM billing_discount WHERE business_line <> ''
+)
+SELECT 'price', id, sku, per_hour, valid_from, NULL::timestamptz, appcode_id, business_line FROM billing_price
+UNION ALL
+SELECT 'discount', id, sku, percent, valid_from, valid_until, appcode_id, business_line FROM billing_discount
+UNION ALL
+SELECT 'owner', id, '', NULL, valid_from, NULL, appcode_id, business_line FROM billing_ownership
+WHERE appcode_id IN (SELECT appcode_id FROM billing_ownership JOIN line USING (business_line))
+"""
+
+
+def price_book() -> Prices:
+    """All terms, in one query. They are few and change rarely, but a page must never show yesterday's: no cache."""
+    prices, discounts, owners = [], [], []
+    with connection.cursor() as cursor:
+        cursor.execute(PRICE_BOOK)
+        for kind, pk, sku, value, since, until, appcode_id, line in cursor.fetchall():
+            if kind == "price":
+                prices.append(DatedPrice(sku, since, value, appcode_id, line, pk))
+            elif kind == "discount":
+                discounts.append(DatedDiscount(sku, value, since, until, appcode_id, line, pk))
+            else:
+                owners.append(Owner(appcode_id, since, line))
+    return Prices(tuple(prices), tuple(discounts), tuple(owners))
+
+
+def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:
+    """What the cheapest and the dearest GPU cost for an hour now; None when none has a price."""
+    prices, now = price_book(), timezone.now()
+    skus = ["gpu", *(f"gpu:{model}" for model in prices.gpu_models)]
+    found = [price for sku in skus if (price := prices.at(sku, now, appcode.pk if appcode else None))]
+    return GpuPrices(min(found), max(found)) if found else None
+
+
+def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
+    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries.
+
+    What began within this very second has no usage yet but a rate, so the window ends after it.
+    """
+    if not consumers:
+        return {}
+    window = (BEGINNING, now + dt.timedelta(seconds=1))
+    found = {
+        row.key[0]: Totals(row.gpu_seconds, row.gpus, row.cost, row.cost_per_hour / SECONDS_PER_HOUR)
+        for row in split.usage(price_book(), by=["consumer"], windows=[window], now=now, consumers=consumers)
+    }
+    return {consumer: found.get(consumer, Totals()) for consumer in consumers}

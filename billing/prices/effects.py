@@ -1,0 +1,100 @@
+"""What a change of prices would do: this month's usage so far, rated by the book as it is and as it would be."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from billing import periods
+from billing.metering.record import price_book
+from billing.models import Ownership
+from billing.prices import file
+from billing.prices.rates import DatedPrice, Owner, Prices
+from billing.sums import split
+from portal.models import Appcode
+
+
+@dataclass(frozen=True)
+class Row:
+    """One appcode: money so far, and what it holds now costs an hour, before and after."""
+
+    appcode: str
+    before: Decimal
+    after: Decimal
+    hourly_before: Decimal
+    hourly_after: Decimal
+
+    @property
+    def difference(self) -> Decimal:
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`rows` are appcodes for which anything changes, the largest change first; the sums are over everybody."""
+
+    month: dt.date
+    since: dt.datetime
+    until: dt.datetime
+    rows: tuple[Row, ...]
+    before: Decimal
+    after: Decimal
+    hourly_before: Decimal
+    hourly_after: Decimal
+    # How much dearer the rest of this month becomes if what runs now goes on; None when every change comes later.
+    rest: Decimal | None
+
+    @property
+    def difference(self) -> Decimal:
+        return self.after - self.before
+
+    @property
+    def percent(self) -> Decimal | None:
+        return self.difference / self.before * 100 if self.before else None
+
+
+def effect(changes: Sequence[DatedPrice], now: dt.datetime) -> Effect:
+    """As if `changes` had held since the first second of this month. A constant number of queries."""
+    period = periods.month(now)
+    old, owners = price_book(), _owners(changes)
+    new = file.as_if(old, changes, period.since, owners)
+    since = max(now, min((change.valid_from for change in changes), default=now))
+    before, after = (
+        {row.key[0]: row for row in split.usage(prices, by=["appcode"], windows=[period.window], now=now)}
+        for prices in (old, new)
+    )
+    codes = dict(Appcode.objects.filter(pk__in=[int(pk or 0) for pk in before]).values_list("pk", "code"))
+    rows = [
+        Row(codes[int(pk or 0)], row.cost, after[pk].cost, row.cost_per_hour, after[pk].cost_per_hour)
+        for pk, row in before.items()
+    ]
+    changed = [row for row in rows if row.difference or row.hourly_before != row.hourly_after]
+    return Effect(
+        month=period.since.date(),
+        since=since,
+        until=period.until,
+        rows=tuple(sorted(changed, key=lambda row: (-abs(row.difference), row.appcode))),
+        before=sum((row.before for row in rows), Decimal(0)),
+        after=sum((row.after for row in rows), Decimal(0)),
+        hourly_before=sum((row.hourly_before for row in rows), Decimal(0)),
+        hourly_after=sum((row.hourly_after for row in rows), Decimal(0)),
+        rest=_going_on(file.dated(old, changes, owners), now, period.until) - _going_on(old, now, period.until)
+        if since < period.until
+        else None,
+    )
+
+
+def _going_on(prices: Prices, now: dt.datetime, until: dt.datetime) -> Decimal:
+    """What everything that runs now costs until then, each second at the price of that second."""
+    return sum((row.cost for row in split.usage(prices, by=["appcode"], windows=[(now, until)], now=until)), Decimal(0))
+
+
+def _owners(changes: Sequence[DatedPrice]) -> list[Owner]:
+    """All owners of appcodes that ever belonged to a business line whose prices change."""
+    lines = {change.business_line for change in changes if change.business_line}
+    if not lines:
+        return []
+    codes = Ownership.objects.filter(business_line__in=lines).values("appcode")
+    return [row.owner for row in Ownership.objects.filter(appcode__in=codes)]

@@ -1,0 +1,315 @@
+"""From segments and dated prices to money: pure functions, exact until somebody displays the result.
+
+A price is asked for by SKU, by who pays (an appcode, and the business line that owned it at that time) and by moment; the
+answer is a `Rate`, which holds for a stretch of time. Money is a sum of seconds × amount × rate over such stretches, kept
+as an exact number of UNITs, so that a month adds up to its days whatever the prices; what leaves this module is a Decimal
+of PRECISION digits, and it is rounded once, half to even, where a person or an invoice line reads it (`display`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+from functools import cached_property
+
+from billing.metering.segments import Resources, Segment, floor, whole_seconds
+
+SECONDS_PER_HOUR = 3600
+PRECISION = 28
+EXACTLY = Context(prec=PRECISION, rounding=ROUND_HALF_EVEN)
+# Wide enough for every product of a quantity, a price and a percentage.
+WIDE = Context(prec=100)
+# Charges are whole multiples of 1/UNIT of the currency (times the decimals of prices): a second of a GPU, of a thousandth of
+# a core and of a MiB at a price per hour all have exact values in it, where a division by 3600 has none.
+UNIT = SECONDS_PER_HOUR * 128_000
+# What one unit-second at a price of 1 per hour is worth in UNITs: per GPU, per thousandth of a core, per MiB.
+WORTH = {
+    "gpu": UNIT // 3600,
+    "cpu": UNIT // 3600 // 1000,
+    "memory": UNIT // 3600 // 1024,
+    "storage": UNIT // 3600 // 1024,
+}
+# How many of the metered units are one priced unit: cores and GiB.
+SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
+BEGINNING = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, order=True)
+class DatedPrice:
+    """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", "cpu", "memory" or "storage") costs `per_hour`.
+
+    It is the price of one appcode, of one business line, or (neither given) of everybody. `per_hour` None ends a
+    special price: from then on the more general one counts again.
+    """
+
+    sku: str
+    valid_from: dt.datetime
+    per_hour: Decimal | None
+    appcode_id: int | None = None
+    business_line: str = ""
+    id: int | None = None
+
+    @property
+    def scope(self) -> tuple[int | None, str]:
+        return self.appcode_id, self.business_line
+
+
+@dataclass(frozen=True)
+class DatedDiscount:
+    """`percent` less in [valid_from, valid_until) for one appcode, one business line or everybody.
+
+    `pattern` is a SKU, "gpu" for GPUs of every model, or "*" for everything.
+    """
+
+    pattern: str
+    percent: Decimal
+    valid_from: dt.datetime
+    valid_until: dt.datetime | None = None
+    appcode_id: int | None = None
+    business_line: str = ""
+    id: int | None = None
+
+    def applies(self, sku: str, appcode_id: int | None, line: str, moment: dt.datetime) -> bool:
+        in_time = self.valid_from <= moment and (self.valid_until is None or moment < self.valid_until)
+        meant = self.appcode_id in (None, appcode_id) and self.business_line in ("", line)
+        return in_time and meant and self.pattern in ("*", sku, family(sku))
+
+
+@dataclass(frozen=True, order=True)
+class Owner:
+    """From `valid_from` on, the appcode belongs to `business_line` ("" for none); the first one known holds before, too."""
+
+    appcode_id: int
+    valid_from: dt.datetime
+    business_line: str
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one SKU costs one payer in [since, until): a price, and what is taken off it; `until` None is for ever.
+
+    Without a price it costs nothing.
+    """
+
+    since: dt.datetime
+    until: dt.datetime | None
+    price: DatedPrice | None
+    discount: Decimal = Decimal(0)
+
+    @property
+    def list_price(self) -> Decimal:
+        """Per hour, before the discount."""
+        return self.price.per_hour if self.price and self.price.per_hour is not None else Decimal(0)
+
+    @property
+    def per_hour(self) -> Decimal:
+        return WIDE.divide(WIDE.multiply(self.list_price, 100 - self.discount), Decimal(100))
+
+
+# An appcode's own special terms, if it has any, and the business lines with special terms that it belonged to, since when.
+Payer = tuple[int | None, tuple[tuple[dt.datetime, str], ...]]
+ANYBODY: Payer = (None, ((BEGINNING, ""),))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A price book: the nearest price counts (appcode, then business line, then everybody), and in each of these the one of
+    a GPU's model before the one of any GPU. What has no price at all costs nothing. Of several discounts the largest counts;
+    they do not add up.
+
+    `owners` need to name only appcodes that ever belonged to a business line with special prices.
+    """
+
+    dated: tuple[DatedPrice, ...]
+    discounts: tuple[DatedDiscount, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    _rates: dict[tuple[Payer, str], tuple[Rate, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def gpu_models(self) -> frozenset[str]:
+        """Models that have a price or a discount of their own."""
+        skus = [price.sku for price in self.dated] + [discount.pattern for discount in self.discounts]
+        return frozenset(sku.removeprefix("gpu:") for sku in skus if sku.startswith("gpu:"))
+
+    @cached_property
+    def _terms(self) -> tuple[DatedPrice | DatedDiscount, ...]:
+        return (*self.dated, *self.discounts)
+
+    @cached_property
+    def special_appcodes(self) -> frozenset[int]:
+        return frozenset(each.appcode_id for each in self._terms if each.appcode_id is not None)
+
+    @cached_property
+    def special_lines(self) -> frozenset[str]:
+        return frozenset(each.business_line for each in self._terms if each.business_line)
+
+    @cached_property
+    def payers(self) -> dict[int, Payer]:
+        """Appcodes that do not simply pay what everybody pays; those with the same terms share one key."""
+        history: dict[int, list[tuple[dt.datetime, str]]] = {}
+        for owner in sorted(self.owners):
+            line = owner.business_line if owner.business_line in self.special_lines else ""
+            lines = history.setdefault(owner.appcode_id, [])
+            if not lines:
+                lines.append((BEGINNING, line))
+            elif lines[-1][1] != line:
+                lines.append((floor(owner.valid_from), line))
+        found: dict[int, Payer] = {}
+        for appcode_id in history.keys() | self.special_appcodes:
+            own = appcode_id if appcode_id in self.special_appcodes else None
+            payer = (own, tuple(history.get(appcode_id, ANYBODY[1])))
+            if payer != ANYBODY:
+                found[appcode_id] = payer
+        return found
+
+    def rates(self, sku: str, appcode_id: int | None = None) -> tuple[Rate, ...]:
+        """When which rate of `sku` holds for an appcode (None: for one without special terms): all time, without gaps."""
+        payer = ANYBODY if appcode_id is None else self.payers.get(appcode_id, ANYBODY)
+        return self.rates_of(payer, sku)
+
+    def rates_of(self, payer: Payer, sku: str) -> tuple[Rate, ...]:
+        key = (payer, sku)
+        if key not in self._rates:
+            self._rates[key] = tuple(self._split(payer, sku))
+        return self._rates[key]
+
+    def _split(self, payer: Payer, sku: str) -> Iterator[Rate]:
+        """Cuts time where anything may change, and joins what is the same on both sides of a cut."""
+        own, lines = payer
+        names = dict(lines)
+        mine = {(own, "")} | {(None, line) for line in names.values()} | {(None, "")}
+        asked = (sku, family(sku))
+        prices = [price for scope in mine for each in asked for price in self._book.get((*scope, each), ())]
+        discounts = [
+            each for each in self.discounts
+            if each.pattern in ("*", *asked) and (each.appcode_id, each.business_line) in mine
+        ]  # fmt: skip
+        edges = {BEGINNING, *names, *(floor(price.valid_from) for price in prices)}
+        edges |= {floor(each.valid_from) for each in discounts}
+        edges |= {floor(each.valid_until) for each in discounts if each.valid_until}
+        held: Rate | None = None
+        for since in sorted(edges):
+            line = [name for begun, name in lines if begun <= since][-1]
+            price = self._price(own, line, sku, since)
+            percent = [each.percent for each in discounts if each.applies(sku, own, line, since)]
+            rate = Rate(since, None, price, max(percent, default=Decimal(0)))
+            if held is None:
+                held = rate
+            elif (held.price, held.discount) != (rate.price, rate.discount):
+                yield Rate(held.since, since, held.price, held.discount)
+                held = rate
+        if held:
+            yield held
+
+    @cached_property
+    def _book(self) -> dict[tuple[int | None, str, str], list[DatedPrice]]:
+        """The versions of every price by whom it is for and of what, the latest first."""
+        book: dict[tuple[int | None, str, str], list[DatedPrice]] = {}
+        for price in sorted(self.dated, key=lambda price: price.valid_from, reverse=True):
+            book.setdefault((*price.scope, price.sku), []).append(price)
+        return book
+
+    def _price(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
+        nearest = [(own, "")] if own is not None else []
+        for scope in dict.fromkeys([*nearest, (None, line), (None, "")]):
+            for each in dict.fromkeys([sku, family(sku)]):
+                versions = self._book.get((*scope, each), ())
+                version = next((price for price in versions if floor(price.valid_from) <= moment), None)
+                if version and version.per_hour is not None:
+                    return version
+        return None
+
+    def at(self, sku: str, moment: dt.datetime, appcode_id: int | None = None) -> Decimal:
+        """The price per hour that holds at `moment`, its discount taken off."""
+        return next(rate for rate in reversed(self.rates(sku, appcode_id)) if rate.since <= moment).per_hour
+
+    def next_change(self, after: dt.datetime) -> dt.datetime | None:
+        """When the next rate begins to hold, for whoever keeps a rate of cost and must renew it then."""
+        return min((moment for moment in self._changes if moment > after), default=None)
+
+    def last_change(self, until: dt.datetime) -> dt.datetime | None:
+        """When a rate began to hold for the last time: a rate of cost that was reckoned before is an old one."""
+        return max((moment for moment in self._changes if moment <= until), default=None)
+
+    @cached_property
+    def _changes(self) -> set[dt.datetime]:
+        changes = {each.valid_from for each in self._terms}
+        changes |= {each.valid_until for each in self.discounts if each.valid_until}
+        return changes | {moment for _, lines in self.payers.values() for moment, _ in lines[1:]}
+
+
+def family(sku: str) -> str:
+    """ "gpu" for "gpu:A100"; otherwise the SKU itself."""
+    return sku.partition(":")[0]
+
+
+def quantities(resources: Resources) -> dict[str, int]:
+    """How many units are metered every second, by SKU: GPUs, thousandths of a core, MiB; what is not held is left out."""
+    units = {
+        f"gpu:{resources.gpu_model}" if resources.gpu_model else "gpu": resources.gpus,
+        "cpu": resources.cpu_milli,
+        "memory": resources.memory_mb,
+        "storage": resources.storage_mb,
+    }
+    return {sku: amount for sku, amount in units.items() if amount}
+
+
+def amounts(resources: Resources) -> dict[str, Fraction]:
+    """How many priced units (GPUs, cores, GiB) are held, by SKU."""
+    return {sku: Fraction(amount, SIZE[family(sku)]) for sku, amount in quantities(resources).items()}
+
+
+def worth(sku: str, quantity: int, rate: Rate) -> Decimal:
+    """What `quantity` unit-seconds of a SKU cost, in UNITs, exactly."""
+    return WIDE.multiply(WIDE.multiply(Decimal(quantity), rate.per_hour), Decimal(WORTH[family(sku)]))
+
+
+def charge(segment: Segment, prices: Prices, now: dt.datetime) -> Fraction:
+    """What the segment costs until `now`, exactly."""
+    until = floor(now) if segment.ended is None else min(segment.ended, floor(now))
+    total = Decimal(0)
+    for sku, amount in quantities(segment.resources).items():
+        for rate in prices.rates(sku, segment.appcode_id):
+            end = until if rate.until is None else min(until, rate.until)
+            seconds = whole_seconds(end - max(segment.started, rate.since))
+            if seconds > 0:
+                total = WIDE.add(total, worth(sku, seconds * amount, rate))
+    return Fraction(total) / UNIT
+
+
+def cost(segment: Segment, prices: Prices, now: dt.datetime) -> Decimal:
+    """What the segment costs until `now`, split to the second where a rate changes."""
+    return decimal(charge(segment, prices, now))
+
+
+def hourly(prices: Prices, at: dt.datetime, resources: Iterable[Resources], appcode_id: int | None = None) -> Decimal:
+    """What all these pods together cost an appcode for an hour at the rates of `at`; one entry for each pod."""
+    held = (pair for one in resources for pair in amounts(one).items())
+    return decimal(sum((amount * Fraction(prices.at(sku, at, appcode_id)) for sku, amount in held), Fraction(0)))
+
+
+def planned(
+    prices: Prices, since: dt.datetime, seconds: int, resources: Iterable[Resources], appcode_id: int
+) -> Decimal:
+    """What all these pods together will cost an appcode if they are held from `since` on for so long: at known prices, each
+    second at its own."""
+    until = floor(since) + dt.timedelta(seconds=seconds)
+    segments = (Segment("", appcode_id, "", {}, one, floor(since)) for one in resources)
+    return decimal(sum((charge(each, prices, until) for each in segments), Fraction(0)))
+
+
+def money(charge: Decimal) -> Decimal:
+    """A charge in UNITs as an amount of money."""
+    return decimal(Fraction(charge) / UNIT)
+
+
+def decimal(value: Fraction) -> Decimal:
+    return EXACTLY.divide(Decimal(value.numerator), Decimal(value.denominator))
+
+
+def display(amount: Decimal, digits: int = 2) -> Decimal:
+    """Rounded for reading, half to even: the only place where money is rounded."""
+    return amount.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_EVEN)

@@ -1,0 +1,173 @@
+"""Prices, discounts and credits as the API says them. Money is a decimal number as text, because JSON's are not exact."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BeforeValidator, Field
+
+from billing.dashboards.usage_serializers import Cost, money
+from billing.models import Credit, Discount, Price
+from billing.prices import terms
+from billing.prices.actions import Import
+from billing.prices.effects import Effect
+from billing.prices.file import Row
+from portal.api.documents import Answer
+from portal.manifests import Strict
+
+
+def _decimal_text(value: Any) -> Any:
+    """A number of JSON has been read as binary already, and is not what was written."""
+    if isinstance(value, float):
+        raise ValueError('Give a decimal number as text, for example "1.25".')
+    return value
+
+
+Amount = Annotated[Decimal, BeforeValidator(_decimal_text), Field(max_digits=20, examples=["1.25"])]
+Code = Annotated[str, Field(max_length=63)]
+Line = Annotated[str, Field(max_length=200, examples=["qunarcorp.ops"])]
+Sku = Annotated[str, Field(max_length=70, examples=["gpu:A100"])]
+
+
+class PriceRequest(Strict):
+    """For an appcode, a business line (its path), or everybody when neither is given."""
+
+    sku: Sku
+    per_hour: Amount | None
+    valid_from: AwareDatetime | None = None
+    appcode: Code = ""
+    business_line: Line = ""
+
+
+class PriceDocument(Answer):
+    id: int
+    sku: str
+    per_hour: str | None
+    currency: str
+    valid_from: dt.datetime
+    appcode: str
+    business_line: str
+
+
+class PricePage(Answer):
+    items: list[PriceDocument]
+    next: str | None
+
+
+class EffectRow(Answer):
+    appcode: str
+    before: Cost
+    after: Cost
+
+
+class EffectDocument(Answer):
+    """`before` and `after` are this month so far; `items` are appcodes for which anything changes, the largest first."""
+
+    kind: Literal["price-effect"] = "price-effect"
+    month: str = Field(examples=["2026-10"])
+    before: Cost
+    after: Cost
+    per_hour_before: Cost = Field(description="What runs now costs an hour.")
+    per_hour_after: Cost
+    items: list[EffectRow]
+
+
+class ImportDocument(Answer):
+    """How many prices are new, took the place of one that did not hold yet, and were there already."""
+
+    added: int
+    changed: int
+    unchanged: int
+
+
+class DiscountRequest(Strict):
+    sku: Sku
+    percent: Amount
+    valid_from: AwareDatetime | None = None
+    valid_until: AwareDatetime | None = None
+    appcode: Code = ""
+    business_line: Line = ""
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+
+class DiscountDocument(Answer):
+    id: int
+    sku: str
+    percent: str
+    valid_from: dt.datetime
+    valid_until: dt.datetime | None
+    appcode: str
+    business_line: str
+    reason: str
+
+
+class DiscountPage(Answer):
+    items: list[DiscountDocument]
+    next: str | None
+
+
+class CreditRequest(Strict):
+    amount: Amount
+    reason: Annotated[str, Field(max_length=200)]
+    valid_from: AwareDatetime | None = None
+    expires_at: AwareDatetime | None = None
+
+
+class CreditDocument(Answer):
+    id: int
+    appcode: str
+    amount: str
+    left: str
+    currency: str
+    reason: str
+    valid_from: dt.datetime
+    expires_at: dt.datetime | None
+
+
+class CreditPage(Answer):
+    items: list[CreditDocument]
+    next: str | None
+
+
+def price_document(price: Price) -> dict[str, Any]:
+    code = price.appcode.code if price.appcode else ""
+    row = Row(price.sku, code, price.business_line, price.per_hour, price.valid_from)
+    return PriceDocument(
+        id=price.pk, sku=row.sku, per_hour=row.cells[3] or None, currency=money(Decimal(0)).currency,
+        valid_from=row.valid_from, appcode=row.appcode, business_line=row.business_line,
+    ).json_value()  # fmt: skip
+
+
+def effect_document(effect: Effect) -> dict[str, Any]:
+    return EffectDocument(
+        month=f"{effect.month:%Y-%m}",
+        before=money(effect.before),
+        after=money(effect.after),
+        per_hour_before=money(effect.hourly_before),
+        per_hour_after=money(effect.hourly_after),
+        items=[EffectRow(appcode=row.appcode, before=money(row.before), after=money(row.after)) for row in effect.rows],
+    ).json_value()
+
+
+def import_document(done: Import) -> dict[str, Any]:
+    changed = sum(1 for change in done.changes if change.old)
+    return ImportDocument(
+        added=len(done.changes) - changed, changed=changed, unchanged=done.unchanged
+    ).json_value()  # fmt: skip
+
+
+def discount_document(row: Discount) -> dict[str, Any]:
+    return DiscountDocument(
+        id=row.pk, sku=row.sku, percent=f"{row.percent.normalize():f}", valid_from=row.valid_from,
+        valid_until=row.valid_until, appcode=row.appcode.code if row.appcode else "", business_line=row.business_line,
+        reason=row.reason,
+    ).json_value()  # fmt: skip
+
+
+def credit_document(row: Credit) -> dict[str, Any]:
+    return CreditDocument(
+        id=row.pk, appcode=row.appcode.code, amount=f"{row.amount:.2f}", left=f"{terms.left(row):.2f}",
+        currency=money(Decimal(0)).currency, reason=row.reason, valid_from=row.valid_from, expires_at=row.expires_at,
+    ).json_value()  # fmt: skip

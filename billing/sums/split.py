@@ -1,0 +1,206 @@
+"""Usage added up by the database: the same split at price changes as `rating`, for any grouping, in one statement.
+
+`rating.Prices` decides which rate holds for whom and when; those are sent along as rows, so that the rule exists once. What
+comes back are exact sums (seconds × amount × rate), and the one division happens in `rating.money`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, cast
+
+from django.db import connection
+from psycopg2 import sql
+
+from billing.metering.segments import floor
+from billing.prices.rates import ANYBODY, BEGINNING, SECONDS_PER_HOUR, WORTH, Prices, money
+
+Group = Literal["appcode", "consumer", "cluster", "run", "role"]
+# What may be grouped and filtered by; values come back as text, None where a segment has no such label.
+COLUMNS: dict[Group, sql.SQL] = {
+    "appcode": sql.SQL("s.appcode_id::text"),
+    "consumer": sql.SQL("s.consumer"),
+    "cluster": sql.SQL("s.labels->>'cluster'"),
+    "run": sql.SQL("s.labels->>'run'"),
+    "role": sql.SQL("s.labels->>'role'"),
+}
+# A segment's part in a window, then each of its SKUs at the rates that held during that part; one row more stands for the pod,
+# which a volume is not.
+# Times are whole seconds, so epochs are exact; terms cover all time, so quantities add up from priced rows, too.
+STATEMENT = sql.SQL("""
+WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
+{terms},
+part AS (
+    SELECT {groups}, w.since AS window_since, s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb,
+        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
+        greatest(s.started, w.since) AS since, least(coalesce(s.ended, w.until), w.until, %(now)s) AS until,
+        s.ended IS NULL AND w.until >= %(now)s AS live
+    FROM billing_usagesegment s
+    JOIN window_ w ON s.started < w.until AND (s.ended IS NULL OR s.ended > w.since)
+    LEFT JOIN payer p ON p.appcode_id = s.appcode_id
+    WHERE s.started <= %(now)s AND w.since <= %(now)s AND {where}
+),
+priced AS (
+    SELECT {names}, window_since, r.resource, live, units, terms.rate,
+        greatest(0, date_part('epoch', least(terms.until, part.until) - greatest(terms.since, part.since)))::bigint * units
+            AS quantity,
+        live AND terms.since <= %(now)s AND terms.until > %(now)s AS holds
+    FROM part
+    CROSS JOIN LATERAL (VALUES
+        ('pod', -1, (storage_mb = 0 OR greatest(gpus, cpu_milli, memory_mb) > 0)::int),
+        ('gpu', payer_key + model_key, gpus),
+        ('cpu', payer_key + %(keys)s - 3, cpu_milli),
+        ('memory', payer_key + %(keys)s - 2, memory_mb),
+        ('storage', payer_key + %(keys)s - 1, storage_mb)
+    ) r(resource, key, units)
+    LEFT JOIN terms ON terms.key = r.key AND terms.since <= part.until AND terms.until > part.since
+    WHERE units > 0
+)
+SELECT {names}, window_since, count(*) FILTER (WHERE live AND resource = 'pod'),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'gpu'), 0), coalesce(sum(quantity) FILTER (WHERE resource = 'cpu'), 0),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'memory'), 0),
+    coalesce(sum(quantity) FILTER (WHERE resource = 'storage'), 0), coalesce(sum(quantity * rate), 0),
+    coalesce(sum(units) FILTER (WHERE holds AND resource = 'gpu'), 0), coalesce(sum(units * rate) FILTER (WHERE holds), 0)
+FROM priced
+GROUP BY {names}, window_since
+ORDER BY {names}, window_since
+""")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Usage of one group in one window: `key` holds the group's values in the order asked for, `since` is the window's.
+
+    Quantities are seconds × amount until the window's end or now, and `charge` is exact money in UNITs. `gpus` are held at
+    this moment by `pods` running pods, and `cost_per_hour` is what everything now running costs, volumes too; all three are 0
+    for a window that is over.
+    """
+
+    key: tuple[str | None, ...]
+    since: dt.datetime
+    gpu_seconds: int
+    cpu_milli_seconds: int
+    memory_mb_seconds: int
+    storage_mb_seconds: int
+    charge: Decimal
+    pods: int
+    gpus: int
+    cost_per_hour: Decimal
+
+    @property
+    def cost(self) -> Decimal:
+        return money(self.charge)
+
+
+def usage(
+    prices: Prices,
+    *,
+    by: Sequence[Group],
+    windows: Sequence[tuple[dt.datetime, dt.datetime]],
+    now: dt.datetime,
+    appcodes: Sequence[int] | None = None,
+    consumers: Sequence[str] | None = None,
+    cluster: str | None = None,
+    run: str | None = None,
+) -> list[Sum]:
+    """Sums for each group with any usage in each of the `windows` [since, until), in one query; the filters add up."""
+    where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
+    statement = STATEMENT.format(
+        terms=TERMS,
+        groups=sql.SQL(", ").join(sql.SQL("{} AS {}").format(COLUMNS[group], sql.Identifier(group)) for group in by),
+        names=sql.SQL(", ").join(map(sql.Identifier, by)),
+        where=where,
+    )
+    parameters = {
+        **narrowed,
+        "now": floor(now),
+        "since": [floor(since) for since, _ in windows],
+        "until": [floor(until) for _, until in windows],
+        **terms_of(prices),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(cast("Any", statement), parameters)
+        return [_sum(row, len(by)) for row in cursor.fetchall()]
+
+
+def narrowing(
+    *, appcodes: Sequence[int] | None, consumers: Sequence[str] | None, cluster: str | None, run: str | None
+) -> tuple[sql.Composable, dict[str, Any]]:
+    """The condition on segments `s` that filters add up to (None is none), and its parameters."""
+    filters: dict[str, tuple[str, Any]] = {
+        "appcodes": ("s.appcode_id = ANY(%(appcodes)s)", appcodes),
+        "consumers": ("s.consumer = ANY(%(consumers)s)", consumers),
+        "cluster": ("s.labels->>'cluster' = %(cluster)s", cluster),
+        "run": ("s.labels->>'run' = %(run)s", run),
+    }
+    asked = {name: (text, value) for name, (text, value) in filters.items() if value is not None}
+    where = sql.SQL(" AND ").join([sql.SQL(text) for text, _ in asked.values()]) if asked else sql.SQL("true")
+    return where, {name: value if isinstance(value, str) else list(value) for name, (_, value) in asked.items()}
+
+
+# The rates of a price book as rows, for `terms_of`: `rate` is UNITs of money for one unit-second, model "" stands for each model
+# without terms of its own, and payer 0 is everybody who is not in the other table. All time is covered, without gaps. `key` is
+# payer × keys + the model's place in `models` (from 1; 0 for any other), or for cpu, memory and storage the last three.
+TERMS = sql.SQL("""terms(key, payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
+    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
+        %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[], %(terms_since)s::timestamptz[],
+        %(terms_until)s::timestamptz[])),
+payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[], %(code_payer)s::int[]))""")
+COLUMNS_OF_TERMS = (
+    "key", "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
+)  # fmt: skip
+# Which business line owned an appcode when, of the changes of owner in `noted`: a table or subquery with a WHERE if need be.
+# Whoever is noted first is taken to have owned it from the beginning, and the last one owns it still.
+OWNERS = sql.SQL("""SELECT appcode_id, business_line,
+        CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
+        lead(valid_from, 1, 'infinity') OVER changes AS until
+    FROM {noted}
+    WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)""")
+# Of the appcodes that a statement has in `due`.
+OWNERS_OF_DUE = OWNERS.format(noted=sql.SQL("billing_ownership WHERE appcode_id IN (SELECT appcode_id FROM due)"))
+
+
+def terms_of(prices: Prices) -> dict[str, Any]:
+    """The parameters of TERMS; payers with the same terms share their rows."""
+    models = sorted(prices.gpu_models)
+    skus = [("gpu", "", "gpu"), *(("gpu", model, f"gpu:{model}") for model in models)]
+    skus += [(sku, "", sku) for sku in ("cpu", "memory", "storage")]
+    payers = {payer: number for number, payer in enumerate(dict.fromkeys([ANYBODY, *prices.payers.values()]))}
+    rows = [
+        (
+            number * len(skus) + place, number, resource, model, rate.price and rate.price.id, rate.list_price,
+            rate.discount, rate.per_hour * WORTH[resource],
+            "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
+            rate.until.isoformat() if rate.until else "infinity",
+        )
+        for payer, number in payers.items()
+        for place, (resource, model, sku) in enumerate(skus)
+        for rate in prices.rates_of(payer, sku)
+    ]  # fmt: skip
+    columns = (list(column) for column in zip(*rows, strict=True))
+    return {
+        "models": models,
+        "keys": len(skus),
+        **dict(zip(COLUMNS_OF_TERMS, columns, strict=True)),
+        "code": list(prices.payers),
+        "code_payer": [payers[payer] for payer in prices.payers.values()],
+    }
+
+
+def _sum(row: Sequence[Any], groups: int) -> Sum:
+    since, pods, gpu_s, cpu_s, memory_s, storage_s, charge, gpus, charge_now = row[groups:]
+    return Sum(
+        key=tuple(row[:groups]),
+        since=since,
+        gpu_seconds=int(gpu_s),
+        cpu_milli_seconds=int(cpu_s),
+        memory_mb_seconds=int(memory_s),
+        storage_mb_seconds=int(storage_s),
+        charge=Decimal(charge),
+        pods=pods,
+        gpus=int(gpus),
+        cost_per_hour=money(charge_now * SECONDS_PER_HOUR),
+    )

@@ -1,0 +1,314 @@
+"""REST: Kubernetes clusters and where business lines run. For administrators; to others these addresses do not exist."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Literal
+
+from django.conf import settings
+from django.http import Http404
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiExample, extend_schema
+from pydantic import Field, ValidationError
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from billing.efficiency import measured
+from clusters.clouds import actions
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.health import silence
+from clusters.clouds.manifest import KubernetesManifest, KubernetesMetadata, read_manifest
+from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
+from clusters.runs import decommission
+from portal.access import require_administrator
+from portal.api.documents import Answer
+from portal.api.pagination import everything
+from portal.api.views import person
+from portal.errors import FieldError, Invalid
+from portal.manifests import Strict, errors_by_path
+from portal.models import OrgNode, User
+
+EXAMPLE = OpenApiExample(
+    "By a service account's token",
+    request_only=True,
+    value={
+        "kind": "kubernetes-cluster",
+        "metadata": {"name": "training"},
+        "spec": {
+            "title": "Training",
+            "kubeconfig": "apiVersion: v1\nkind: Config\ncurrent-context: main\n…",
+            "default": True,
+            "settings": {"runtime_class": "nvidia"},
+        },
+    },
+)
+
+
+class KubernetesShown(Answer):
+    """What was said of it, without the kubeconfig: of that only the server's address is shown."""
+
+    title: str
+    in_cluster: bool
+    server: str
+    enabled: bool
+    default: bool
+    settings: Settings
+
+
+class TestStatus(Answer):
+    """What the last test of the connection found; null what it could not see."""
+
+    tested: dt.datetime
+    ok: bool
+    message: str
+    version: str | None = None
+    nodes: int | None = None
+    ready: int | None = None
+    gpus: int | None = None
+    missing: list[str] = Field(
+        default=[], examples=[["create jobs.batch"]], description="Rights that the portal lacks."
+    )
+
+
+class KubernetesStatus(Answer):
+    heard: dt.datetime | None = Field(description="When the controller last heard anything of it.")
+    message: str = Field(description="A sentence for people while it is out of reach, else empty.")
+    given_up: dt.datetime | None = Field(description="Since when it counts as lost; null when it does not.")
+    nodes: int
+    gpus: int
+    gpus_free: int
+    runs: int = Field(description="Runs that live there.")
+    business_lines: list[str]
+    gpu_use: str = Field(
+        description="Why it is not known how busy its GPUs are; empty when it is, or nobody has asked yet."
+    )
+    test: TestStatus | None
+
+
+class KubernetesDocument(Answer):
+    kind: Literal["kubernetes-cluster"] = "kubernetes-cluster"
+    metadata: KubernetesMetadata
+    spec: KubernetesShown
+    status: KubernetesStatus
+
+
+class KubernetesPage(Answer):
+    items: list[KubernetesDocument]
+    next: str | None
+
+
+class GiveUpSpec(Strict):
+    """The name of the cluster once more."""
+
+    name: str
+
+
+class PlacementSpec(Strict):
+    """Where a business line runs: the name of a cloud, "local" for the portal's own machine, null for the default."""
+
+    cloud: str | None
+
+
+class PlacementDocument(Answer):
+    business_line: str
+    namespace: str
+    cloud: str | None = Field(description="As it was said; null for the default.")
+    runs_on: str | None = Field(description="Where new runs are made now; null when nowhere.")
+
+
+class PlacementPage(Answer):
+    items: list[PlacementDocument]
+    next: str | None
+
+
+class Clusters(APIView):
+    @extend_schema(
+        operation_id="kubernetes_list", summary="The registered Kubernetes clusters, by name", responses=KubernetesPage
+    )
+    def get(self, request: Request) -> Response:
+        _administrator(request)
+        return everything(
+            [_document(row) for row in KubernetesCluster.objects.prefetch_related("placements__org_node")]
+        )
+
+    @extend_schema(
+        operation_id="kubernetes_register",
+        summary="Register a Kubernetes cluster",
+        description="The kubeconfig goes in and never comes out again. It must not name programs (exec) or files. The connection "
+        "is tried, and its state answered, but a cluster that does not answer is registered all the same.",
+        request=KubernetesManifest,
+        responses={201: KubernetesDocument},
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request) -> Response:
+        user = _administrator(request)
+        row = actions.register(read_manifest(request.data), acting_user=user)
+        actions.try_connection(row)
+        address = request.build_absolute_uri(f"{request.path}/{row.name}")
+        return Response(_document(row), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+class OneCluster(APIView):
+    @extend_schema(operation_id="kubernetes_read", summary="A Kubernetes cluster", responses=KubernetesDocument)
+    def get(self, request: Request, name: str) -> Response:
+        _administrator(request)
+        return Response(_document(_cluster(name)))
+
+    @extend_schema(
+        operation_id="kubernetes_change",
+        summary="Change a Kubernetes cluster",
+        description="Without credentials those that are stored are kept. While runs live there, new ones must be for the same "
+        "cluster. Running processes use a change at once. Sending what is there already changes nothing.",
+        request=KubernetesManifest,
+        responses=KubernetesDocument,
+        examples=[EXAMPLE],
+    )
+    def put(self, request: Request, name: str) -> Response:
+        user = _administrator(request)
+        row = actions.change(_cluster(name), read_manifest(request.data, name=name), acting_user=user)
+        return Response(_document(row))
+
+    @extend_schema(
+        operation_id="kubernetes_remove",
+        summary="Forget a Kubernetes cluster",
+        description="Nothing is changed there. 409 while runs or volumes live there or a business line is placed on it.",
+        request=None,
+        responses={204: None},
+    )
+    def delete(self, request: Request, name: str) -> Response:
+        user = _administrator(request)
+        actions.remove(_cluster(name), acting_user=user)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class Test(APIView):
+    @extend_schema(
+        operation_id="kubernetes_test",
+        summary="Try the connection",
+        description="Says the version, the nodes and GPUs, and every right that the portal lacks.",
+        request=None,
+        responses=KubernetesDocument,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        _administrator(request)
+        row = _cluster(name)
+        actions.try_connection(row)
+        return Response(_document(row))
+
+
+class GiveUp(APIView):
+    @extend_schema(
+        operation_id="kubernetes_give_up",
+        summary="Give up a Kubernetes cluster that is lost",
+        description="Only for one that is lost for good: 409 while it answers, be it that it does not accept the portal's "
+        "credentials, or was heard in the last minutes. Its runs end "
+        "as failed (Lost) and its volumes as deleted, and what they cost ends when it was last heard; it takes no new runs. "
+        "Should it come back, what is left of runs there is ended. Repeating it ends what has come since.",
+        request=GiveUpSpec,
+        responses=KubernetesDocument,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        user = _administrator(request)
+        row = _cluster(name)
+        try:
+            said = GiveUpSpec.model_validate(request.data)
+        except ValidationError as error:
+            found = errors_by_path(error.errors(include_url=False, include_input=False))
+            raise Invalid([FieldError(*each) for each in found]) from None
+        if said.name != row.name:
+            raise Invalid.at("name", message=f"Say “{row.name}” here, too: this cannot be taken back.")
+        decommission.give_up(row, acting_user=user)
+        return Response(_document(_cluster(name)))
+
+
+class Placements(APIView):
+    @extend_schema(
+        operation_id="placements_list",
+        summary="Where the business lines run",
+        responses=PlacementPage,
+    )
+    def get(self, request: Request) -> Response:
+        _administrator(request)
+        default = _default()
+        lines = OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster")
+        return everything([_placement(line, default) for line in lines])
+
+
+class OnePlacement(APIView):
+    @extend_schema(
+        operation_id="placements_change",
+        summary="Place a business line on a cloud",
+        description="New runs are made there; those that there are stay where they are.",
+        request=PlacementSpec,
+        responses=PlacementDocument,
+    )
+    def put(self, request: Request, path: str) -> Response:
+        user = _administrator(request)
+        line = OrgNode.objects.filter(path=path).first()
+        if line is None:
+            raise Http404(f"There is no business line “{path}”.")
+        try:
+            wanted = PlacementSpec.model_validate(request.data)
+        except ValidationError as error:
+            found = errors_by_path(error.errors(include_url=False, include_input=False))
+            raise Invalid([FieldError(*each) for each in found]) from None
+        actions.place(line, wanted.cloud, acting_user=user)
+        return Response(_placement(OrgNode.objects.select_related("placement__cluster").get(pk=line.pk), _default()))
+
+
+def _administrator(request: Request) -> User:
+    user = person(request)
+    require_administrator(user)
+    return user
+
+
+def _cluster(name: str) -> KubernetesCluster:
+    row = KubernetesCluster.objects.filter(name=name).first()
+    if row is None:
+        raise Http404(f"There is no Kubernetes cluster “{name}”.")
+    return row
+
+
+def _default() -> str | None:
+    row = KubernetesCluster.objects.filter(is_default=True).values_list("name", flat=True).first()
+    return row or (LOCAL if settings.LOCAL_CLOUD_SOCKET else None)
+
+
+def _placement(line: OrgNode, default: str | None) -> dict[str, Any]:
+    placement = getattr(line, "placement", None)
+    said = (placement.cluster.name if placement.cluster else LOCAL) if placement else None
+    return PlacementDocument(
+        business_line=line.path, namespace=line.namespace or "", cloud=said, runs_on=said or default
+    ).json_value()
+
+
+def _document(row: KubernetesCluster) -> dict[str, Any]:
+    """Four queries: an installation has few clusters."""
+    state = CloudState.objects.filter(name=row.name).first()
+    nodes = state.capacity.get("nodes", []) if state else []
+    test = row.test if row.tested_at else None
+    return KubernetesDocument(
+        metadata=KubernetesMetadata(name=row.name),
+        spec=KubernetesShown(
+            title=row.title,
+            in_cluster=row.kubeconfig is None,
+            server=row.server,
+            enabled=row.enabled,
+            default=row.is_default,
+            settings=actions.settings_of(row),
+        ),
+        status=KubernetesStatus(
+            heard=state.heard_at if state else None,
+            message=silence(state, row.title, timezone.now()),
+            given_up=row.given_up_at,
+            nodes=len(nodes),
+            gpus=sum(node["gpus"] for node in nodes),
+            gpus_free=sum(node["gpus_free"] for node in nodes),
+            runs=Run.objects.filter(cloud=row.name, gone=False).count(),
+            business_lines=sorted(each.org_node.path for each in row.placements.all()),
+            gpu_use=measured.why_not(row.name),
+            test=TestStatus(tested=row.tested_at, **test) if test and row.tested_at else None,
+        ),
+    ).json_value()

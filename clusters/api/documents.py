@@ -1,0 +1,376 @@
+"""Clusters, runs and tasks as the API and the export say them: `{kind, metadata, spec, status}`.
+
+`spec` is what was asked for, word for word, so that a manifest that was read can be sent back unchanged; `status` is what was
+seen. The classes describe the answers in OpenAPI and make them, so that neither can go without the other.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal
+
+from django.conf import settings
+from django.utils import timezone
+from pydantic import Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from billing.dashboards.usage_serializers import UsagePart, usage_parts
+from billing.sums.access import SegmentRow
+from billing.sums.makeup import Part
+from clusters.clouds.health import silence_of
+from clusters.models import Cluster, Flavor, Image, Run, Task
+from clusters.runs.preview import Preview
+from clusters.spec.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
+from portal.api.documents import Answer
+from portal.errors import FieldError, Invalid
+from portal.manifests import errors_by_path
+
+Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
+# Running costs are an estimate until they are billed; a millionth is exact enough for that and stays readable.
+MILLIONTH = Decimal("0.000001")
+
+
+class Money(Answer):
+    amount: str = Field(
+        examples=["0.184500"], description="A decimal number; a text, because JSON's numbers are not exact."
+    )
+    currency: str = Field(examples=["USD"])
+
+
+class RoleStatus(Answer):
+    ready: int
+    count: int
+
+
+class RunStatus(Answer):
+    """What was seen of a run. Seconds and cost grow while it holds GPUs."""
+
+    phase: Phase
+    reason: str = Field(examples=["WaitingForGPUs"], description="A word for programs; empty when all is well.")
+    message: str = Field(description="A sentence for people.")
+    run: int
+    cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
+    namespace: str = Field(description="That of its business line there.")
+    notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
+    warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
+    roles: dict[RoleName, RoleStatus]
+    started: dt.datetime | None
+    finished: dt.datetime | None
+    gpu_seconds: int
+    cost: Money
+
+
+class ClusterDocument(ClusterManifest):
+    """A cluster as it is answered: the manifest with the state of its latest run, null before there is one."""
+
+    status: RunStatus | None
+
+
+class ClusterPage(Answer):
+    items: list[ClusterDocument]
+    next: str | None
+
+
+class RunMetadata(Answer):
+    appcode: str
+    cluster: str
+    number: int
+    created: dt.datetime
+    created_by: str | None
+
+
+class RunDocument(Answer):
+    """One deployment of a cluster, with a copy of the spec that it was started with."""
+
+    kind: Literal["run"] = "run"
+    metadata: RunMetadata
+    spec: ClusterSpec
+    status: RunStatus
+
+
+class RunPage(Answer):
+    items: list[RunDocument]
+    next: str | None
+
+
+class TaskStatus(Answer):
+    """One task as last seen; a task that nobody has seen yet waits for what its run waits for."""
+
+    role: RoleName
+    index: int
+    phase: Literal["Pending", "Running", "Succeeded", "Failed"]
+    node: str
+    gpus: list[str]
+    started: dt.datetime | None
+    finished: dt.datetime | None
+    exit_code: int | None
+    restarts: int
+    reason: str
+    message: str
+
+
+class TaskPage(Answer):
+    items: list[TaskStatus]
+    next: str | None
+
+
+class TaskUsageDocument(Answer):
+    """The time for which one task held its resources; `ended` is null while it does."""
+
+    role: str
+    index: int
+    uid: str
+    gpus: int
+    gpu_model: str
+    cpu_milli: int
+    memory_mb: int
+    started: dt.datetime
+    ended: dt.datetime | None
+    seconds: int
+    gpu_seconds: int
+    cost: Money
+    notes: list[str] = Field(description="A sentence for each thing that was estimated or mended.")
+
+
+class ClusterUsageDocument(Answer):
+    """What a cluster has used in all of its runs, and the segments of one of them."""
+
+    kind: Literal["usage"] = "usage"
+    appcode: str
+    cluster: str
+    gpu_seconds: int
+    cost: Money
+    run: int | None = Field(description="The run whose segments these are.")
+    parts: list[UsagePart] = Field(description="What makes up the cost of that run: SKU × seconds × price.")
+    segments: list[TaskUsageDocument]
+
+
+class PreviewDocument(Answer):
+    """What would happen to a cluster that is created now."""
+
+    cloud: str
+    namespace: str
+    tasks: int
+    gpus: int
+    fits: Literal["now", "waits", "never"]
+    message: str
+    cost_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")
+    cost_per_hour_low: Money = Field(description="With the cheapest one.")
+    cost_limit: Money | None = Field(
+        description="At most, by its time limit, at the prices that are known for that time; null without one."
+    )
+
+
+class FlavorDocument(Answer):
+    """A size of task; `name` is what a manifest says."""
+
+    name: str
+    title: str
+    cpu_milli: int = Field(description="1000 is one core.")
+    memory_mb: int
+    gpus: int
+    gpu_model: str = Field(description="Empty for any model.")
+
+
+class FlavorPage(Answer):
+    items: list[FlavorDocument]
+    next: str | None
+
+
+class ImageDocument(Answer):
+    """An entry of the image catalogue; `name` is what a manifest says."""
+
+    name: str
+    title: str
+    description: str
+    container: str = Field(description="The container's reference; empty when there is none.")
+    local: bool = Field(description="Whether it can run on the portal's own machine.")
+
+
+class ImagePage(Answer):
+    items: list[ImageDocument]
+    next: str | None
+
+
+def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> ClusterManifest:
+    """The manifest in a body that was sent to …/appcodes/`appcode`/clusters[/`name`].
+
+    What the address says may be left out of the metadata, but not contradicted. Raises Invalid.
+    """
+    address = {"appcode": appcode} if name is None else {"appcode": appcode, "name": name}
+    if isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
+        body = {**body, "metadata": {**address, **body.get("metadata", {})}}
+    try:
+        manifest = ClusterManifest.model_validate(body)
+    except ValidationError as error:
+        found = errors_by_path(error.errors(include_url=False, include_input=False))
+        raise Invalid([FieldError(path, message) for path, message in found]) from error
+    for key, said in address.items():
+        if getattr(manifest.metadata, key) != said:
+            raise Invalid.at("metadata", key, message=f"The address of this request says “{said}”.")
+    return manifest
+
+
+def to_manifest(
+    cluster: Cluster, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The cluster as a manifest. `notices` are `news.silences`; with them, and `appcode` and `current_run` joined, no query."""
+    run, now = cluster.current_run, now or timezone.now()
+    return {
+        "kind": "cluster",
+        "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
+        "spec": _in_order(cluster.spec),
+        "status": run_status(run, now, notices).json_value() if run else None,
+    }
+
+
+def run_document(run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A run as the API says it; with `notices` (see `to_manifest`), `cluster.appcode` and `created_by` joined, no query."""
+    metadata = RunMetadata(
+        appcode=run.cluster.appcode.code,
+        cluster=run.cluster.name,
+        number=run.number,
+        created=run.created_at,
+        created_by=run.created_by.username if run.created_by else None,
+    )
+    return {
+        "kind": "run",
+        "metadata": metadata.json_value(),
+        "spec": _in_order(run.spec),
+        "status": run_status(run, now or timezone.now(), notices).json_value(),
+    }
+
+
+def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) -> RunStatus:
+    if notices is None:
+        notices = {run.cloud: silence_of(run, now)}
+    return RunStatus(
+        phase=run.phase,
+        reason=run.reason,
+        message=run.message,
+        run=run.number,
+        cloud=run.cloud,
+        namespace=run.namespace,
+        notice="" if run.is_terminal else notices.get(run.cloud, ""),
+        warning=run.data_warning,
+        roles={role: run.roles[role] for role in ROLES if role in run.roles},
+        started=run.started_at,
+        finished=run.finished_at,
+        gpu_seconds=run.gpu_seconds_at(now),
+        cost=money(run.cost_at(now)),
+    )
+
+
+def task_documents(run: Run, latest: Iterable[Task]) -> list[dict[str, Any]]:
+    """All tasks of a run in the order of their roles; `latest` are the newest attempts that were seen."""
+    seen = {(task.role, task.index): task for task in latest}
+    counts = {role: item["count"] for role, item in run.spec["roles"].items()}
+    return [
+        _task_status(run, role, index, seen.get((role, index))).json_value()
+        for role in ROLES
+        for index in range(counts.get(role, 0))
+    ]
+
+
+def usage_document(
+    cluster: Cluster, run: Run | None, segments: Iterable[SegmentRow], parts: Sequence[Part], now: dt.datetime
+) -> dict[str, Any]:
+    """Usage until `now`: the sums over all runs, and `segments` and `parts` of `run`. One query."""
+    runs = list(cluster.runs.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"))
+    return ClusterUsageDocument(
+        appcode=cluster.appcode.code,
+        cluster=cluster.name,
+        gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),
+        cost=money(sum((each.cost_at(now) for each in runs), Decimal(0))),
+        run=run.number if run else None,
+        parts=usage_parts(parts),
+        segments=[_segment(row) for row in segments],
+    ).json_value()
+
+
+def money(amount: Decimal) -> Money:
+    return Money(amount=str(Decimal(amount).quantize(MILLIONTH)), currency=settings.CURRENCY)
+
+
+def preview_document(found: Preview) -> dict[str, Any]:
+    return PreviewDocument(
+        cloud=found.place.cloud,
+        namespace=found.place.namespace,
+        tasks=found.tasks,
+        gpus=found.gpus,
+        fits=found.fits,
+        message=found.sentence,
+        cost_per_hour=money(found.cost.per_hour),
+        cost_per_hour_low=money(found.cost.per_hour_low),
+        cost_limit=None if found.cost.limit is None else money(found.cost.limit),
+    ).json_value()
+
+
+def flavor_document(flavor: Flavor) -> dict[str, Any]:
+    return FlavorDocument(
+        name=flavor.name,
+        title=flavor.title,
+        cpu_milli=flavor.cpu_milli,
+        memory_mb=flavor.memory_mb,
+        gpus=flavor.gpus,
+        gpu_model=flavor.gpu_model,
+    ).json_value()
+
+
+def image_document(image: Image) -> dict[str, Any]:
+    return ImageDocument(
+        name=image.name,
+        title=image.title,
+        description=image.description,
+        container=image.container,
+        local=bool(image.environment),
+    ).json_value()
+
+
+def _in_order(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same spec with its keys as people write them; the database sorts them by length."""
+    keys = [to_camel(name) for name in ClusterSpec.model_fields]
+    ordered = {key: spec[key] for key in keys if key in spec} | spec
+    return {**ordered, "roles": {role: spec["roles"][role] for role in ROLES if role in spec["roles"]}}
+
+
+def _task_status(run: Run, role: RoleName, index: int, task: Task | None) -> TaskStatus:
+    if task is None:
+        return TaskStatus(
+            role=role, index=index, phase="Pending", node="", gpus=[], started=None, finished=None,
+            exit_code=None, restarts=0, reason=run.reason, message=run.message,
+        )  # fmt: skip
+    return TaskStatus(
+        role=role,
+        index=index,
+        phase=task.phase,
+        node=task.node,
+        gpus=[str(gpu) for gpu in task.gpus],
+        started=task.started_at,
+        finished=task.finished_at,
+        exit_code=task.exit_code,
+        restarts=task.attempt,
+        reason=task.reason,
+        message=task.message,
+    )
+
+
+def _segment(row: SegmentRow) -> TaskUsageDocument:
+    segment, resources = row.segment, row.segment.resources
+    return TaskUsageDocument(
+        role=segment.labels.get("role", ""),
+        index=segment.labels.get("index", 0),
+        uid=segment.uid,
+        gpus=resources.gpus,
+        gpu_model=resources.gpu_model,
+        cpu_milli=resources.cpu_milli,
+        memory_mb=resources.memory_mb,
+        started=segment.started,
+        ended=segment.ended,
+        seconds=row.seconds,
+        gpu_seconds=row.gpu_seconds,
+        cost=money(row.cost),
+        notes=row.notes,
+    )

@@ -1,0 +1,472 @@
+"""The API server, thin: JSON in and out over kept-open connections, side by side where that helps.
+
+The official client finds credentials and keeps them fresh; bodies are read raw, because decoding typed pods is 18 times
+slower. Every call has a timeout. What may pass by itself (429, 5xx, a lost connection) is tried again for some seconds,
+as slowly as the server asks, and is a CloudError then; what was refused is a CloudRefused in the server's own words.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlencode
+
+import orjson
+import urllib3
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
+from urllib3.exceptions import HTTPError, SSLError
+
+from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered, WatchExpired
+from clusters.clouds.drivers.kubernetes.build.names import MANAGER
+
+if TYPE_CHECKING:
+    import kubernetes
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+TIMEOUT = urllib3.Timeout(connect=3.0, read=15.0)
+TRY_SECONDS = 6.0
+PAGE = 500
+AT_ONCE = 8
+# The server ends a healthy watch after the first time; one that is silent for the second is dead.
+WATCH_SECONDS = 10
+WATCH_TIMEOUT = urllib3.Timeout(connect=3.0, read=14.0)
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON = "application/json"
+# What is asked for where only labels and owners matter: a third of the bytes.
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+# The API server was put back to an older state: what it said after that is forgotten, too.
+_IN_THE_FUTURE = "ResourceVersionTooLarge"
+_OTHER_UID = re.compile(r"UID in (the )?precondition")
+
+STRANGER = (
+    "Kubernetes does not accept the portal's credentials: they have expired or were revoked. An administrator gives new ones "
+    "under Clouds."
+)
+LONGEST_SENTENCE = 500
+# What is followed by a value.
+_VALUE = re.compile(r"(Invalid value|Unsupported value|Duplicate value):")
+_WORD = re.compile(r"[\w.+-]+: ")
+_JSON = json.JSONDecoder()
+
+# kind → (API, plural, whether it lies in a namespace)
+KINDS = {
+    "Namespace": ("/api/v1", "namespaces", False),
+    "Node": ("/api/v1", "nodes", False),
+    "PersistentVolume": ("/api/v1", "persistentvolumes", False),
+    "ConfigMap": ("/api/v1", "configmaps", True),
+    "Event": ("/api/v1", "events", True),
+    "LimitRange": ("/api/v1", "limitranges", True),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims", True),
+    "Pod": ("/api/v1", "pods", True),
+    "ResourceQuota": ("/api/v1", "resourcequotas", True),
+    "Secret": ("/api/v1", "secrets", True),
+    "Service": ("/api/v1", "services", True),
+    "Deployment": ("/apis/apps/v1", "deployments", True),
+    "StatefulSet": ("/apis/apps/v1", "statefulsets", True),
+    "Job": ("/apis/batch/v1", "jobs", True),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies", True),
+}
+
+
+class Refused(CloudRefused):
+    """The API server said no, with an HTTP status of 4xx."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Missing(Refused):
+    """404: the object, or the namespace in which it should be made. Also when there is another one of its name by now."""
+
+
+class Taken(Refused):
+    """409: there is one of that name already; or somebody else manages a field, and the apply was not to take it by force."""
+
+
+class Unavailable(CloudError):
+    """Maybe later. `after` is how many seconds the server asked to wait, None when it did not say."""
+
+    def __init__(self, message: str, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Unreachable(Unavailable, Unanswered):
+    """No answer at all, not even one of whoever stands between."""
+
+
+def path_of(kind: str, namespace: str = "", name: str = "") -> str:
+    """The path of an object, of a kind in one namespace, or (no namespace) everywhere."""
+    api, plural, inside = KINDS[kind]
+    return "/".join(
+        [api, *(["namespaces", namespace] if inside and namespace else []), plural, *([name] if name else [])]
+    )
+
+
+class Client:
+    """Talks to one API server. Safe in many threads."""
+
+    def __init__(self, api: kubernetes.client.ApiClient, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is used for every connection instead of the files that the configuration names."""
+        self.api = api
+        self.tls = tls
+        self._configuration = api.configuration
+        self._pool = api.rest_client.pool_manager
+        if tls:
+            self._pool.connection_pool_kw["ssl_context"] = tls
+        # Calls alone. What goes on in the background makes calls side by side and waits for them, so it has threads of its own.
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
+        self._background = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes-background")
+
+    @classmethod
+    def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
+        """By a kubeconfig (a file or its content), or with the credentials of the pod that this runs in. Raises CloudError
+        without either. A content comes from people: it must have gone through `kubeconfig.read`, and its keys are in no file."""
+        # Its models of every kind are 22 MB in each process, and only a portal with a Kubernetes cluster needs it.
+        import kubernetes
+
+        configuration = kubernetes.client.Configuration()
+        configuration.connection_pool_maxsize = 4 * AT_ONCE
+        configuration.retries = False
+        tls: ssl.SSLContext | None = None
+        try:
+            if isinstance(kubeconfig, Mapping) and kubeconfig:
+                tls = _read(kubeconfig, configuration)
+            elif kubeconfig:
+                kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
+                    kubeconfig, context or None, client_configuration=configuration, persist_config=False
+                )
+            else:
+                kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        except (kubernetes.config.ConfigException, OSError, ValueError, LookupError, TypeError) as error:
+            raise CloudError(f"There are no usable credentials for Kubernetes: {error}") from error
+        return cls(kubernetes.client.ApiClient(configuration), tls)
+
+    # -- objects ---------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, **query: Any) -> Json:
+        return cast("Json", self.request("GET", path, query=query))
+
+    def get_once(self, path: str, **query: Any) -> Json:
+        """Not tried again."""
+        return cast("Json", parsed(self._send("GET", path, query, TIMEOUT).data))
+
+    def pages(self, path: str, *, accept: str = JSON, **query: Any) -> Iterator[Json]:
+        """A list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole. The next
+        page is on its way while one is looked at."""
+        asked = {"limit": PAGE, **query}
+        page = self.request("GET", path, query=asked, accept=accept)
+        while following := page["metadata"].get("continue", ""):
+            coming = self._threads.submit(
+                self.request, "GET", path, query={**asked, "continue": following}, accept=accept
+            )
+            yield page
+            page = coming.result()
+        yield page
+
+    def create(self, manifest: Mapping[str, Any]) -> Json:
+        """Raises Taken when there is one of that name."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata.get("namespace", ""))
+        return cast("Json", self.request("POST", path, body=manifest, query={"fieldManager": MANAGER}))
+
+    def apply(self, manifest: Mapping[str, Any], **query: Any) -> Json:
+        """Server-side apply as ours, taking fields over from whoever had changed them by hand."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+        asked = {"fieldManager": MANAGER, "force": "true", **query}
+        return cast("Json", self.request("PATCH", path, body=manifest, content_type=APPLY, query=asked))
+
+    def apply_once(self, manifest: Mapping[str, Any]) -> None:
+        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+        query = {"fieldManager": MANAGER, "force": "true"}
+        self._send("PATCH", path, query, TIMEOUT, body=manifest, content_type=APPLY)
+
+    def apply_all(self, manifests: Sequence[Mapping[str, Any]], **query: Any) -> list[Json]:
+        """All of them, side by side. The first error is raised when all have been tried."""
+        return [done.result() for done in [self._threads.submit(self.apply, each, **query) for each in manifests]]
+
+    def all_at_once(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """All of them, side by side; what is not there (any more) is fine. The first other error is raised at the end."""
+        for done in [self._threads.submit(call) for call in calls]:
+            try:
+                done.result()
+            except Missing:
+                continue
+
+    def patch(self, path: str, body: Mapping[str, Any], content_type: str = MERGE) -> Json:
+        """What it is now, its metadata alone: a whole pod would be ten times as much to write and to read."""
+        return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
+
+    def patch_once(self, path: str, body: Mapping[str, Any]) -> None:
+        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
+        self._send("PATCH", path, {}, TIMEOUT, body=body, content_type=MERGE, accept=METADATA)
+
+    def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
+        """Deletes an object, or (with a labelSelector) all of a list. Raises Missing when there is none of that name."""
+        self.request("DELETE", path, query={"propagationPolicy": propagation, **query})
+
+    def in_background(self, task: Any, *arguments: Any) -> None:
+        self._background.submit(task, *arguments)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        query: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The answer as JSON. Tried again for TRY_SECONDS while the server cannot answer."""
+        answer = patiently(
+            self._send, method, path, query or {}, TIMEOUT, body=body, content_type=content_type, accept=accept
+        )
+        return parsed(answer.data)
+
+    def open(self, path: str, timeout: urllib3.Timeout = TIMEOUT, **query: Any) -> urllib3.BaseHTTPResponse:
+        """A body to be read piece by piece (with `pieces`) and closed. Not tried again."""
+        return self._send("GET", path, query, timeout, stream=True)
+
+    def watch(self, path: str, version: str, *, accept: str = JSON, **query: Any) -> urllib3.BaseHTTPResponse:
+        """Lines of events after `version`; it ends by itself after WATCH_SECONDS. Tried again like any other call."""
+        asked = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": WATCH_SECONDS,
+            **query,
+        }
+        return patiently(self._send, "GET", path, asked, WATCH_TIMEOUT, accept=accept, stream=True)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        timeout: urllib3.Timeout,
+        *,
+        body: Any = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": MANAGER}
+        if token := self._configuration.auth_settings().get("BearerToken"):
+            headers["Authorization"] = token["value"]
+        url = f"{self._configuration.host}{path}?{urlencode(query, doseq=True)}"
+        data = orjson.dumps(body) if body is not None else None
+        try:
+            answer = self._pool.request(
+                method, url, body=data, headers=headers, timeout=timeout, retries=False, preload_content=not stream
+            )
+            if answer.status >= 400:
+                error = _error(answer, answer.data if not stream else answer.read())
+                raise Taken(409, str(error)) if (method, answer.status) == ("POST", 409) else error
+        except HTTPError as error:
+            # One with a certificate that is not accepted is there.
+            known = isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError)
+            raise (Unavailable if known else Unreachable)(f"The API server does not answer: {_plain(error)}") from error
+        return answer
+
+
+def _read(kubeconfig: Mapping[str, Any], configuration: kubernetes.client.Configuration) -> ssl.SSLContext | None:
+    """What `kubeconfig.read` leaves in a kubeconfig, as a configuration. The official loader would write keys into files of
+    /tmp, and leave them there when its process is killed."""
+    server, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
+    configuration.host = server["server"]
+    configuration.verify_ssl = not server.get("insecure-skip-tls-verify", False)
+    if name := server.get("tls-server-name"):
+        configuration.tls_server_name = name
+    if token := user.get("token"):
+        configuration.api_key["authorization"] = f"Bearer {token}"
+    if not configuration.host.startswith("https:"):
+        return None
+    authority = base64.b64decode(server.get("certificate-authority-data", ""))
+    tls = ssl.create_default_context(cadata=authority.decode("ascii", "ignore") if authority else None)
+    if not configuration.verify_ssl:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    if certificate := user.get("client-certificate-data"):
+        _load_key(tls, base64.b64decode(certificate), base64.b64decode(user["client-key-data"]))
+    return tls
+
+
+def _load_key(tls: ssl.SSLContext, certificate: bytes, private: bytes) -> None:
+    """Python reads keys from files alone; this one has no name and is gone with its last handle."""
+    handle = os.memfd_create("client-key", os.MFD_CLOEXEC)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(certificate + b"\n" + private)
+        tls.load_cert_chain(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
+def patiently(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Tried again for TRY_SECONDS while it raises Unavailable."""
+    for attempt in Retrying(
+        retry=retry_if_exception(lambda error: isinstance(error, Unavailable)),
+        wait=_pause,
+        stop=stop_before_delay(TRY_SECONDS),
+        reraise=True,
+    ):
+        with attempt:
+            return call(*arguments, **named)
+    raise AssertionError("Retrying either returns or raises")
+
+
+def parsed(data: bytes) -> Any:
+    """JSON makes no cycles, and looking for some among the thousands of objects of a long list takes longer than making
+    them. Nothing else runs meanwhile: the parser keeps the interpreter's lock."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return orjson.loads(data)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """The body as it comes. Raises CloudError when the connection is lost or silent for too long."""
+    try:
+        yield from answer.stream(65536)
+    except (HTTPError, OSError) as error:
+        raise Unavailable(f"The API server was cut off: {_plain(error)}") from error
+
+
+def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: None) -> Iterator[Json]:
+    """The events of a watch; `hear` is called with whatever comes. Raises WatchExpired (410) and CloudError."""
+    rest = b""
+    for piece in pieces(answer):
+        hear()
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            event = _event(line)
+            if event["type"] == "ERROR":
+                _raise_event(event["object"])
+            yield event
+
+
+def _event(line: bytes) -> Json:
+    """Whoever stands between may end a stream with something else."""
+    try:
+        event: Json = orjson.loads(line)
+        if isinstance(event["type"], str) and isinstance(event["object"], dict):
+            return event
+    except (ValueError, TypeError, LookupError):
+        pass
+    raise Unavailable(f"The watch was cut off by what is no event: {line[:100].decode(errors='replace')}")
+
+
+def _raise_event(status: Json) -> None:
+    causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
+    if status.get("code") == 410 or _IN_THE_FUTURE in causes:
+        raise WatchExpired(status.get("message", "The position is too old."))
+    raise Unavailable(status.get("message", "The watch failed."))
+
+
+def _is_another(code: int, status: Json) -> bool:
+    """The object does not have the uid that was asked for: said by the check of what is written, or by the store."""
+    if code == 422:
+        return any(each.get("field") == "metadata.uid" for each in (status.get("details") or {}).get("causes") or [])
+    return code == 409 and bool(_OTHER_UID.search(status.get("message", "")))
+
+
+def said(status: Json) -> str:
+    """What the API server says is wrong, without the values that it repeats: those of a pod template are a program's
+    environment, with whatever secrets people put there, and its words go to Events, webhooks and logs."""
+    message = str(status.get("message") or "")
+    if status.get("reason") == "Invalid":
+        causes = (status.get("details") or {}).get("causes") or []
+        parts = dict.fromkeys(
+            f"{each.get('field') or 'object'}: {_detail(each.get('message') or '')}" for each in causes
+        )
+        message = "; ".join(parts) or message
+    if (found := _VALUE.search(message)) is not None:
+        message = message[: found.start()] + found[1].lower()
+    line = message.partition("\n")[0].strip()
+    return line if len(line) <= LONGEST_SENTENCE else f"{line[: LONGEST_SENTENCE - 1]}…"
+
+
+def _detail(message: str) -> str:
+    """What is wrong with a field, of “Invalid value: 7: must be less than 5”. Values come as JSON, as a word, or as Go writes its
+    own kinds down; of what is none of these, only the kind of mistake is told. Behind the first line are lists of differences."""
+    found = _VALUE.match(message)
+    if found is None:
+        return message.partition("\n")[0]
+    rest = message[found.end() :].lstrip()
+    return _behind_value(rest).partition("\n")[0] or found[1].lower()
+
+
+def _behind_value(text: str) -> str:
+    if word := _WORD.match(text):
+        return text[word.end() :]
+    try:
+        end = _JSON.raw_decode(text)[1]
+    except ValueError:
+        # core.PodTemplateSpec{…}: its last brace is its end, or one of the words behind it.
+        end = len(text) if text.startswith('"') else text.rfind("}") + 1
+    return text[end + 2 :] if text.startswith(": ", end) else ""
+
+
+def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
+    try:
+        status: Json = orjson.loads(data)
+    except ValueError:
+        status = {}
+    if answer.status == 401:
+        return CloudError(STRANGER)
+    message = said(status) or data.decode(errors="replace")[:300] or f"HTTP {answer.status}"
+    causes = {each.get("reason") for each in (status.get("details") or {}).get("causes") or []}
+    if answer.status == 410 or _IN_THE_FUTURE in causes:
+        return WatchExpired(message)
+    if answer.status == 404 or _is_another(answer.status, status):
+        return Missing(404, message)
+    if "FieldManagerConflict" in causes:
+        return Taken(409, message)
+    if answer.status in (408, 409, 429) or answer.status >= 500:
+        after = answer.headers.get("Retry-After", "")
+        return Unavailable(message, float(after) if after.isdigit() else None)
+    is_ours = answer.status == 403 and (" cannot " in message or "exceeded quota" in message)
+    if "NamespaceTerminating" in causes or is_ours:
+        # Our rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
+        return CloudError(message)
+    return Refused(answer.status, message)
+
+
+def _pause(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    jitter = wait_exponential_jitter(multiplier=0.1, max=3, jitter=0.3)(state)
+    return max(jitter, error.after or 0.0) if isinstance(error, Unavailable) else jitter
+
+
+def _plain(error: BaseException) -> str:
+    """Without the names of Python's classes and the numbers of errors, which say nothing to people."""
+    while True:
+        inner = [each for each in (getattr(error, "reason", None), *error.args[1:2]) if isinstance(each, BaseException)]
+        if not inner:
+            break
+        error = inner[0]
+    text = re.sub(r"^.*\[Errno -?\d+\] |^\w+\([^)]*\): ", "", str(error))
+    return (text if "(" in text else text.removesuffix(")")) or type(error).__name__

@@ -1,0 +1,117 @@
+"""What a connection to a Kubernetes cluster is good for: who is at its other end, what it has, and what we may do there.
+
+Every rule that the portal asks for (docker/kubernetes/clusterrole.yaml) is put to the API server's own authorizer, one verb
+and resource after the other, for all namespaces, so that what is missing can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_of
+from clusters.clouds.drivers.kubernetes.settings import GPU
+from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, allocatable_of
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, order=True)
+class Right:
+    """`resource` may name a part: pods/exec."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        """As kubectl says it: "create jobs.batch"."""
+        resource, _, part = self.resource.partition("/")
+        full = f"{resource}.{self.group}" if self.group else resource
+        return f"{self.verb} {full}/{part}" if part else f"{self.verb} {full}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """`uid` tells the cluster from all others, "" when it cannot be read; counts are None when nodes cannot be listed. `diskless`
+    are the nodes that offer less disk than a task reserves."""
+
+    version: str
+    uid: str
+    nodes: int | None
+    ready: int | None
+    gpus: int | None
+    diskless: int | None
+    missing: tuple[Right, ...]
+
+
+def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
+    """Every verb on every resource that a ClusterRole allows."""
+    return tuple(
+        Right(group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0) -> Found:
+    """`reserved_disk` is what a task reserves of a node's, in bytes.
+
+    Raises CloudError when the server cannot be reached, does not know us, or is something else."""
+    try:
+        version = str(client.get("/version")["gitVersion"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CloudError("What answers at this address is not the API server of a Kubernetes cluster.") from error
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rights") as threads:
+        had = threads.map(lambda right: _has(client, right), wanted)
+        missing = [right for right, has in zip(wanted, had, strict=True) if not has]
+    nodes = _nodes(client) if not _lists("nodes", missing) else None
+    return Found(
+        version=version,
+        uid=uid_of(client) if not _lists("namespaces", missing) else "",
+        nodes=len(nodes) if nodes is not None else None,
+        ready=sum(ready for ready, _, _ in nodes) if nodes is not None else None,
+        gpus=sum(gpus for _, gpus, _ in nodes) if nodes is not None else None,
+        diskless=sum(disk < reserved_disk for _, _, disk in nodes) if nodes is not None else None,
+        missing=tuple(missing),
+    )
+
+
+def _lists(resource: str, missing: list[Right]) -> bool:
+    return Right("", resource, "list") in missing
+
+
+def _has(client: Client, right: Right) -> bool:
+    resource, _, part = right.resource.partition("/")
+    asked = {"group": right.group, "resource": resource, "subresource": part, "verb": right.verb}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    return bool(client.request("POST", _REVIEWS, body=review)["status"].get("allowed"))
+
+
+def uid_of(client: Client) -> str:
+    """Tells a cluster from all others: that of the namespace kube-system, which lives as long. Raises CloudError."""
+    found = client.get(path_of("Namespace"), fieldSelector="metadata.name=kube-system")["items"]
+    if not found:
+        raise CloudError("This is not a whole Kubernetes cluster: it has no namespace kube-system.")
+    return str(found[0]["metadata"]["uid"])
+
+
+def _nodes(client: Client) -> list[tuple[bool, int, float]]:
+    """Of every node whether it is ready, its GPUs, and the bytes of its disk that pods may reserve."""
+    found = []
+    for page in client.pages(path_of("Node")):
+        for node in page["items"]:
+            conditions = node["status"].get("conditions") or []
+            ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+            allocatable = allocatable_of(node)
+            found.append((ready, int(allocatable(GPU)), allocatable(DISK)))
+    return found

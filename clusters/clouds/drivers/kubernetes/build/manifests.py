@@ -1,0 +1,274 @@
+"""From a plan to what the API server is given: plain dictionaries, one object per role, never one per task. Pure.
+
+Everything of a run belongs to one owner (a ConfigMap), so that its deletion is one call and "nothing is left" is one
+event: the garbage collector removes the owner last. The tasks of a role differ by TASK_INDEX alone, which comes from a
+label that Kubernetes puts on the pod; variables that all tasks share stand in the owner alone, and pods refer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
+from clusters.clouds.drivers.kubernetes.build import names, network_policy, pods, storage
+from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
+from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
+
+Manifest = dict[str, Any]
+
+_JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
+_SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+# What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
+LIMITS = "gpu-cloud"
+BOUNDS = ("NetworkPolicy", "LimitRange")
+SECURITY = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
+_PLAIN = ("cpu", "memory", "ephemeral-storage")
+_WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
+
+
+def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
+    """A business line: Pod Security "restricted", sizes within limits, and no traffic but DNS unless a run allows it."""
+    labels = {names.PORTAL: settings.portal}
+    container: Manifest = {
+        "type": "Container",
+        "default": {"cpu": "1", "memory": "1Gi"},
+        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+    }
+    if disk := settings.task_disk:
+        container["default"]["ephemeral-storage"] = disk["limits"]
+        container["defaultRequest"]["ephemeral-storage"] = disk["requests"]
+    if settings.largest_task:
+        # Not GPUs: what has a maximum and no default gets the maximum, and every helper would hold eight.
+        largest = {name: value for name, value in settings.largest_task.items() if name in _PLAIN}
+        container["max"] = largest
+        for kind in ("default", "defaultRequest"):
+            wanted = container[kind]
+            container[kind] = {n: min(v, largest.get(n, v), key=quantity) for n, v in wanted.items()}
+    claim = {"type": "PersistentVolumeClaim", "max": {"storage": settings.largest_volume}}
+    made: list[Manifest] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": labels | SECURITY},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
+            "spec": {"limits": [container, claim]},
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
+            "spec": {
+                "podSelector": {},
+                "policyTypes": ["Ingress", "Egress"],
+                "egress": [network_policy.dns(settings)],
+            },
+        },
+    ]
+    if settings.quota:
+        made.append(
+            {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": LIMITS, "namespace": namespace, "labels": labels},
+                "spec": {"hard": dict(settings.quota)},
+            }
+        )
+    return made
+
+
+def foreign(namespace: Manifest, settings: Settings) -> str:
+    """Why a namespace that exists is not used, with what to do; "" when it carries this portal's label."""
+    metadata = namespace["metadata"]
+    name, whose = metadata["name"], (metadata.get("labels") or {}).get(names.PORTAL)
+    if whose == settings.portal:
+        return ""
+    is_whose = f"belongs to another portal, “{whose}”" if whose else "exists already and is not this portal's"
+    overwrite = "--overwrite " if whose else ""
+    return (
+        f"The namespace “{name}” {is_whose}. An administrator gives the business line another one, or hands this one over with: "
+        f"kubectl label {overwrite}namespace {name} {names.PORTAL}={settings.portal}"
+    )
+
+
+def owner_manifest(run: RunRef, settings: Settings, shared: Mapping[str, str]) -> Manifest:
+    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for).
+
+    Nobody can change what it holds, so nobody has to put that right, and no node watches it.
+    """
+    return {
+        "immutable": True,
+        **({"data": dict(shared)} if shared else {}),
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": names.owner_name(run),
+            "namespace": run.namespace,
+            "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run"},
+            "finalizers": [names.TOLD],
+        },
+    }
+
+
+def workloads(plan: Plan) -> list[tuple[str, str]]:
+    """Kind and name of what makes the pods of each role."""
+    return [(_kind(role), names.role_name(plan.run, role.role)) for role in plan.roles]
+
+
+def _kind(role: RolePlan) -> str:
+    return "Job" if role.restart == "OnFailure" else "Deployment" if role.count == 1 else "StatefulSet"
+
+
+def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
+    """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
+    check(plan, settings)
+    made = [_service(plan.run, settings), _network(plan, settings), *storage.manifests(plan)]
+    made += [_role(plan, role, settings) for role in plan.roles]
+    reference = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": names.owner_name(plan.run),
+        "uid": owner_uid,
+        "blockOwnerDeletion": True,
+    }
+    labels = names.run_labels(settings.portal, plan.run)
+    for manifest in made:
+        metadata = manifest["metadata"]
+        metadata["labels"] = {**labels, **metadata.get("labels", {})}
+        if manifest["kind"] != "PersistentVolume":  # it has no namespace, so nothing in one can own it
+            metadata["namespace"] = plan.run.namespace
+            metadata["ownerReferences"] = [reference]
+    return made
+
+
+def is_queued(manifest: Manifest) -> bool:
+    """A Job that Kueue lets go."""
+    return manifest["kind"] == "Job" and QUEUE in manifest["metadata"]["labels"]
+
+
+def check(plan: Plan, settings: Settings) -> None:
+    """Raises CloudRefused for what Kubernetes would never run, or would refuse where nobody sees it: when a controller makes
+    the pod."""
+    if not plan.image.container:
+        raise CloudRefused(f"Image {plan.image.name} has no container image; it can run on one machine only.")
+    for mount in plan.mounts:
+        if isinstance(mount.source, LocalSource):
+            raise CloudRefused(
+                f"{mount.source.path} is a folder of the portal's own machine, which the nodes of a Kubernetes cluster "
+                "cannot reach; use a datastore of kind S3 or NFS, or a volume."
+            )
+        if isinstance(mount.source, VolumeSource):
+            _check_volume(mount.source, plan, settings)
+    network_policy.check(plan, settings)
+    for role in plan.roles:
+        held = {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, GPU: role.gpus}
+        for name, largest in (settings.largest_task or {}).items():
+            if held.get(name, 0) > quantity(largest):
+                sentence = f"A {role.role} asks for more {name} than the {largest} that one task may have here."
+                raise CloudRefused(f"{sentence} Choose a smaller flavor.")
+
+
+def _check_volume(source: VolumeSource, plan: Plan, settings: Settings) -> None:
+    volume = source.volume
+    if volume.namespace != plan.run.namespace:
+        raise CloudRefused(
+            f"The volume of datastore {volume.datastore} lies in namespace {volume.namespace}, and this runs in "
+            f"{plan.run.namespace}; use another datastore."
+        )
+    if source.access_mode == "ReadWriteOnce" and (tasks := sum(role.count for role in plan.roles)) > 1:
+        raise CloudRefused(
+            f"The volume of datastore {volume.datastore} is mounted by one task at a time, and this run has {tasks}; use one "
+            "with ReadWriteMany."
+        )
+    check_volume(source, settings)
+
+
+def check_volume(source: VolumeSource, settings: Settings) -> None:
+    """Raises CloudRefused for a volume that the administrators do not allow here."""
+    name = source.volume.datastore
+    if settings.storage_classes and source.storage_class not in settings.storage_classes:
+        offered = ", ".join(settings.storage_classes)
+        what = f"the storage class “{source.storage_class}”" if source.storage_class else "a default storage class"
+        raise CloudRefused(f"Datastore {name}: this Kubernetes cluster does not offer {what}; it offers {offered}.")
+    if quantity(source.size) > quantity(settings.largest_volume):
+        raise CloudRefused(f"Datastore {name}: a volume may have at most {settings.largest_volume} here.")
+
+
+def _service(run: RunRef, settings: Settings) -> Manifest:
+    """Headless: it only gives every task a stable address, from before the task is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": names.base_name(run)},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.run_selector(settings.portal, run),
+            "ports": [{"name": "task", "port": names.PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _network(plan: Plan, settings: Settings) -> Manifest:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": names.base_name(plan.run)},
+        "spec": {
+            "podSelector": network_policy.same_run(plan, settings),
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": network_policy.ingress(plan, settings),
+            "egress": network_policy.egress(plan, settings),
+        },
+    }
+
+
+def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
+    labels = {names.ROLE: role.role, **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {})}
+    metadata = {"name": names.role_name(plan.run, role.role), "labels": labels}
+    selector = {"matchLabels": {**names.run_selector(settings.portal, plan.run), names.ROLE: role.role}}
+    if role.restart == "OnFailure":
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": {
+                # Kueue lets it go: see `KubernetesCloud.apply`. Without it nobody but the portal suspends a Job.
+                "suspend": bool(settings.kueue_queue),
+                "completionMode": "Indexed",
+                "completions": role.count,
+                "parallelism": role.count,
+                "backoffLimitPerIndex": role.retries,
+                # The portal ends the run when one task has failed too often; until then the others go on.
+                "maxFailedIndexes": role.count,
+                "podReplacementPolicy": "Failed",
+                "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_WHO_BREAKS_OFF]}]},
+                "template": pods.template(plan, role, settings, index=_JOB_INDEX),
+            },
+        }
+    if role.count == 1:
+        template = pods.template(plan, role, settings, index="")
+        template["spec"]["hostname"] = names.host_name(plan.run, role.role, 0)
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            # Recreate: two pods of one name must never be alive at once.
+            "spec": {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": selector, "template": template},
+        }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata,
+        "spec": {
+            "replicas": role.count,
+            "podManagementPolicy": "Parallel",
+            "serviceName": names.base_name(plan.run),
+            "selector": selector,
+            "template": pods.template(plan, role, settings, index=_SET_INDEX),
+        },
+    }

@@ -1,0 +1,132 @@
+"""Which traffic a run's tasks have: each other, DNS, the gateway, and the servers of their own datastores. Pure.
+
+Rules of NetworkPolicies; what no rule names is closed. NFS and volumes are mounted by the node, to which no policy applies.
+Policies know addresses and no names, so an S3 server that is given by its name is a port of any public address. Private
+addresses are those of nodes, the API server, pods, services, and of whatever else the operator has: of these only what an
+administrator opened for storage is reached, by name or by number. One inside the cluster is a pod, which many networks do
+not count among addresses: its namespace has to be opened by an administrator.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from clusters.clouds.drivers.base import CloudRefused, Plan, S3Source
+from clusters.clouds.drivers.closed_networks import PRIVATE
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.settings import Settings
+
+Rule = dict[str, Any]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_INSIDE = re.compile(r"[^.]+\.([^.]+)\.svc(\.[a-z0-9.-]+)?")
+_ANY = ("0.0.0.0/0", "::/0")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def dns(settings: Settings) -> Rule:
+    to: list[Rule] = [{**_namespace("kube-system"), "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]
+    to += [{"ipBlock": {"cidr": network}} for network in settings.dns_addresses]
+    return {"to": to, "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+
+
+def same_run(plan: Plan, settings: Settings) -> Rule:
+    return {"matchLabels": names.run_selector(settings.portal, plan.run)}
+
+
+def ingress(plan: Plan, settings: Settings) -> list[Rule]:
+    rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
+    if settings.gateway_namespace:
+        port = {"port": names.PORT, "protocol": "TCP"}
+        rules.append({"from": [_namespace(settings.gateway_namespace)], "ports": [port]})
+    return rules
+
+
+def egress(plan: Plan, settings: Settings) -> list[Rule]:
+    """Tasks of a run reach each other on any port; of a datastore only what it names."""
+    rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
+    servers = {_server(mount.source.endpoint) for mount in plan.mounts if isinstance(mount.source, S3Source)}
+    return rules + [_to(host, port, settings) for host, port in sorted(servers)]
+
+
+def check(plan: Plan, settings: Settings) -> None:
+    """Raises CloudRefused for a server that tasks would never reach."""
+    for mount in plan.mounts:
+        if isinstance(mount.source, S3Source) and (sentence := why_closed(mount.source.endpoint, settings)):
+            raise CloudRefused(sentence)
+
+
+def why_closed(endpoint: str, settings: Settings) -> str:
+    """Why tasks do not reach an S3 server, as far as that can be told without resolving its name, or ""."""
+    host, _ = _server(endpoint)
+    if (inside := _INSIDE.fullmatch(host)) and inside[1] not in settings.storage_namespaces:
+        return (
+            f"Tasks may not reach {host}: ask an administrator to open namespace {inside[1]} for storage, or use a "
+            "server outside the Kubernetes cluster."
+        )
+    address = _address(host)
+    if address and _in(address, settings.closed_networks):
+        return f"Tasks may not reach {host}: an administrator closed its network."
+    if address and _in(address, PRIVATE) and not _in(address, settings.storage_networks):
+        return (
+            f"Tasks may not reach {host}: ask an administrator to open this address among the networks with storage of the "
+            "Kubernetes cluster."
+        )
+    return ""
+
+
+def _to(host: str, port: int, settings: Settings) -> Rule:
+    ports = [{"port": port, "protocol": "TCP"}]
+    if inside := _INSIDE.fullmatch(host):
+        # A policy sees the pod's port, which may be another than the Service's.
+        return {"to": [_namespace(inside[1])]}
+    if address := _address(host):
+        return {"to": [{"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}], "ports": ports}
+    public = [_all_but(network, (*settings.closed_networks, *PRIVATE)) for network in _ANY]
+    return {
+        "to": public + [_all_but(each, settings.closed_networks) for each in settings.storage_networks],
+        "ports": ports,
+    }
+
+
+def _all_but(network: str, closed: Iterable[str]) -> Rule:
+    """What of `closed` lies in it is left out; only that may stand there."""
+    whole = ipaddress.ip_network(network)
+    inside = sorted({each for each in map(ipaddress.ip_network, closed) if _is_within(each, whole)}, key=str)
+    return {"ipBlock": {"cidr": network, **({"except": [str(each) for each in inside]} if inside else {})}}
+
+
+def _is_within(one: Network, other: Network) -> bool:
+    return one.version == other.version and one != other and one.subnet_of(other)  # type: ignore[arg-type]
+
+
+def _in(address: Address, networks: Iterable[str]) -> bool:
+    return any(address in ipaddress.ip_network(each) for each in networks)
+
+
+def _namespace(name: str) -> Rule:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _server(endpoint: str) -> tuple[str, int]:
+    """Host and port; a source without an address is Amazon's own, at 443."""
+    url = urlsplit(endpoint)
+    return (url.hostname or "").rstrip("."), url.port or (80 if url.scheme == "http" else 443)
+
+
+def _address(host: str) -> Address | None:
+    """What IPv6 says of an IPv4 address is that address."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(found, ipaddress.IPv6Address):
+        if found in _NAT64:
+            return ipaddress.IPv4Address(found.packed[-4:])
+        return found.ipv4_mapped or found
+    return found

@@ -1,0 +1,118 @@
+"""The pod of a role: how a task's program, its resources and its confinement are told to Kubernetes. Pure.
+
+A program runs under coreutils' `timeout`, which is nobody's timeout here but process 1. As process 1 itself most programs
+would never notice SIGTERM (the kernel gives it no default action there), and one that ignores it would take the time that
+its output needs to be stored, because Kubernetes knows one grace period for a whole pod.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusters.clouds.drivers.base import Plan, RolePlan, literal
+from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
+
+Manifest = dict[str, Any]
+
+# Where programs look for data; without a datastore it is an empty folder that goes with the pod.
+SCRATCH = ("/elearn/input", "/elearn/output")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 — a volume of the pod's own, for data loaders
+USER = 1000
+
+
+def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
+    """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
+    stored = storage.pod_parts(plan, settings)
+    taken = {mount.mount_path for mount in plan.mounts}
+    scratch = [path for path in SCRATCH if path not in taken]
+    grace = max(1, plan.grace_seconds)
+    spec: Manifest = {
+        "subdomain": names.base_name(plan.run),
+        "restartPolicy": "Never" if role.restart == "OnFailure" else "Always",
+        "terminationGracePeriodSeconds": grace + (settings.store_seconds if stored.stores else 0),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            # Otherwise kubelet changes the group of each file of a volume before every start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "task",
+                "image": plan.image.container,
+                "imagePullPolicy": settings.image_pull_policy,
+                # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
+                # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
+                "command": ["timeout", f"--kill-after={grace}", "0", *(literal(word) for word in role.argv)],
+                "env": _environment(plan, role, index),
+                "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
+                "resources": _resources(role, settings),
+                "securityContext": storage.CONFINED,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": "tmp", "mountPath": storage.TMP},
+                    {"name": "shm", "mountPath": SHARED_MEMORY},
+                    *({"name": f"scratch{n}", "mountPath": path} for n, path in enumerate(scratch)),
+                    *stored.mounts,
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "tmp", "emptyDir": storage.on_disk(settings)},
+            # Counts as memory of the task, which has no more.
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{role.memory_mb}Mi"}},
+            *({"name": f"scratch{n}", "emptyDir": storage.on_disk(settings)} for n, _ in enumerate(scratch)),
+            *stored.volumes,
+        ],
+    }
+    if stored.init:
+        spec["initContainers"] = stored.init
+    batch = any(each.restart == "OnFailure" for each in plan.roles)
+    if priority := settings.batch_priority_class if batch else settings.service_priority_class:
+        spec["priorityClassName"] = priority
+    tolerations = [toleration(taint) for taint in settings.tolerations]
+    if role.gpus:
+        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+        if role.gpu_model:
+            spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
+        if settings.runtime_class:
+            spec["runtimeClassName"] = settings.runtime_class
+    if tolerations:
+        spec["tolerations"] = tolerations
+    return {
+        "metadata": {
+            "labels": names.role_labels(settings.portal, plan.run, role.role),
+            "finalizers": [names.METERING],
+        },
+        "spec": spec,
+    }
+
+
+def _environment(plan: Plan, role: RolePlan, index: str) -> list[Manifest]:
+    """TASK_INDEX and what the owner holds stand first: a value can only refer to what stands before it."""
+    first: Manifest = {"name": "TASK_INDEX", "value": "0"}
+    if index:
+        first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
+    owner = names.owner_name(plan.run)
+    shared = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": owner, "key": name}}} for name in plan.shared]
+    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if not role.gpus:
+        # An image that asks for all GPUs would otherwise see those of others.
+        ours["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return [first, *shared, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
+
+
+def _resources(role: RolePlan, settings: Settings) -> Manifest:
+    """Requests equal limits, so that a task has what it is billed for and is evicted last; but for the disk, which is not billed
+    and of which most need little."""
+    held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
+    if role.gpus:
+        held[GPU] = str(role.gpus)
+    disk = settings.task_disk
+    return {kind: {**held, **({"ephemeral-storage": disk[kind]} if disk else {})} for kind in ("requests", "limits")}

@@ -1,0 +1,266 @@
+"""Data of a run inside its pods: which containers fetch and store it, and which volumes lie where. Pure.
+
+NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
+an init container fetches, and for output a native sidecar stores what changed every few seconds and once more when the
+task has ended. Credentials are in a Secret and nowhere else.
+
+Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
+with one key for the whole pool, so a tenant who could name an image could name that of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+
+FETCH = "fetch"
+STORE = "store"
+FOLDERS = "folders"
+STORE_EVERY_SECONDS = 10
+TMP = "/tmp"  # noqa: S108 — a volume of the pod's own
+
+CONFINED: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+_HELPER = {"cpu": "100m", "memory": "256Mi"}
+# Lists of what is to be copied, and what a helper says.
+_HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
+_HELPERS_TMP = "helpers"
+
+
+@dataclass
+class PodParts:
+    """What data adds to a pod. `mounts` are those of the task itself; `stores` when something is written back at the end."""
+
+    init: list[dict[str, Any]] = field(default_factory=list)
+    volumes: list[dict[str, Any]] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+    stores: bool = False
+
+
+def manifests(plan: Plan) -> list[dict[str, Any]]:
+    """The Secret, volumes and claims of a run; without labels and owner, which all objects of a run get alike."""
+    made: list[dict[str, Any]] = []
+    keys: dict[str, str] = {}
+    for number, mount in enumerate(plan.mounts):
+        if isinstance(mount.source, S3Source):
+            keys[f"access-key-{number}"] = mount.source.access_key
+            keys[f"secret-key-{number}"] = mount.source.secret_key
+        elif isinstance(mount.source, NfsSource):
+            made += _nfs(plan, number, mount.source, read_only=mount.read_only)
+        # A volume is not the run's own: see `volume_manifest`.
+    if keys:
+        secret = {"name": names.secret_name(plan.run)}
+        made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})
+    return made
+
+
+def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
+    """The claim of a datastore's volume. Nothing owns it: it goes when the datastore does."""
+    spec: dict[str, Any] = {
+        "accessModes": [source.access_mode],
+        "resources": {"requests": {"storage": source.size}},
+    }
+    if source.storage_class:  # without the field Kubernetes takes the default class; "" would mean none
+        spec["storageClassName"] = source.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": names.claim_name(source.volume),
+            "namespace": source.volume.namespace,
+            "labels": names.volume_labels(settings.portal, source.volume),
+        },
+        "spec": spec,
+    }
+
+
+def refusal(text: str) -> CloudError:
+    """Why a volume cannot be as large as wanted, from what the API server says of its claim."""
+    if "bound claims" in text or "bound persistent volume claims" in text:
+        return CloudError("It grows when a run has mounted it.")
+    if "must support resize" in text:
+        return CloudRefused("Its storage class cannot make a volume larger.")
+    return CloudRefused(text)
+
+
+def pod_parts(plan: Plan, settings: Settings) -> PodParts:
+    parts = PodParts()
+    copied: list[tuple[int, str]] = []
+    stored: list[tuple[int, str]] = []
+    folders: list[tuple[int, str]] = []
+    for number, mount in enumerate(plan.mounts):
+        volume = f"data{number}"
+        shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
+        parts.mounts.append(shown)
+        if isinstance(mount.source, S3Source):
+            parts.volumes.append({"name": volume, "emptyDir": on_disk(settings)})
+            copied.append((number, mount.mount_path))
+            if not mount.read_only:
+                stored.append((number, mount.mount_path))
+            continue
+        claim, folder = _claimed(plan, number)
+        parts.volumes.append(
+            {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": mount.read_only}}
+        )
+        if folder:
+            shown["subPath"] = folder
+            if not mount.read_only:
+                folders.append((number, folder))
+    if folders:
+        parts.init.append(_make_folders(folders, settings))
+    if copied:
+        parts.init.append(_helper(plan, FETCH, [FETCH], copied, settings))
+    if stored:
+        argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
+        store = _helper(plan, STORE, argv, stored, settings)
+        # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
+        probe = {"exec": {"command": ["test", "!", "-e", f"{TMP}/failing"]}, "periodSeconds": STORE_EVERY_SECONDS}
+        parts.init.append({**store, "restartPolicy": "Always", "readinessProbe": probe})
+    if copied:
+        parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {"sizeLimit": _HELPERS_DISK["limits"]}})
+    parts.stores = bool(stored)
+    return parts
+
+
+def _claimed(plan: Plan, number: int) -> tuple[str, str]:
+    """The claim behind a mount, and the folder of it that tasks see."""
+    source = plan.mounts[number].source
+    if isinstance(source, VolumeSource):
+        return names.claim_name(source.volume), source.folder
+    assert isinstance(source, NfsSource)
+    folder = str(PurePosixPath(source.path).relative_to(source.root)) if source.root else "."
+    return names.volume_name(plan.run, number), "" if folder == "." else folder
+
+
+def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
+    """Kubernetes would make a missing `subPath` as root, whom an NFS server takes for nobody and whose folders tasks cannot
+    write to; this does it as who the tasks are, and says why where it cannot be done."""
+    roots = {number: f"/data{number}" for number, _ in folders}
+    return {
+        **_container(FOLDERS, settings),
+        "command": ["mkdir", "-p", "--", *(literal(f"{roots[number]}/{folder}") for number, folder in folders)],
+        "volumeMounts": [{"name": f"data{number}", "mountPath": root} for number, root in roots.items()],
+    }
+
+
+def on_disk(settings: Settings) -> dict[str, Any]:
+    """An emptyDir; what all of a pod may write together is limited by its containers."""
+    return {"sizeLimit": settings.task_disk["limits"]} if settings.disk else {}
+
+
+def _helpers_disk(kind: str, settings: Settings) -> dict[str, str]:
+    """Said, because a helper would otherwise get the whole default of its namespace."""
+    disk = settings.task_disk
+    return {"ephemeral-storage": min(_HELPERS_DISK[kind], disk[kind], key=quantity)} if disk else {}
+
+
+def _container(name: str, settings: Settings) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": settings.storage_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "resources": {kind: {**_HELPER, **_helpers_disk(kind, settings)} for kind in ("requests", "limits")},
+        "securityContext": CONFINED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _helper(
+    plan: Plan, name: str, argv: list[str], mounts: list[tuple[int, str]], settings: Settings
+) -> dict[str, Any]:
+    """A container of docker/rclone; its arguments are pairs `<remote>:<bucket>/<folder> <path>`. Its /tmp is not the task's."""
+    env: list[dict[str, Any]] = [{"name": "HOME", "value": TMP}]
+    pairs: list[str] = []
+    for number, path in mounts:
+        source = plan.mounts[number].source
+        assert isinstance(source, S3Source)
+        env += _remote(plan, number, source)
+        # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+        folder = f"{source.bucket}/{source.prefix}/" if source.prefix else source.bucket
+        pairs += [literal(f"data{number}:{folder}"), path]
+    return {
+        **_container(name, settings),
+        "args": [*argv, *pairs],
+        "env": env,
+        "volumeMounts": [
+            {"name": _HELPERS_TMP, "mountPath": TMP},
+            *({"name": f"data{number}", "mountPath": path} for number, path in mounts),
+        ],
+    }
+
+
+def fetched_from(container: Mapping[str, Any], path: str) -> str:
+    """What `container`, as a pod has it, copies to `path`, for people."""
+    args = container.get("args") or []
+    remote = args[args.index(path) - 1] if path in args[1:] else path
+    bucket, _, folder = remote.partition(":")[2].replace("$$", "$").partition("/")
+    folder = folder.rstrip("/")
+    return f"folder {folder} of bucket {bucket}" if folder else f"bucket {bucket}"
+
+
+def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
+    """rclone takes a remote from variables, so there is no file with credentials."""
+    prefix = f"RCLONE_CONFIG_DATA{number}"
+    provider = "Other" if source.endpoint else "AWS"
+    plain = {"TYPE": "s3", "PROVIDER": provider, "ENDPOINT": source.endpoint, "REGION": source.region}
+    secret = names.secret_name(plan.run)
+    return [
+        *({"name": f"{prefix}_{name}", "value": literal(value)} for name, value in plain.items()),
+        *(
+            {
+                "name": f"{prefix}_{name}",
+                "valueFrom": {"secretKeyRef": {"name": secret, "key": f"{key}-{number}"}},
+            }
+            for name, key in (("ACCESS_KEY_ID", "access-key"), ("SECRET_ACCESS_KEY", "secret-key"))
+        ),
+    ]
+
+
+def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list[dict[str, Any]]:
+    """A volume that only this claim of this namespace may have: no other that names it is ever bound to it. The size means
+    nothing for NFS, but must be there."""
+    name, behind = names.volume_name(plan.run, number), names.persistent_volume_name(plan.run, number)
+    size = {"storage": "1Gi"}
+    modes = ["ReadOnlyMany" if read_only else "ReadWriteMany"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": behind},
+            "spec": {
+                "capacity": size,
+                "accessModes": modes,
+                "storageClassName": "",
+                "persistentVolumeReclaimPolicy": "Retain",
+                # Whoever has the server may have made any file there.
+                "mountOptions": ["nosuid", "nodev"],
+                "nfs": {"server": source.server, "path": source.root or source.path, "readOnly": read_only},
+                "claimRef": {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "namespace": plan.run.namespace,
+                    "name": name,
+                },
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": modes,
+                "storageClassName": "",
+                "volumeName": behind,
+                "resources": {"requests": size},
+            },
+        },
+    ]

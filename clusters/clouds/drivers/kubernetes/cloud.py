@@ -1,0 +1,396 @@
+"""`base.Cloud` over a Kubernetes API server.
+
+A run is one owner and what it owns. Launching is server-side apply of the owner and then of everything else side by side;
+ending is telling whoever makes the pods to have none, and then one DELETE of the owner with foreground propagation, after
+which the owner outlives all that it owned: that it is left alone is the moment at which the run is gone. Two finalizers keep
+what has not been written down yet: one on every pod until its end is in the database, one on the owner until RunGone is.
+`acknowledge` takes them off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from clusters.clouds.drivers.base import (
+    Batch,
+    Capacity,
+    CloudError,
+    GpuUse,
+    LogChunk,
+    Measurements,
+    NotOurs,
+    Plan,
+    RunRef,
+    Seen,
+    Session,
+    SourceKind,
+    VolumeRef,
+    VolumeSource,
+)
+from clusters.clouds.drivers.kubernetes import logs, prometheus
+from clusters.clouds.drivers.kubernetes.api.client import (
+    METADATA_LIST,
+    Client,
+    Missing,
+    Refused,
+    Taken,
+    Unavailable,
+    path_of,
+    patiently,
+)
+from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.repair.takeover import apply_whole
+from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch.follower import Follower
+
+log = logging.getLogger(__name__)
+
+NAMESPACES_AT_ONCE = 4
+# A namespace that was looked at so lately is still the one it was.
+LOOK_SECONDS = 2.0
+
+
+class KubernetesCloud:
+    """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
+
+    keeps_logs = False
+    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "volume"})
+    longest_address = names.LONGEST_ADDRESS
+
+    def __init__(
+        self, client: Client, settings: Settings, name: str = "kubernetes", prometheus_token: str = ""
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._settings = settings
+        self._prometheus_token = prometheus_token
+        bounds = (*manifests.BOUNDS, "ResourceQuota") if settings.quota else manifests.BOUNDS
+        self._new_follower = functools.partial(Follower, client, settings.portal, bounds, settings.reserved_disk)
+        self._follower = self._new_follower()
+        self._pods = logs.Pods(client, settings.portal)
+        # The uid of each namespace that was bounded by this process, and when it was looked at last.
+        self._namespaces: dict[str, tuple[str, float]] = {}
+        self._upkeep: Upkeep | None = None
+        # Namespaces that were there before this began to follow, and those that are being looked at.
+        self._unsettled: set[str] = set()
+        self._settling: set[str] = set()
+
+    def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
+        """Names follow from the run, so nothing has to be made for them."""
+        return {
+            (role, index): names.address(run, role, index) for role, count in counts.items() for index in range(count)
+        }
+
+    def apply(self, plan: Plan) -> None:
+        try:
+            self._apply(plan)
+        except Missing as error:
+            # The namespace went while this was being done.
+            raise CloudError(str(error)) from error
+
+    def _apply(self, plan: Plan) -> None:
+        before = self._owner_of(plan.run)
+        if before and _is_ending(before["metadata"]):
+            return
+        settings = self._settings_of(plan.run, before) if before else None
+        if settings is None:
+            manifests.check(plan, self._settings)
+            settings = self._settings
+        # Without them, what Kueue has let go and would let go again is deleted at once.
+        stops = [] if settings.kueue_queue else manifests.workloads(plan)
+        makers = " ".join("/".join(each) for each in stops)
+        notes = {names.WORKLOADS: makers, names.SETTINGS: settings.whole()}
+        owner = self._apply_owner(plan.run, notes, plan.shared)
+        if _is_ending(owner["metadata"]):
+            return
+        sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
+        volumes = {source.volume.id: source for source in sources}
+        made = [storage.volume_manifest(source, settings) for source in volumes.values()]
+        made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
+        # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
+        apply_whole(self._client, [each for each in made if not manifests.is_queued(each)])
+        for queued in filter(manifests.is_queued, made):
+            self._hand_to_kueue(queued)
+
+    def _owner_of(self, run: RunRef) -> Mapping[str, Any] | None:
+        by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
+        found: Mapping[str, Any] | None = next(
+            iter(self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]), None
+        )
+        return found
+
+    def _settings_of(self, run: RunRef, owner: Mapping[str, Any]) -> Settings | None:
+        """Those with which it was started, None when it was not: what administrators change later is for others. A pod that
+        runs takes no other settings, and its Job none at all."""
+        if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
+            try:
+                return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
+            except ValueError as error:
+                log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
+        return None
+
+    def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
+        """Not by force: what Kueue has begun to manage is not suspended again."""
+        try:
+            self._client.apply(job, force="false")
+        except Taken:
+            log.info("job %s is Kueue's by now", job["metadata"]["name"])
+
+    def delete(self, run: RunRef) -> None:
+        """First whoever makes its pods is told to have none, and when all have ended `upkeep` deletes everything: the garbage
+        collector would take each pod by itself, and the Job controller let go of each, which together takes half as long
+        again."""
+        path = path_of("ConfigMap", run.namespace, names.owner_name(run))
+        try:
+            owner: Mapping[str, Any] = self._client.patch(path, {"metadata": {"annotations": {names.ENDING: "true"}}})
+        except Missing:
+            # Never seen, or gone before anybody knew: an owner of nothing brings the news by the watch.
+            owner = self._apply_owner(run, {names.ENDING: "true"}, {})
+        if "deletionTimestamp" in owner["metadata"] or not self._stop(run, owner):
+            self._client.delete(path, propagation="Foreground")
+
+    def _stop(self, run: RunRef, owner: Mapping[str, Any]) -> bool:
+        """Whether its tasks will end by that."""
+        makers = [each.split("/") for each in owner["metadata"]["annotations"].get(names.WORKLOADS, "").split()]
+        if not makers:
+            return False
+        # Otherwise every pod that ends is another update of a long list of addresses. Without a selector the list stays as it
+        # is, so that programs find each other as long as they take to end.
+        service = path_of("Service", run.namespace, names.base_name(run))
+        calls: list[Callable[[], object]] = [
+            functools.partial(self._client.patch, service, {"spec": {"selector": None}})
+        ]
+        for kind, name in makers:
+            none = {"spec": {"suspend": True} if kind == "Job" else {"replicas": 0}}
+            calls.append(functools.partial(self._client.patch, path_of(kind, run.namespace, name), none))
+        try:
+            self._client.all_at_once(calls)
+        except CloudError as error:
+            log.warning("run %s is deleted at once, because its tasks cannot be ended before: %s", run.id, error)
+            return False
+        return True
+
+    def _apply_owner(self, run: RunRef, annotations: Mapping[str, str], shared: Mapping[str, str]) -> Mapping[str, Any]:
+        owner = manifests.owner_manifest(run, self._settings, shared)
+        return self._apply_inside({**owner, "metadata": {**owner["metadata"], "annotations": dict(annotations)}})
+
+    def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Makes its namespace, too, when it is not there."""
+        namespace = manifest["metadata"]["namespace"]
+        known = self._is_known(namespace)
+        if not known:
+            self._apply_namespace(namespace)
+        try:
+            return self._client.apply(manifest)
+        except Missing:
+            if not known:
+                raise
+            self._apply_namespace(namespace)
+            return self._client.apply(manifest)
+
+    def _is_known(self, namespace: str) -> bool:
+        """Whether it is the one that this process has bounded, and ours: somebody may have deleted it and made another."""
+        uid, looked_at = self._namespaces.get(namespace, ("", 0.0))
+        now = time.monotonic()
+        if not uid or now - looked_at < LOOK_SECONDS:
+            return bool(uid)
+        for found in self._client.get(path_of("Namespace"), fieldSelector=f"metadata.name={namespace}")["items"]:
+            if found["metadata"]["uid"] == uid and not manifests.foreign(found, self._settings):
+                self._namespaces[namespace] = uid, now
+                return True
+        return False
+
+    def _apply_namespace(self, namespace: str) -> None:
+        """Once in a process: whoever watches puts back what somebody changes in it. Raises NotOurs."""
+        first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
+        uid, was_there = patiently(self._claim, first)
+        if was_there:
+            self._drop_quota(namespace)
+        apply_whole(self._client, inside_it)
+        self._namespaces[namespace] = uid, time.monotonic()
+
+    def _claim(self, manifest: Mapping[str, Any]) -> tuple[str, bool]:
+        """The namespace's uid, and whether it was there before. Raises NotOurs: whose it is would be closed to all traffic but
+        that of runs.
+
+        What is written is what was looked at, or Unavailable is raised: an administrator may hand it over at any time."""
+        metadata = manifest["metadata"]
+        by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
+        for found in self._client.get_once(path_of("Namespace"), **by_name)["items"]:
+            if sentence := manifests.foreign(found, self._settings):
+                raise NotOurs(sentence)
+            version = found["metadata"]["resourceVersion"]
+            self._client.apply_once({**manifest, "metadata": {**metadata, "resourceVersion": version}})
+            return found["metadata"]["uid"], True
+        try:
+            return self._client.create(manifest)["metadata"]["uid"], False
+        except Taken as error:
+            raise Unavailable("Somebody was quicker.") from error
+
+    def _drop_quota(self, namespace: str) -> None:
+        """Where an administrator wants none any more."""
+        if self._settings.quota:
+            return
+        ours = {
+            "fieldSelector": f"metadata.name={manifests.LIMITS}",
+            "labelSelector": names.selector(portal=self._settings.portal),
+        }
+        if self._client.get(path_of("ResourceQuota", namespace), **ours)["items"]:
+            self._client.all_at_once(
+                [functools.partial(self._client.delete, path_of("ResourceQuota", namespace, manifests.LIMITS))]
+            )
+
+    def _settle_namespaces(self) -> None:
+        """What was changed in the settings holds also where nothing new is started: a few namespaces at a time."""
+        while self._unsettled and len(self._settling) < NAMESPACES_AT_ONCE:
+            namespace = self._unsettled.pop()
+            if namespace not in self._namespaces:
+                self._settling.add(namespace)
+                self._client.in_background(self._settle, namespace)
+
+    def _settle(self, namespace: str) -> None:
+        try:
+            self._apply_namespace(namespace)
+        except CloudError as error:
+            # Whoever starts something there tries again, and so does the next controller.
+            log.warning("the limits of namespace %s are not as wanted: %s", namespace, error)
+        finally:
+            self._settling.discard(namespace)
+
+    def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
+        """Those of them that exist and are not this portal's, with what to do about each."""
+        pages: Iterable[Any] = ()
+        if len(namespaces) == 1:
+            # For somebody who waits for a page: asked once.
+            pages = [
+                self._client.get_once(path_of("Namespace"), fieldSelector=f"metadata.name={next(iter(namespaces))}")
+            ]
+        elif namespaces:
+            pages = self._client.pages(path_of("Namespace"), accept=METADATA_LIST)
+        found = {
+            item["metadata"]["name"]: manifests.foreign(item, self._settings)
+            for page in pages
+            for item in page["items"]
+            if item["metadata"]["name"] in namespaces
+        }
+        return {name: sentence for name, sentence in sorted(found.items()) if sentence}
+
+    def purge(self, run: RunRef) -> None:
+        """Logs go with their pods."""
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        manifests.check_volume(source, self._settings)
+        try:
+            self._apply_inside(storage.volume_manifest(source, self._settings))
+        except Refused as refusal:
+            raise storage.refusal(str(refusal)) from refusal
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """Kubernetes keeps it as long as a pod mounts it, and deletes the data as its class says."""
+        try:
+            self._client.delete(path_of("PersistentVolumeClaim", volume.namespace, names.claim_name(volume)))
+        except Missing:
+            return
+
+    # -- what happened ---------------------------------------------------------------------------------------------
+
+    def list(self) -> Batch:
+        return self._follower.list()
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        return self._follower.watch(since)
+
+    def capacity(self) -> Capacity:
+        mirror = self._follower.mirror
+        if mirror is None:
+            other = self._new_follower()
+            other.list()
+            mirror = other.mirror
+            assert mirror is not None
+        return mirror.capacity()
+
+    def gpu_use(self, since: str) -> Measurements:
+        """Two questions whatever the number of pods: one for Prometheus, which knows pods by name, and one for their uids."""
+        if not self._settings.prometheus:
+            return Measurements("", note=prometheus.UNSET)
+        minutes = prometheus.minutes_due(since, dt.datetime.now(dt.UTC))
+        if not minutes:
+            return Measurements(since)
+        busy = prometheus.read(self._settings.prometheus, self._prometheus_token, minutes)
+        position = minutes[-1].isoformat()
+        if not busy:
+            return Measurements(position, note=prometheus.SILENT)
+        selector = names.selector(portal=self._settings.portal)
+        found = self._client.pages(path_of("Pod"), accept=METADATA_LIST, labelSelector=selector)
+        metadata = [pod["metadata"] for page in found for pod in page["items"]]
+        uids = {(each["namespace"], each["name"]): each["uid"] for each in metadata}
+        return Measurements(
+            position,
+            tuple(
+                GpuUse(uids[place], minute, 60.0, round(part, 6))
+                for (minute, place), part in sorted(busy.items())
+                if place in uids
+            ),
+        )
+
+    def acknowledge(self, items: Sequence[Seen]) -> None:
+        """What is to be done for them, and whatever else there is to do, happens in the background."""
+        mirror = self._follower.mirror
+        if mirror is None:
+            return
+        if self._upkeep is None or self._upkeep.mirror is not mirror:
+            self._upkeep = Upkeep(self._client, self._settings.portal, mirror, self._apply_namespace)
+            self._unsettled = set(mirror.namespaces)
+        self._upkeep.after(items)
+        self._settle_namespaces()
+
+    # -- inside a task ---------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        run: RunRef,
+        role: str,
+        index: int,
+        *,
+        attempt: int,
+        offset: int = 0,
+        limit: int = 262_144,
+        tail: int | None = None,
+        cursor: str = "",
+    ) -> LogChunk:
+        pod = self._pods.find(run, role, index, attempt)
+        if pod is None:
+            return LogChunk(b"", offset, True, cursor, absent=True)
+        return logs.read_log(self._client, pod, offset=offset, limit=limit, tail=tail, cursor=cursor)
+
+    def follow(
+        self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
+    ) -> Iterator[LogChunk]:
+        return logs.follow(
+            self._client, lambda: self._pods.find(run, role, index, attempt), offset=offset, cursor=cursor
+        )
+
+    def exec(
+        self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> Session:
+        pod = self._pods.find(run, role, index, None, age=0.0)
+        if pod is None or not logs.runs(pod):
+            raise CloudError(f"{role}-{index} does not run.")
+        # It loads the official client (see client.py), which a portal without a Kubernetes cluster has no use for.
+        from clusters.clouds.drivers.kubernetes import exec as kubernetes_exec
+
+        return kubernetes_exec.execute(self._client, pod, argv, stdin=stdin, tty=tty)
+
+
+def _is_ending(owner: Mapping[str, Any]) -> bool:
+    """From its metadata: whether somebody has asked for the end of its run."""
+    return "deletionTimestamp" in owner or names.ENDING in (owner.get("annotations") or {})

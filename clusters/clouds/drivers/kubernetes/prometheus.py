@@ -1,0 +1,141 @@
+"""How busy GPUs are, from the Prometheus that scrapes NVIDIA's DCGM exporter: one question for all pods of a cluster.
+
+What it answers is checked like anything from outside: it has a time and a size, and what is no number between 0 and 1 for a
+pod is left out. Series carry the pod that holds the GPU as `pod` and `namespace`, or as `exported_pod` and `exported_namespace`
+where Prometheus keeps those names for the exporter itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import time
+from collections import defaultdict
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from clusters.clouds.drivers.base import CloudError
+
+TIMEOUT = urllib3.Timeout(connect=3.0, read=8.0)
+# For the whole answer, however slowly it drips.
+SECONDS = 20.0
+# 10 minutes of 30,000 pods.
+MOST_BYTES = 64 * 1024 * 1024
+MINUTE = dt.timedelta(minutes=1)
+# So long after the end of a minute its last samples have been scraped.
+SETTLED = dt.timedelta(seconds=30)
+MOST_MINUTES = 10
+UNSET = "Nothing measures how busy its GPUs are: its settings name no Prometheus."
+SILENT = "Its Prometheus has no measurements of GPUs; is NVIDIA's DCGM exporter scraped there?"
+_BY = "by (namespace, pod, exported_namespace, exported_pod)"
+# The share of time in which the graphics engine worked is the better measure, where the GPU can tell it.
+QUERY = (
+    f"avg {_BY} (avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE[1m])) "
+    f"or avg {_BY} (avg_over_time(DCGM_FI_DEV_GPU_UTIL[1m])) / 100"
+)
+Place = tuple[str, str]
+
+
+def minutes_due(since: str, now: dt.datetime) -> list[dt.datetime]:
+    """The beginnings of those minutes after the one that began at `since` that are over, the latest MOST_MINUTES of them."""
+    last = (now - SETTLED).replace(second=0, microsecond=0) - MINUTE
+    try:
+        first = dt.datetime.fromisoformat(since) + MINUTE
+    except ValueError:
+        first = last
+    if first.tzinfo is None or first > last + 2 * MINUTE:
+        # Nobody's position, or one from a clock that was wrong.
+        first = last
+    first = max(first, last - (MOST_MINUTES - 1) * MINUTE)
+    return [first + n * MINUTE for n in range(int((last - first) / MINUTE) + 1)]
+
+
+def read(address: str, token: str, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Place], float]:
+    """How busy the GPUs of the pod at (namespace, name) were in each of these minutes, which follow on each other. Raises
+    CloudError with a sentence for administrators."""
+    asked = {
+        "query": QUERY,
+        "start": f"{(minutes[0] + MINUTE).timestamp():.0f}",
+        "end": f"{(minutes[-1] + MINUTE).timestamp():.0f}",
+        "step": "60",
+    }
+    return parse(_ask(f"{address.rstrip('/')}/api/v1/query_range", token, asked), minutes)
+
+
+def parse(data: bytes, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Place], float]:
+    """See `read`. Series of the same pod (its exporter was replaced) are averaged."""
+    try:
+        answer = orjson.loads(data)
+        if answer["status"] != "success" or answer["data"]["resultType"] != "matrix":
+            raise ValueError
+        series: list[Any] = answer["data"]["result"]
+        known = {(minute + MINUTE).timestamp(): minute for minute in minutes}
+        found: defaultdict[tuple[dt.datetime, Place], list[float]] = defaultdict(list)
+        for each in series:
+            labels = each["metric"]
+            place = labels.get("exported_namespace", ""), labels.get("exported_pod", "")
+            if not place[1]:
+                place = labels.get("namespace", ""), labels.get("pod", "")
+            for at, text in each["values"]:
+                value = float(text)
+                if at in known and math.isfinite(value) and 0 <= value <= 1.01:
+                    found[known[at], place].append(min(value, 1.0))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise CloudError("Prometheus answered something that is not its API's; check the address.") from error
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def _ask(url: str, token: str, asked: dict[str, str]) -> bytes:
+    headers = {"Accept": "application/json", "User-Agent": "gpu-cloud"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    deadline, data = time.monotonic() + SECONDS, bytearray()
+    try:
+        # Nobody's token goes where a redirect says.
+        with urllib3.PoolManager(retries=False, timeout=TIMEOUT) as pool:
+            answer = pool.request(
+                "GET", f"{url}?{urlencode(asked)}", headers=headers, preload_content=False, redirect=False
+            )
+            try:
+                # As it comes: `stream` would wait for as much as it was asked for.
+                while piece := answer.read1(65536):
+                    data += piece
+                    if len(data) > MOST_BYTES:
+                        raise CloudError(
+                            f"Prometheus answered more than {MOST_BYTES >> 20} MiB; nothing of it is used."
+                        )
+                    if time.monotonic() > deadline:
+                        raise CloudError(f"Prometheus did not answer within {SECONDS:.0f} s.")
+            finally:
+                answer.close()
+    except (HTTPError, OSError, ValueError) as error:
+        raise CloudError(f"Prometheus does not answer: {_plain(error)}.") from error
+    if answer.status != 200:
+        raise CloudError(_refusal(answer.status))
+    return bytes(data)
+
+
+def _refusal(status: int) -> str:
+    if status in (401, 403):
+        return f"Prometheus does not accept the token (HTTP {status}); give another one."
+    if 300 <= status < 400:
+        return f"Prometheus sends to another address (HTTP {status}); give the one that answers itself."
+    return f"Prometheus answered HTTP {status}."
+
+
+def _plain(error: Exception) -> str:
+    """Without addresses of objects, and without what was asked."""
+    name = type(error).__name__.removesuffix("Error")
+    words = {
+        "NewConnection": "nothing listens at the address",
+        "NameResolution": "its name is not known",
+        "ConnectTimeout": "no connection within 3 s",
+        "ReadTimeout": "no answer within 8 s",
+        "SSL": "its certificate is not trusted",
+        "Protocol": "the connection was cut off",
+    }
+    return words.get(name, name)

@@ -1,0 +1,239 @@
+"""What the watching process does in a Kubernetes cluster, in the background: it lets go of pods and owners whose end is written
+down, puts back what was taken from them by hand, and clears away what nobody else would.
+
+Nothing here is remembered but in the mirror, so it may be broken off anywhere: what is left is found again by the next listing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
+from clusters.clouds.drivers.kubernetes.api.client import MERGE, STRATEGIC, Client, Missing, Refused, path_of
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
+from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
+from clusters.clouds.drivers.kubernetes.watch.objects import Owner, Pod
+from clusters.clouds.drivers.kubernetes.watch.owned import Key
+
+log = logging.getLogger(__name__)
+
+# Seconds. How long what looks left over may wait for news that explain it; how soon what failed is tried again.
+STRAY_AGE = 10.0
+AGAIN = 2.0
+RETRY_AT_ONCE = 20
+# What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
+STOP_SECONDS = 20.0
+# What was put back so often, each time soon after the last, is put back more and more slowly.
+REPAIRS, LONGEST_TRUCE, TRUCE_FORGOTTEN = 10, 300.0, 900.0
+
+
+class Upkeep:
+    """For one mirror; `bound` puts back what bounds a namespace. `after` is called by the thread that watches, and returns at
+    once."""
+
+    def __init__(self, client: Client, portal: str, mirror: Mirror, bound: Callable[[str], None]) -> None:
+        self._client = client
+        self._portal = portal
+        self.mirror = mirror
+        self._bound = bound
+        self._due: dict[str, Pod | Owner] = {}
+        self._unbound: dict[str, None] = {}
+        self._busy: set[Hashable] = set()
+        self._not_before: dict[Hashable, float] = {}
+        self._repairs: dict[Hashable, tuple[int, float]] = {}
+        self._stopping_since: dict[int, float] = {}
+        self._stray_since: dict[tuple[str, RunRef], float] = {}
+        self._lock = threading.Lock()
+
+    def after(self, items: Iterable[Seen]) -> None:
+        """`items` are written down; what failed before is tried again."""
+        for item in items:
+            if isinstance(item, TaskSeen):
+                pod = self.mirror.pods.get(item.uid)
+                if pod and pod.over and pod.held:
+                    self._due[item.uid] = pod
+            elif isinstance(item, RunGone) and (owner := self.mirror.runs.owners.get(item.run_id)) and owner.held:
+                self._due[f"run {item.run_id}"] = owner
+        with self._lock:
+            now = time.monotonic()
+            self._not_before = {key: at for key, at in self._not_before.items() if at > now}
+        counting = {seen.run_id for seen in self.mirror.attempts.unwritten.values()}
+        for uid in list(self.mirror.attempts.unwritten):
+            self._begin(("number", uid), self._number_pod, uid)
+        for name, held in list(self._due.items()):
+            if held.run_id not in counting:
+                self._begin(name, self._release, name)
+        for uid, place in list(self.mirror.unread_ends.items()):
+            self._begin(("unreadable", uid), self._let_go, uid, *place)
+        self._put_right()
+
+    def _put_right(self) -> None:
+        mirror, now = self.mirror, time.monotonic()
+        self._stopping_since = {run_id: self._stopping_since.get(run_id, now) for run_id in mirror.runs.stopping}
+        mirror.runs.left_behind |= {run_id for run_id, at in self._stopping_since.items() if now - at > STOP_SECONDS}
+        for run_id in list(mirror.runs.left_behind):
+            mirror.runs.left_behind.discard(run_id)
+            owner = mirror.runs.owners.get(run_id)
+            if owner and not self._begin(("end", run_id), self._end, owner):
+                mirror.runs.left_behind.add(run_id)
+        for uid, damage in list(mirror.damages.found.items()):
+            self._begin(("repair", uid), self._repair, damage)
+        for namespace in {*mirror.bounds.found, *self._unbound}:
+            if namespace in mirror.namespaces:
+                self._begin(("repair", f"namespace {namespace}"), self._bind, namespace)
+            else:
+                self._unbound.pop(namespace, None)
+        for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
+            if self._begin(("retry", key), self._nudge, key):
+                mirror.parts.retry.pop(key, None)
+        self._look_for_strays()
+
+    def _bind(self, namespace: str) -> None:
+        """What somebody added is made ours first, and looks as it should be from then on: it is not done before it is done."""
+        self._unbound[namespace] = None
+        self._bound(namespace)
+        self._unbound.pop(namespace, None)
+
+    def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
+        """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
+        with self._lock:
+            if key in self._busy or self._not_before.get(key, 0.0) > time.monotonic():
+                return False
+            self._busy.add(key)
+        self._client.in_background(self._do, key, task, *arguments)
+        return True
+
+    def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
+        wait = 0.0
+        if isinstance(key, tuple):
+            wait = self._truce(key) if key[0] == "repair" else AGAIN
+        try:
+            task(*arguments)
+        except CloudError as error:
+            log.warning("%s of %s is tried again: %s", task.__name__, key, error)
+            wait = max(AGAIN, error.after or 0.0)
+        except Exception:
+            log.exception("%s of %s is tried again", task.__name__, key)
+            wait = 10 * AGAIN
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+                if wait:
+                    self._not_before[key] = time.monotonic() + wait
+
+    def _truce(self, key: Hashable) -> float:
+        """Whoever takes away again and again what is put back is not fought faster and faster."""
+        now = time.monotonic()
+        self._repairs = {each: told for each, told in self._repairs.items() if now - told[1] < TRUCE_FORGOTTEN}
+        count = self._repairs.get(key, (0, now))[0] + 1
+        self._repairs[key] = count, now
+        return float(min(AGAIN * 2 ** max(0, count - REPAIRS), LONGEST_TRUCE))
+
+    # -- letting go --------------------------------------------------------------------------------------------------
+
+    def _release(self, key: str) -> None:
+        held = self._due[key]
+        if isinstance(held, Pod):
+            self._release_pod(key, held)
+        else:
+            self._release_owner(held)
+        del self._due[key]
+
+    def _release_pod(self, uid: str, pod: Pod) -> None:
+        if pod.storage and pod.storage.state == "failed":
+            self._note_not_stored(pod, pod.storage.message)
+        owner = self.mirror.runs.owners.get(pod.run_id)
+        # Nobody counts the pods of a run that ends, so the Job controller need not let go of each by itself.
+        ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]
+        without = {"$deleteFromPrimitiveList/finalizers": ours}
+        self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
+
+    def _let_go(self, uid: str, namespace: str, name: str) -> None:
+        """Of a pod that nobody understands: what is known of it is kept for people by now."""
+        without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
+        self._patch(path_of("Pod", namespace, name), {"uid": uid, **without})
+        self.mirror.unread_ends.pop(uid, None)
+
+    def _release_owner(self, owner: Owner) -> None:
+        # Volumes have no namespace and hence no owner.
+        label = names.selector(portal=self._portal, run_id=owner.run_id)
+        self._client.delete(path_of("PersistentVolume"), labelSelector=label)
+        without = {"$deleteFromPrimitiveList/finalizers": [names.TOLD]}
+        self._patch(path_of("ConfigMap", owner.namespace, owner.name), without)
+
+    def _note_not_stored(self, pod: Pod, why: str) -> None:
+        owner = self.mirror.runs.owners.get(pod.run_id)
+        if owner:
+            metadata = {"annotations": {names.NOT_STORED: f"{pod.seen.role}-{pod.seen.index}: {why}"}}
+            self._patch(path_of("ConfigMap", owner.namespace, owner.name), metadata)
+
+    def _number_pod(self, uid: str) -> None:
+        """Writes down which pod of its task it is; tried again by the next call until the watch shows it."""
+        pod, seen = self.mirror.pods.get(uid), self.mirror.attempts.unwritten.get(uid)
+        if pod and seen:
+            metadata = {"uid": uid, "annotations": {names.ATTEMPT: str(seen.attempt)}}
+            self._patch(path_of("Pod", pod.namespace, pod.name), metadata)
+
+    # -- putting right -----------------------------------------------------------------------------------------------
+
+    def _end(self, owner: Owner) -> None:
+        """Its tasks have ended; or it or its namespace was deleted by hand, as one deletes any object: what it owns is to go all
+        the same."""
+        try:
+            self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
+        except Missing:
+            return
+        except CloudError:
+            self.mirror.runs.left_behind.add(owner.run_id)
+            raise
+
+    def _repair(self, damage: Damage) -> None:
+        """Tried again until the watch shows that it is whole. What is being deleted takes no new finalizer."""
+        path = path_of(damage.kind, damage.namespace, damage.name)
+        try:
+            self._patch(path, damage.metadata)
+        except Refused:
+            self._patch(path, {name: value for name, value in damage.metadata.items() if name != "finalizers"})
+        log.warning("%s %s/%s had been changed by hand", damage.kind, damage.namespace, damage.name)
+
+    def _nudge(self, key: Key) -> None:
+        """A change of any kind makes its controller look at it now."""
+        kind, namespace, name = key
+        note = {"metadata": {"annotations": {f"{names.PREFIX}/retried-at": f"{time.time():.0f}"}}}
+        try:
+            self._client.patch(path_of(kind, namespace, name), note, MERGE)
+        except Missing:
+            return
+
+    def _look_for_strays(self) -> None:
+        found, now = set(self.mirror.strays()), time.monotonic()
+        self._stray_since = {stray: self._stray_since.get(stray, now) for stray in found}
+        for stray, since in self._stray_since.items():
+            if now - since > STRAY_AGE:
+                self._begin(("stray", stray), self._clear_away, *stray)
+
+    def _clear_away(self, kind: str, run: RunRef) -> None:
+        """The watches are not in step, so the API server is asked whether there is an owner indeed: also one whose labels
+        were taken off while nobody watched, which then gets them back."""
+        owners = path_of("ConfigMap", run.namespace)
+        for owner in self._client.get(owners, fieldSelector=f"metadata.name={names.owner_name(run)}")["items"]:
+            metadata = owner["metadata"]
+            if "deletionTimestamp" not in metadata or names.TOLD in (metadata.get("finalizers") or []):
+                labels = {**names.run_labels(self._portal, run), names.OWNER: "run"}
+                self._patch(f"{owners}/{metadata['name']}", {"uid": metadata["uid"], "labels": labels})
+                if "deletionTimestamp" not in metadata:
+                    return
+        log.warning("clearing away what is left of run %s: %s", run.id, kind)
+        label = names.selector(portal=self._portal, run_id=run.id)
+        self._client.delete(path_of(kind, run.namespace), labelSelector=label)
+
+    def _patch(self, path: str, metadata: Mapping[str, Any]) -> None:
+        try:
+            self._client.patch(path, {"metadata": metadata}, STRATEGIC)
+        except Missing:
+            return

@@ -1,0 +1,254 @@
+"""What an administrator decides for a Kubernetes cluster, and the words of its GPUs. Pure.
+
+`Settings` is stored as JSON with the cluster and read by `Settings.read`, which says at which field something is wrong; the
+administrators' form and REST show every field with its title and description, so a new field needs nothing else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from clusters.clouds.drivers.closed_networks import NEAR
+
+# The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
+GPU = "nvidia.com/gpu"
+GPU_MODEL = "nvidia.com/gpu.product"
+
+_TAINT = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9./_-]{0,252})(?:=([A-Za-z0-9._-]{0,63}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
+)
+_UNITS = {
+    **{unit: 1000**power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", 1)},
+}
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity ("500m", "96", "768Gi") as a number."""
+    number = text.rstrip("mkKMGTPEi")
+    unit = text.removeprefix(number)
+    return float(number) / 1000 if unit == "m" else float(number) * _UNITS.get(unit, 1)
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise ValueError("Write networks like 10.20.0.0/16, and a single address like 10.20.0.7/32.") from error
+
+
+def _taint(value: str) -> str:
+    if not _TAINT.fullmatch(value):
+        raise ValueError("Write taints as kubectl does: key=value:NoSchedule, or key:NoSchedule for any value.")
+    return value
+
+
+def _address(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if value and (not good or parts.username or parts.query or parts.fragment or not value.isascii() or " " in value):
+        raise ValueError("Write an address like https://prometheus.example.org or http://10.0.0.9:9090/prometheus.")
+    return value.rstrip("/")
+
+
+def toleration(taint: str) -> dict[str, str]:
+    """The toleration of a taint as kubectl writes it; without a value of any, without an effect of all."""
+    found = _TAINT.fullmatch(taint)
+    assert found
+    key, value, effect = found.groups()
+    wanted = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
+    return {"key": key, **wanted, **({"effect": effect} if effect else {})}
+
+
+def _matches(pattern: str, sentence: str) -> AfterValidator:
+    """A pattern that is explained to people when it does not match."""
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(sentence)
+        return value
+
+    return AfterValidator(check)
+
+
+Network = Annotated[str, AfterValidator(_network)]
+Taint = Annotated[str, AfterValidator(_taint)]
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_QUANTITY = r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?"
+_LABELS = "Use at most 63 lower-case letters, digits and '-' inside of them."
+_QUANTITIES = "Write quantities as Kubernetes does: 16, 500m or 20Gi."
+Label = Annotated[str, _matches(_LABEL, _LABELS)]
+LabelOrNone = Annotated[str, _matches(f"({_LABEL})?", _LABELS)]
+# The name of an object of the cluster, "" for none.
+Name = Annotated[
+    str,
+    _matches(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "Names there have lower-case letters, digits, '-' and '.' inside."
+    ),
+]
+Quantity = Annotated[str, _matches(_QUANTITY, _QUANTITIES)]
+QuantityOrNone = Annotated[str, _matches(f"({_QUANTITY})?", _QUANTITIES)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Settings:
+    """What an administrator decides once for a Kubernetes cluster.
+
+    `portal` names this installation. `quota` is the `hard` of a ResourceQuota in every business line's namespace, `{}` for
+    none: appcodes have quotas of their own. `runtime_class` is that of tasks with GPUs.
+    """
+
+    portal: Label = Field(
+        default="portal",
+        title="Portal label",
+        description="Names this installation on its objects and namespaces; portals that share a Kubernetes cluster need "
+        "different ones. Left as it is, one of this portal's own is made.",
+    )
+    storage_image: str = Field(
+        default="gpu-cloud/rclone:1.75",
+        title="Storage image",
+        description="Fetches input and stores output; built from docker/rclone.",
+        min_length=1,
+        max_length=300,
+    )
+    runtime_class: Name = Field(
+        default="", title="Runtime class", description="Of tasks with GPUs, e.g. nvidia. Empty for the cluster's own."
+    )
+    batch_priority_class: Name = Field(
+        default="",
+        title="Priority class of batch runs",
+        description="Of all tasks of a run that comes to an end. Empty for the cluster's own.",
+    )
+    service_priority_class: Name = Field(
+        default="",
+        title="Priority class of services",
+        description="Of all tasks of a run that is kept alive. Empty for the cluster's own.",
+    )
+    tolerations: tuple[Taint, ...] = Field(
+        default=(),
+        title="Tolerated taints",
+        description="Of every task, as kubectl writes taints, e.g. team=ml:NoSchedule. Tasks with GPUs tolerate "
+        "nvidia.com/gpu:NoSchedule anyway.",
+    )
+    kueue_queue: LabelOrNone = Field(
+        default="",
+        title="Kueue queue",
+        description="The LocalQueue of every business line's namespace through which runs go. Empty without Kueue.",
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", title="Image pull policy", description="When nodes fetch an image."
+    )
+    store_seconds: int = Field(
+        default=120,
+        title="Seconds to store",
+        description="How long a task that was stopped may still store its output.",
+        ge=0,
+        le=3600,
+    )
+    disk: QuantityOrNone = Field(
+        default="50Gi",
+        title="Disk of a task",
+        description="How much a task may write to the node's disk, S3 data included; one that writes more is evicted. Empty "
+        "for no limit: then one task can fill a node.",
+    )
+    disk_request: Quantity = Field(
+        default="1Gi",
+        title="Reserved disk of a task",
+        description="How much of that is kept free for it on its node, so that no more tasks go there than fit.",
+    )
+    largest_task: Mapping[str, Quantity] | None = Field(
+        default=None,
+        title="Largest task",
+        description="What one container may have at most, e.g. cpu=64, memory=512Gi, nvidia.com/gpu=8. Empty for no limit.",
+    )
+    largest_volume: Quantity = Field(
+        default="1Ti", title="Largest volume", description="How large the volume of a datastore may be."
+    )
+    storage_classes: tuple[Name, ...] = Field(
+        default=(),
+        title="Storage classes",
+        description="Those that volumes of datastores may have, e.g. ceph-rbd, cephfs. Empty for any.",
+    )
+    storage_namespaces: tuple[Label, ...] = Field(
+        default=(),
+        title="Namespaces with storage",
+        description="Where S3 servers inside the cluster run that tasks may reach by names like minio.storage.svc.",
+    )
+    storage_networks: tuple[Network, ...] = Field(
+        default=(),
+        title="Networks with storage",
+        description="Where S3 servers with private addresses lie that tasks may reach, e.g. 10.20.0.7/32. Other private "
+        "addresses, those of nodes, pods and services among them, are never reached.",
+    )
+    gateway_namespace: LabelOrNone = Field(
+        default="",
+        title="Namespace of the gateway",
+        description="From there the ports of tasks are reached. Empty for nobody.",
+    )
+    closed_networks: tuple[Network, ...] = Field(
+        default=NEAR,
+        title="Closed networks",
+        description="What tasks never reach, whatever their datastores and the networks with storage say; by default the "
+        "metadata services of clouds. Public addresses of nodes and of the API server belong here too.",
+    )
+    dns_addresses: tuple[Network, ...] = Field(
+        default=(),
+        title="Addresses of DNS",
+        description="Only where tasks do not ask kube-dns in kube-system itself, e.g. 169.254.20.10/32 for NodeLocal DNSCache.",
+    )
+    quota: Mapping[str, Quantity] | None = Field(
+        default=None,
+        title="Quota of a namespace",
+        description="The hard limits of a ResourceQuota in every business line's namespace, e.g. requests.nvidia.com/gpu=16. "
+        "Empty for none: appcodes have quotas of their own.",
+    )
+
+    prometheus: Annotated[str, AfterValidator(_address)] = Field(
+        default="",
+        title="Prometheus",
+        description="The address of the one that scrapes NVIDIA's DCGM exporter, e.g. http://10.20.0.9:9090: asked once a minute "
+        "how busy GPUs are while they are held. Empty: nobody measures that.",
+        max_length=300,
+    )
+
+    @property
+    def task_disk(self) -> dict[str, str]:
+        """What of the node's disk a task may use and what is kept for it, as `limits` and `requests`; empty without a limit."""
+        if not self.disk:
+            return {}
+        largest = (self.largest_task or {}).get("ephemeral-storage", self.disk)
+        limit = min(self.disk, largest, key=quantity)
+        return {"limits": limit, "requests": min(self.disk_request, limit, key=quantity)}
+
+    @property
+    def reserved_disk(self) -> float:
+        """How many bytes of its node's disk the program of a task reserves."""
+        return quantity(self.task_disk.get("requests", "0"))
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Settings:
+        """Raises pydantic's ValidationError."""
+        return _ADAPTER.validate_python(dict(stored))
+
+    def json_value(self) -> dict[str, Any]:
+        """What differs from the defaults, so that better defaults reach clusters that were registered before."""
+        value: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude_defaults=True)
+        return value
+
+    def whole(self) -> str:
+        """As JSON, defaults included: better ones do not change what is there."""
+        return _ADAPTER.dump_json(self).decode()
+
+
+_ADAPTER = TypeAdapter(Settings)

@@ -1,0 +1,99 @@
+"""What keeps pods from starting, as Events about them and their volumes say it: for display only. No network in here."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Set
+from dataclasses import replace
+
+from clusters.clouds.drivers.base import Seen, TaskSeen
+from clusters.clouds.drivers.kubernetes.watch import reasons
+from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod
+from clusters.clouds.drivers.kubernetes.watch.owned import Parts
+from clusters.clouds.drivers.kubernetes.watch.workloads import Why
+
+# An older Event says nothing of today: controllers repeat them at least this often.
+EVENT_AGE = dt.timedelta(minutes=10)
+# Namespace and name.
+Claim = tuple[str, str]
+
+
+class Troubles:
+    """`pods` is what is known of them, and is changed; Events of other than these `namespaces` are not ours."""
+
+    def __init__(self, pods: dict[str, Pod], namespaces: Set[str], parts: Parts) -> None:
+        self._pods, self._namespaces, self._parts = pods, namespaces, parts
+        self._of_pods: dict[str, Why] = {}
+        # Why there is no volume, and which pods wait for it.
+        self._of_claims: dict[Claim, str] = {}
+        self._claimed: defaultdict[Claim, set[str]] = defaultdict(set)
+
+    def note_event(self, event: Object, now: dt.datetime) -> list[Seen]:
+        at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+        if at is None or now - dt.datetime.fromisoformat(at) > EVENT_AGE:
+            return []
+        about, text = event["involvedObject"], event.get("message") or ""
+        if about.get("namespace") not in self._namespaces:
+            return []
+        if event["reason"] == "FailedCreate":
+            return self._parts.note_refusal((about["kind"], about["namespace"], about["name"]), text)
+        if about["kind"] == "Pod":
+            return self._note_pod(about.get("uid", ""), reasons.pod_trouble(event["reason"], text))
+        if about["kind"] == "PersistentVolumeClaim" and event["reason"] == "ProvisioningFailed":
+            return self._note_claim(about, text)
+        return []
+
+    def explained(self, pod: Object, seen: TaskSeen) -> TaskSeen:
+        """A pending pod with what Events have said of it."""
+        if seen.reason == "Starting" and (why := self._of_pods.get(seen.uid)):
+            return replace(seen, reason=why[0], message=why[1])
+        if seen.reason == "Unschedulable" and "volume" in seen.message:
+            for claim in self._claims_of(pod, seen.uid):
+                if trouble := self._of_claims.get(claim):
+                    return replace(seen, message=reasons.waits_for_volume(seen.message, trouble))
+        return seen
+
+    def forget(self, uid: str) -> None:
+        """It has started, or gone."""
+        self._of_pods.pop(uid, None)
+
+    def _note_pod(self, uid: str, why: Why | None) -> list[Seen]:
+        pod = self._pods.get(uid)
+        if why is None or pod is None or pod.seen.phase != "Pending" or not pod.seen.node:
+            return []
+        before, self._of_pods[uid] = self._of_pods.get(uid), why
+        if pod.seen.reason != "Starting" and (pod.seen.reason, pod.seen.message) != before:
+            return []
+        seen = replace(pod.seen, reason=why[0], message=why[1])
+        if seen == pod.seen:
+            return []
+        self._pods[uid] = replace(pod, seen=seen)
+        return [seen]
+
+    def _note_claim(self, about: Object, text: str) -> list[Seen]:
+        claim = (about["namespace"], about["name"])
+        if self._of_claims.get(claim) == text:
+            return []
+        self._of_claims[claim] = text
+        news: list[Seen] = []
+        for uid in list(self._claimed.get(claim, ())):
+            pod = self._pods.get(uid)
+            if pod is None or pod.seen.reason != "Unschedulable":
+                self._claimed[claim].discard(uid)
+                continue
+            seen = replace(pod.seen, message=reasons.waits_for_volume(pod.seen.message, text))
+            if seen != pod.seen:
+                self._pods[uid] = replace(pod, seen=seen)
+                news.append(seen)
+        return news
+
+    def _claims_of(self, pod: Object, uid: str) -> list[Claim]:
+        found = [
+            (pod["metadata"]["namespace"], each["persistentVolumeClaim"]["claimName"])
+            for each in pod["spec"].get("volumes") or []
+            if "persistentVolumeClaim" in each
+        ]
+        for claim in found:
+            self._claimed[claim].add(uid)
+        return found

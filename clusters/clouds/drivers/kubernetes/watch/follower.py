@@ -1,0 +1,353 @@
+"""Following the API server: a dozen watches become one row of batches.
+
+Each watch is short (WATCH_SECONDS) and begun again where it ended, which costs the server little and means that a dead
+connection is noticed soon. Bookmarks move the positions while nothing happens. Nothing is listed while they are healthy.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clusters.clouds.drivers.base import Batch, CloudError, Seen, Unreadable, WatchExpired
+from clusters.clouds.drivers.kubernetes.api import client
+from clusters.clouds.drivers.kubernetes.api.client import Client, Unavailable, path_of
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.build.manifests import BOUNDS
+from clusters.clouds.drivers.kubernetes.watch import job_history, pod_status
+from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
+from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, finished_at, has_ended, has_gone, unreadable
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+HEARTBEAT = 2.0
+# Seconds without more news after which that is told: what is free may be read then, and is not out of date soon.
+SETTLED = 0.2
+LARGEST = 1000
+# Many news cost hardly more to write down than one. So while much happens they are gathered for so many times as long as
+# writing the last ones took, but never for longer than these seconds.
+GATHER_TIMES, GATHER_SECONDS = 3.0, 0.2
+# Seconds. A watch of which nothing was heard for so long is not known to be alive; one that cannot be begun for so long is told.
+SILENT, PATIENCE = 13.0, 10.0
+# The first round of watches is short: that one was begun says little, that it ends well says that everything comes through.
+FIRST_SECONDS = 2
+# Warnings for which nobody waits here: they are the most frequent ones, and pods say the same themselves.
+_EVENTS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy,reason!=Failed"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of object that is listed and watched. `metadata` when nothing else of it is wanted."""
+
+    kind: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    metadata: bool = False
+
+    @property
+    def path(self) -> str:
+        return path_of(self.kind)
+
+    @property
+    def accept(self) -> str:
+        return client.METADATA if self.metadata else client.JSON
+
+    @property
+    def accept_list(self) -> str:
+        return client.METADATA_LIST if self.metadata else client.JSON
+
+
+def sources(portal: str) -> tuple[Source, ...]:
+    """In this order: a pod's GPU model is that of its node, and a run is gone when its pods are."""
+    ours = {"labelSelector": names.selector(portal=portal)}
+    return (
+        Source("Node"),
+        Source("Job", ours),
+        Source("Deployment", ours),
+        Source("StatefulSet", ours),
+        Source("Pod", ours),
+        Source("ConfigMap", {"labelSelector": f"{names.selector(portal=portal)},{names.OWNER}=run"}, metadata=True),
+        Source("Namespace", ours, metadata=True),
+        Source("Service", ours, metadata=True),
+        Source("NetworkPolicy", ours, metadata=True),
+        Source("LimitRange", ours, metadata=True),
+        Source("PersistentVolume", ours),
+        Source("ResourceQuota", metadata=True),
+    )
+
+
+class Follower:
+    """Lists and watches one API server into one mirror. One listing or watch at a time."""
+
+    def __init__(self, api: Client, portal: str, bounds: Collection[str] = BOUNDS, reserved_disk: float = 0.0) -> None:
+        """`bounds` and `reserved_disk` as of `Mirror`."""
+        self._client = api
+        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk)
+        self._sources = sources(portal)
+        self.mirror: Mirror | None = None
+        self._delivering = False
+        # What was told up to here is in the mirror, and nothing else.
+        self._told = ""
+        self._warnings = Warnings(api)
+
+    def list(self) -> Batch:
+        mirror = self._new_mirror()
+        versions: dict[str, str] = {}
+        items: list[Seen] = []
+        unread: list[Unreadable] = []
+        for source in self._sources:
+            services: list[Object] = []
+            for page in self._client.pages(source.path, accept=source.accept_list, **source.query):
+                versions[source.kind] = page["metadata"]["resourceVersion"]
+                for item in page["items"] or ():  # an empty list of metadata is null
+                    if source.kind == "Pod" and not pod_status.is_of_job(item):
+                        services.append(item)
+                    else:
+                        items += understood(mirror, source.kind, "ADDED", item, unread)
+                if source.kind == "Job":
+                    mirror.parts.jobs.hear(job_history.version_of(page))
+            for item in sorted(services, key=pod_status.age):
+                items += understood(mirror, source.kind, "ADDED", item, unread)
+        items += mirror.decided(dt.datetime.now(dt.UTC))
+        self.mirror, self._delivering = mirror, False
+        self._warnings.version = ""
+        self._told = self._position(versions)
+        return Batch(self._told, tuple(items), tuple(unread))
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        """Raises WatchExpired in a process that has not listed yet, when the last batch was not taken to its end, and when
+        somebody else has followed meanwhile."""
+        if self.mirror is None or self._delivering or since != self._told:
+            # The last batch may not have been written down, and the mirror would not tell it again.
+            raise WatchExpired("It is not certain what has been told.")
+        versions = self._versions(since)
+        mirror = self.mirror
+        with Streams(self._client, self._sources, versions, self._warnings) as streams:
+            gather_until, patience = 0.0, HEARTBEAT
+            while True:
+                items: list[Seen] = []
+                unread: list[Unreadable] = []
+                taken = streams.take(gather_until, patience)
+                self._delivering = True
+                for kind, event in taken:
+                    if kind in versions:
+                        versions[kind] = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        items += understood(mirror, kind, event["type"], event["object"], unread)
+                    if kind == "Job":
+                        mirror.parts.jobs.hear(job_history.version_of(event["object"]))
+                items += mirror.decided(dt.datetime.now(dt.UTC))
+                changes = mirror.bounds.news(time.monotonic())
+                if items or unread or changes or streams.are_alive():
+                    told_at = time.monotonic()
+                    self._told = self._position(versions)
+                    yield Batch(self._told, tuple(items), tuple(unread), tuple(changes))
+                    took = time.monotonic() - told_at
+                    gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
+                patience = SETTLED if items else HEARTBEAT
+                self._delivering = False
+
+    def _position(self, versions: Mapping[str, str]) -> str:
+        return ",".join(versions[source.kind] for source in self._sources)
+
+    def _versions(self, position: str) -> dict[str, str]:
+        found = position.split(",")
+        if len(found) != len(self._sources) or not all(found):
+            raise WatchExpired("The position is not one of ours.")
+        return {source.kind: version for source, version in zip(self._sources, found, strict=True)}
+
+
+class Warnings:
+    """Events about objects, for display only: whatever happens to this watch ends nothing, and no position is kept.
+
+    The API server holds no cache of them, so they are listed once for each listing of the rest; where that position is too old
+    later, the watch goes on from now.
+    """
+
+    def __init__(self, api: Client) -> None:
+        self._client = api
+        self.version = ""
+
+    def events(self, stopped: threading.Event) -> Iterator[Object]:
+        while not stopped.is_set():
+            try:
+                if not self.version:
+                    yield from self._list()
+                answer = self._client.watch(path_of("Event"), self.version, fieldSelector=_EVENTS)
+                try:
+                    for event in client.events(answer):
+                        self.version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] in ("ADDED", "MODIFIED"):
+                            yield event
+                finally:
+                    answer.close()
+            except WatchExpired:
+                self._skip()
+            except CloudError as error:
+                log.info("warnings cannot be watched now: %s", error)
+                stopped.wait(max(2.0, error.after or 0.0))
+
+    def _list(self) -> Iterator[Object]:
+        for page in self._client.pages(path_of("Event"), fieldSelector=_EVENTS):
+            self.version = page["metadata"]["resourceVersion"]
+            yield from ({"type": "ADDED", "object": item} for item in page["items"])
+
+    def _skip(self) -> None:
+        try:
+            self.version = self._client.get(path_of("Event"), limit=1)["metadata"]["resourceVersion"]
+        except CloudError as error:
+            log.info("warnings cannot be watched now: %s", error)
+
+
+class Streams:
+    """One thread for each watch, one queue for all that they read. What a watch ends with for good ends `take`."""
+
+    def __init__(
+        self, api: Client, wanted: tuple[Source, ...], versions: Mapping[str, str], warnings: Warnings
+    ) -> None:
+        self._client = api
+        self._queue: queue.Queue[tuple[str, Object] | CloudError] = queue.Queue(maxsize=10 * LARGEST)
+        self._ended: CloudError | None = None
+        self._stopped = threading.Event()
+        self._heard = {source.kind: 0.0 for source in wanted}
+        self._threads = [
+            threading.Thread(target=self._read, args=(source, versions[source.kind]), daemon=True) for source in wanted
+        ]
+        self._threads.append(threading.Thread(target=self._read_warnings, args=(warnings,), daemon=True))
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A thread notices at its next event or at the end of its watch; it holds nothing but its connection.
+        self._stopped.set()
+
+    def are_alive(self) -> bool:
+        """Whether something was heard of every watch lately, if only that it had nothing to tell."""
+        oldest = min(self._heard.values())
+        return oldest > 0 and oldest > time.monotonic() - SILENT
+
+    def take(self, until: float = 0.0, patience: float = HEARTBEAT) -> list[tuple[str, Object]]:
+        """What has come, and comes `until` then, at most LARGEST events; nothing when there was none for `patience` seconds.
+        Raises what a watch ended with, once everything before it has been taken."""
+        taken: list[tuple[str, Object]] = []
+        try:
+            item = self._ended or self._queue.get(timeout=patience)
+            while True:
+                if isinstance(item, CloudError):
+                    self._ended = item
+                    break
+                taken.append(item)
+                if len(taken) == LARGEST:
+                    break
+                left = until - time.monotonic()
+                item = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return taken
+        if self._ended and not taken:
+            raise self._ended
+        return taken
+
+    def _read(self, source: Source, version: str) -> None:
+        """Broken connections are nothing to tell of while new ones can be had."""
+        try:
+            since, query = time.monotonic(), {**source.query, "timeoutSeconds": str(FIRST_SECONDS)}
+            while not self._stopped.is_set():
+                try:
+                    answer = self._client.watch(source.path, version, accept=source.accept, **query)
+                    since, query = time.monotonic(), dict(source.query)
+                    try:
+                        for event in client.events(answer, lambda: self._hear(source.kind)):
+                            version = event["object"]["metadata"]["resourceVersion"]
+                            if not self._put((source.kind, event)):
+                                return
+                            since = time.monotonic()
+                    finally:
+                        answer.close()
+                    self._hear(source.kind)
+                except Unavailable as error:
+                    if time.monotonic() - since > PATIENCE:
+                        raise
+                    self._stopped.wait(error.after or 0.1)
+        except CloudError as error:
+            self._put(error)
+        except Exception as error:
+            log.exception("the watch of %s failed", source.kind)
+            self._put(CloudError(f"The watch of {source.kind} failed: {error!r}"))
+
+    def _hear(self, kind: str) -> None:
+        self._heard[kind] = time.monotonic()
+
+    def _read_warnings(self, warnings: Warnings) -> None:
+        try:
+            for event in warnings.events(self._stopped):
+                if not self._put(("Event", event)):
+                    return
+        except Exception:
+            log.exception("the watch of warnings failed; reasons may be missing on the screen")
+
+    def _put(self, item: tuple[str, Object] | CloudError) -> bool:
+        """Waits while the reader is busy. False when nobody reads any more."""
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=1.0)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list[Unreadable]) -> list[Seen]:
+    """The news in it. What nobody understands is put to `unread` and stops nothing."""
+    before = mirror.pods.get(item["metadata"].get("uid", "")) if kind == "Pod" else None
+    try:
+        return note(mirror, kind, event, item)
+    except ERRORS as error:
+        told = unreadable(kind, item, error)
+        if kind == "Event":
+            # For display only: nobody needs to look into it.
+            log.warning("%s", told.reason)
+            return []
+        now = dt.datetime.now(dt.UTC)
+        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason, now)
+        if is_news:
+            log.exception("%s", told.reason)
+        # Of a pod that the mirror never understood, a row may be known all the same.
+        over = kind == "Pod" and before is None and (has_gone(event, item) or has_ended(item))
+        if over:
+            told = replace(told, over=True, finished_at=finished_at(item))
+        if is_news or over:
+            unread.append(told)
+        return news
+
+
+def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
+    """Tells the mirror; the news in it."""
+    now = dt.datetime.now(dt.UTC)
+    if kind == "Pod":
+        return mirror.note_pod(event, item, now)
+    if kind == "ConfigMap":
+        return mirror.note_owner(event, item)
+    if kind == "Node":
+        return mirror.note_node(event, item)
+    if kind == "Event":
+        return mirror.troubles.note_event(item, now)
+    if kind in ("Job", "Deployment", "StatefulSet"):
+        return mirror.parts.note_workload(event, kind, item)
+    if kind in ("Service", "NetworkPolicy", "LimitRange", "ResourceQuota"):
+        return mirror.note_part(event, kind, item)
+    silently: dict[str, Callable[[], None]] = {
+        "Namespace": lambda: mirror.note_namespace(event, item),
+        "PersistentVolume": lambda: mirror.parts.note_volume(event, item),
+    }
+    silently[kind]()
+    return []

@@ -1,0 +1,275 @@
+"""What the watching process remembers of one API server, and what of an event is news. No network in here.
+
+It is rebuilt by every listing, so it may be lost at any time. It serves four things: telling each state once, knowing the
+pod behind a uid when its end has been written down, capacity without asking, and what `upkeep` has to put right. Pods are kept
+here; what else there is to know, and what follows from it, is kept by the part that it is about.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from clusters.clouds.drivers.base import Capacity, RunRef, Seen, TaskSeen
+from clusters.clouds.drivers.kubernetes.build import manifests, names
+from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
+from clusters.clouds.drivers.kubernetes.repair.tampering import Damages
+from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL
+from clusters.clouds.drivers.kubernetes.watch import capacity, pod_status, reasons
+from clusters.clouds.drivers.kubernetes.watch.attempts import Attempts
+from clusters.clouds.drivers.kubernetes.watch.event_warnings import Troubles
+from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod, owner_of
+from clusters.clouds.drivers.kubernetes.watch.owned import Parts, ref_of
+from clusters.clouds.drivers.kubernetes.watch.quarantine import has_ended, has_gone, unread_end
+from clusters.clouds.drivers.kubernetes.watch.runs import Runs
+from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
+
+
+class Mirror:
+    """`bounds` are the kinds of which there must be one in every namespace, `reserved_disk` what a task reserves of a node's."""
+
+    def __init__(self, bounds: Collection[str] = manifests.BOUNDS, reserved_disk: float = 0.0) -> None:
+        self._reserved_disk = reserved_disk
+        self._disks: dict[str, float] = {}
+        self.pods: dict[str, Pod] = {}
+        self._namespaces: set[str] = set()
+        self.runs = Runs(self.pods)
+        self.parts = Parts(self.runs.wanted)
+        self.bounds = Bounds(bounds)
+        self.shares = capacity.Shares()
+        self.attempts = Attempts()
+        self.damages = Damages(self.pods, self.runs.owners)
+        self.troubles = Troubles(self.pods, self._namespaces, self.parts)
+        self._ends = Ends(self.runs.owners, self.parts.jobs)
+        # What was not understood, by uid: as it was told last. Of pods that have ended, where they are to be let go.
+        self.unread: dict[str, str] = {}
+        self.unread_ends: dict[str, tuple[str, str]] = {}
+
+    def capacity(self) -> Capacity:
+        return self.shares.capacity()
+
+    def note_node(self, kind: str, node: Object) -> list[Seen]:
+        """News of its tasks when it is not heard of any more, or again."""
+        name = node["metadata"]["name"]
+        before = self.shares.nodes.pop(name, None)
+        if kind == "DELETED":
+            self._disks.pop(name, None)
+            return []
+        self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
+        now = self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk)
+        was_lost, is_lost = before is not None and before.note == capacity.LOST, now.note == capacity.LOST
+        return self._note_silence(name, is_lost) if is_lost != was_lost else []
+
+    def _note_silence(self, node: str, is_lost: bool) -> list[Seen]:
+        news: list[Seen] = []
+        why = (reasons.NODE_LOST, reasons.node_lost(node)) if is_lost else ("", "")
+        for uid, pod in self.pods.items():
+            if (
+                pod.seen.node == node
+                and pod.seen.phase == "Running"
+                and (is_lost or pod.seen.reason == reasons.NODE_LOST)
+            ):
+                seen = replace(pod.seen, reason=why[0], message=why[1])
+                self.pods[uid] = replace(pod, seen=seen)
+                news.append(seen)
+        return news
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        return frozenset(self._namespaces)
+
+    def note_namespace(self, kind: str, namespace: Object) -> None:
+        """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
+        ever (seen with Kubernetes 1.36): the runs must be ended first."""
+        name = namespace["metadata"]["name"]
+        if kind == "DELETED":
+            self._namespaces.discard(name)
+        else:
+            self._namespaces.add(name)
+        self.bounds.note_namespace(kind, namespace, time.monotonic())
+        if "deletionTimestamp" in namespace["metadata"]:
+            self.runs.leave_behind(name)
+
+    def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
+        """A Service, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
+        if what == "ResourceQuota":
+            self.parts.note_quota(kind, thing)
+        metadata = thing["metadata"]
+        if what in ("Service", "NetworkPolicy") and (ref_of(metadata) or self.parts.is_known(metadata["uid"])):
+            return self.parts.note_part(kind, what, thing)
+        if what != "Service":
+            self.bounds.note_part(kind, what, thing, time.monotonic())
+        return []
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    def note_pod(self, kind: str, pod: Object, now: dt.datetime) -> list[Seen]:
+        """The news in an event about a pod; nothing when it only repeats what was told."""
+        metadata = pod["metadata"]
+        uid, finalizers = metadata["uid"], metadata.get("finalizers") or []
+        gone, over = kind == "DELETED", pod_status.is_over(pod)
+        if gone and names.METERING in finalizers and "deletionTimestamp" not in metadata:
+            # Nothing goes while it has a finalizer, so its labels were taken off: it lives on.
+            self.damages.note("Pod", pod, names.METERING)
+            return []
+        before = self.pods.get(uid)
+        node = self.shares.nodes.get(pod["spec"].get("nodeName") or "")
+        wanted = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
+        vanished_at = now if gone and not over else None
+        seen = pod_status.task_seen(pod, gpu_model=node.gpu_model if node else wanted, vanished_at=vanished_at)
+        if seen is None:
+            if before and not gone:
+                self.damages.note("Pod", pod, names.METERING)
+            return []
+        if before and (seen.run_id, seen.role) != (before.run_id, before.seen.role):
+            # Its labels were changed to those of others.
+            if not gone:
+                self.damages.note("Pod", pod, names.METERING)
+                return []
+            seen = replace(seen, run_id=before.run_id, role=before.seen.role)
+        if not pod_status.is_of_job(pod):
+            seen = self.attempts.counted(pod, seen, gone=gone)
+        self._ends.note_deletion(pod, before)
+        explained = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
+        seen = self._ends.decide(pod, seen, now, at_once=gone) if explained is None else explained
+        over = over and seen.phase in ("Succeeded", "Failed")
+        if gone:
+            self._forget_pod(uid, seen.run_id)
+        else:
+            self._keep_pod(pod, seen, over=over, wanted=wanted)
+        if over or gone:
+            self.runs.note_stopped(seen.run_id)
+        news: list[Seen] = [] if before and before.seen == seen else [seen]
+        if seen.phase == "Pending" and reasons.misses_secret(seen.message):
+            news += self.parts.changed(uid, "", seen.run_id, "A Secret of the run was deleted by hand.")
+        return [*news, *self.runs.storage_news(seen.run_id), *(self.runs.gone(seen.run_id) if gone else [])]
+
+    def decided(self, now: dt.datetime) -> list[Seen]:
+        """News of pods whose end can be told by now. To be asked after other news, and every few seconds."""
+        return [item for pod in self._ends.ripe(now) for item in self.note_pod("MODIFIED", pod, now)]
+
+    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen | None:
+        """With what the pod itself does not know: Events about it, its node, its Job. None when it cannot be said yet."""
+        if seen.phase == "Pending":
+            if seen.reason == "Unschedulable" and capacity.DISK in seen.message:
+                most = max(self._disks.values(), default=0.0)
+                seen = replace(seen, message=reasons.waits_for_disk(pod, seen.message, most))
+            return self.troubles.explained(pod, seen)
+        self.troubles.forget(seen.uid)
+        if seen.phase == "Running" and lost:
+            return replace(seen, reason=reasons.NODE_LOST, message=reasons.node_lost(seen.node))
+        if seen.phase == "Failed" and seen.reason == "Stopped" and seen.scheduled_at:
+            return self._ends.explained(pod, seen, before)
+        return seen
+
+    def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
+        metadata, uid = pod["metadata"], seen.uid
+        gpus = reasons.gpus_of(pod)
+        held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
+        stored = pod_status.storage_seen(pod)
+        self.damages.note_pod(seen.run_id, seen.role, metadata)
+        self.runs.note_pod(uid, seen.run_id, metadata, stored)
+        self.pods[uid] = Pod(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            seen=seen,
+            storage=stored,
+            over=over,
+            held=held,
+            leaving=leaving,
+        )
+        if not (held or over or leaving):
+            self.damages.note("Pod", pod, names.METERING)
+        else:
+            self.damages.mended(uid)
+        holds = capacity.Held(seen.run_id, seen.node, gpus, wanted, metadata["creationTimestamp"])
+        self.shares.note(uid, holds if gpus and not over else None)
+
+    def _forget_pod(self, uid: str, run_id: int) -> None:
+        for kept in (self.pods, self.parts.told, self.unread):
+            kept.pop(uid, None)
+        self._ends.forget(uid)
+        self.troubles.forget(uid)
+        self.damages.mended(uid)
+        self.shares.note(uid, None)
+        if self.runs.forget_pod(uid, run_id):
+            self._forget_run(run_id)
+
+    def _forget_run(self, run_id: int) -> None:
+        """Neither its owner nor a pod is left."""
+        self.damages.forget(run_id)
+        self.parts.jobs.forget(run_id)
+
+    # -- what is not understood ------------------------------------------------------------------------------------
+
+    def note_unreadable(
+        self, kind: str, event: str, thing: Object, before: Pod | None, why: str, now: dt.datetime
+    ) -> tuple[bool, list[Seen]]:
+        """As if the news had not come; but a pod that has ended holds nothing any more and is to be let go, and one that went is
+        gone. Returns whether `why` is news by itself, and what else is."""
+        uid, gone = thing["metadata"]["uid"], event == "DELETED"
+        news: list[Seen] = []
+        if kind == "Pod":
+            news += self._put_back(thing, before, now, gone=has_gone(event, thing))
+            if has_ended(thing) and not gone and names.METERING in (thing["metadata"].get("finalizers") or []):
+                self.unread_ends[uid] = thing["metadata"]["namespace"], thing["metadata"]["name"]
+            else:
+                self.unread_ends.pop(uid, None)
+        told, self.unread[uid] = self.unread.get(uid), why
+        if gone:
+            del self.unread[uid]
+        return why != told, news
+
+    def _put_back(self, pod: Object, before: Pod | None, now: dt.datetime, *, gone: bool) -> Sequence[Seen]:
+        uid = pod["metadata"]["uid"]
+        known = before or self.pods.get(uid)
+        if known is None:
+            return []
+        news: list[TaskSeen] = []
+        # One whose end waits for its Job was understood: that end is told soon.
+        if before and not before.over and (gone or (has_ended(pod) and not self._ends.is_undecided(uid))):
+            news = [unread_end(pod, before.seen, now)]
+        if before is None or gone:
+            self._forget_pod(uid, known.run_id)
+            self.runs.note_stopped(known.run_id)
+            return [*news, *self.runs.gone(known.run_id)]
+        self.pods[uid] = before
+        if news:
+            self.pods[uid] = replace(before, seen=news[0], over=True)
+            self.shares.note(uid, None)
+            self.runs.note_stopped(known.run_id)
+        return news
+
+    # -- owners ----------------------------------------------------------------------------------------------------
+
+    def note_owner(self, kind: str, owner: Object) -> list[Seen]:
+        metadata = owner["metadata"]
+        finalizers, deleted = metadata.get("finalizers") or [], "deletionTimestamp" in metadata
+        ref = ref_of(metadata)
+        if ref is None or (kind == "DELETED" and names.TOLD in finalizers and not deleted):
+            # As with pods.
+            self.damages.note("ConfigMap", owner, names.TOLD)
+            return []
+        if kind == "DELETED":
+            self.attempts.forget(ref.id)
+            if self.runs.forget_owner(ref.id):
+                self._forget_run(ref.id)
+            return self.runs.without_owner(ref.id, metadata)
+        found = owner_of(owner, ref.id)
+        self.damages.note_owner(ref.id, metadata)
+        news = self.runs.note_owner(found, ref)
+        if not (found.held or found.deleted):
+            self.damages.note("ConfigMap", owner, names.TOLD)
+        else:
+            self.damages.mended(metadata["uid"])
+        return news
+
+    def strays(self) -> Iterator[tuple[str, RunRef]]:
+        """Pods and volumes of runs that have no owner (any more), hence nobody who would remove them."""
+        for ref in self.runs.strays():
+            yield "Pod", ref
+        for ref in self.parts.volumes.values():
+            if ref.id not in self.runs.owners:
+                yield "PersistentVolume", ref

@@ -1,0 +1,232 @@
+"""What a pod's JSON means, as `base.TaskSeen`: one pod is one attempt of one task. Pure.
+
+A pod of a Job never starts again, so its end is the attempt's end. A pod of a Deployment or StatefulSet keeps its GPUs
+while its program is restarted inside it; that shows as Running with the reason BackOff. An attempt's number is how often
+its index had failed or was broken off before, as the Job controller has noted it on the pod; the pods of services are
+counted by `attempts`, and `upkeep` writes that on them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clusters.clouds.drivers.base import StorageSeen, TaskPhase, TaskSeen
+from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.watch import reasons
+
+Pod = Mapping[str, Any]
+
+_INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_BREAKS = "batch.kubernetes.io/job-index-ignored-failure-count"
+LOG_TAIL = 4096
+
+
+def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None = None) -> TaskSeen | None:
+    """The state of one pod; None for a pod without our labels. `gpu_model` is that of its node.
+
+    `vanished_at` is when the API server was seen to have no such pod any more. A pod that was not at its end by then has
+    an end that nobody saw.
+    """
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    run_id = names.run_id_of(labels)
+    if run_id is None or names.ROLE not in labels:
+        return None
+    phase, reason, message = _phase(pod, vanished=vanished_at is not None)
+    main = _main(pod)
+    ended = _terminated(main)
+    scheduled_at = _condition_time(pod, "PodScheduled") if pod["spec"].get("nodeName") else None
+    finished_at, estimated = None, False
+    if phase in ("Succeeded", "Failed") and scheduled_at:
+        finished_at, estimated = _end(pod, vanished_at)
+    return TaskSeen(
+        run_id=run_id,
+        role=labels[names.ROLE],
+        index=index_of(pod),
+        attempt=attempt_of(pod),
+        uid=metadata["uid"],
+        phase=phase,
+        reason=reason,
+        message=message,
+        node=pod["spec"].get("nodeName") or "",
+        gpu_model=gpu_model if reasons.gpus_of(pod) else "",
+        scheduled_at=scheduled_at,
+        began_at=_began(pod),
+        started_at=_time((main.get("state", {}).get("running") or ended or {}).get("startedAt")),
+        finished_at=finished_at,
+        exit_code=ended["exitCode"] if ended and phase in ("Succeeded", "Failed") else None,
+        disrupted=phase == "Failed" and (is_disrupted(pod) or not is_of_job(pod)),
+        estimated=estimated,
+        log_tail=_log_tail(pod, phase),
+    )
+
+
+def index_of(pod: Pod) -> int:
+    """Labels can be taken off by hand; what controllers keep elsewhere, too, is read there."""
+    metadata = pod["metadata"]
+    marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
+    index = next((marks[name] for name in _INDEX_LABELS if name in marks), None)
+    if index is None and any(each["kind"] == "StatefulSet" for each in metadata.get("ownerReferences") or []):
+        index = metadata["name"].rpartition("-")[2]
+    return _number(index)
+
+
+def attempt_of(pod: Pod) -> int:
+    annotations = pod["metadata"].get("annotations") or {}
+    return sum(_number(annotations.get(name)) for name in (_FAILURES, _BREAKS, names.ATTEMPT))
+
+
+def _number(text: str | None) -> int:
+    """People can write anything there."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def age(pod: Pod) -> tuple[str, bool]:
+    """Sorts the pods of one task of a service, oldest first. Times are whole seconds; of two, the one that ends is older."""
+    alive = "deletionTimestamp" not in pod["metadata"] and not is_over(pod)
+    return pod["metadata"]["creationTimestamp"], alive
+
+
+def is_of_job(pod: Pod) -> bool:
+    """Whether the Job controller counts its attempts. The pods of services end only because somebody or something ends
+    them, so that no end of theirs is their program's failure."""
+    return _FAILURES in (pod["metadata"].get("annotations") or {})
+
+
+def is_disrupted(pod: Pod) -> bool:
+    """Exactly what the Job's podFailurePolicy ignores, so that Kubernetes and the portal count the same failures."""
+    condition = reasons.condition(pod, "DisruptionTarget")
+    return condition is not None and condition["status"] == "True"
+
+
+def is_over(pod: Pod) -> bool:
+    """Nothing of it runs or can run any more."""
+    return pod["status"].get("phase") in ("Succeeded", "Failed") or _never_runs(pod)
+
+
+def _never_runs(pod: Pod) -> bool:
+    """Deleted before it had a node: no kubelet will ever end it."""
+    return bool(pod["metadata"].get("deletionTimestamp")) and not pod["spec"].get("nodeName")
+
+
+def _phase(pod: Pod, *, vanished: bool) -> tuple[TaskPhase, str, str]:
+    phase = pod["status"].get("phase")
+    if phase == "Succeeded":
+        return "Succeeded", "", ""
+    if phase == "Failed":
+        return "Failed", *reasons.failure(pod, _main(pod))
+    if _never_runs(pod):
+        return "Failed", "Stopped", "It was stopped before it started."
+    if vanished:
+        return "Failed", "Lost", "It disappeared without a trace of its end."
+    if phase == "Running":
+        return "Running", *reasons.trouble(pod, _main(pod))
+    return "Pending", *reasons.waiting(pod, _main(pod))
+
+
+def _end(pod: Pod, vanished_at: dt.datetime | None) -> tuple[dt.datetime | None, bool]:
+    """When the last container had ended, and whether that is an estimate. Deletion is never the end."""
+    seen = [time for status in statuses(pod) if (time := _time((_terminated(status) or {}).get("finishedAt")))]
+    if seen and pod["status"].get("phase") in ("Succeeded", "Failed"):
+        return max(seen), False
+    if not seen and not any(_started(status) for status in statuses(pod)) and not vanished_at:
+        # No container was ever started: its GPUs were free when it was turned away.
+        times = [_time(each.get("lastTransitionTime")) for each in pod["status"].get("conditions") or []]
+        return max((time for time in times if time), default=_condition_time(pod, "PodScheduled")), True
+    lost = [_condition_time(pod, kind) for kind in ("DisruptionTarget", "Ready", "ContainersReady")]
+    return vanished_at or max((time for time in [*lost, *seen] if time), default=None), True
+
+
+def _started(status: Mapping[str, Any]) -> bool:
+    return bool(status.get("state", {}).get("running") or _terminated(status))
+
+
+def statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
+    yield from pod["status"].get("initContainerStatuses") or []
+    yield from pod["status"].get("containerStatuses") or []
+
+
+def _began(pod: Pod) -> dt.datetime | None:
+    """When the first container of the pod ran, as far as this sighting tells: of one that was started again, its last start."""
+    states = [each.get("state", {}) for each in statuses(pod)] + [each.get("lastState", {}) for each in statuses(pod)]
+    times = [_time((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
+    return min((time for time in times if time), default=None)
+
+
+def _main(pod: Pod) -> Mapping[str, Any]:
+    found = (each for each in pod["status"].get("containerStatuses") or [] if each["name"] == "task")
+    return next(found, {})
+
+
+def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    ended: Mapping[str, Any] | None = status.get("state", {}).get("terminated")
+    return ended
+
+
+def _log_tail(pod: Pod, phase: str) -> str:
+    if phase != "Failed":
+        return ""
+    for status in [_main(pod), *statuses(pod)]:
+        ended = _terminated(status)
+        if ended and ended["exitCode"] and ended.get("message"):
+            return str(ended["message"]).encode()[-LOG_TAIL:].decode(errors="ignore")
+    return ""
+
+
+def _condition_time(pod: Pod, kind: str) -> dt.datetime | None:
+    condition = reasons.condition(pod, kind)
+    return _time(condition.get("lastTransitionTime")) if condition else None
+
+
+def _time(text: str | None) -> dt.datetime | None:
+    return dt.datetime.fromisoformat(text) if text else None
+
+
+def storage_seen(pod: Pod) -> StorageSeen | None:
+    """How far the data of this one pod is; None when it has none to copy."""
+    run_id = names.run_id_of(pod["metadata"].get("labels") or {})
+    containers = {each["name"] for each in pod["spec"].get("initContainers") or []}
+    if run_id is None or not containers & {storage.FETCH, storage.STORE}:
+        return None
+    found = {each["name"]: each for each in pod["status"].get("initContainerStatuses") or []}
+    fetch, store = found.get(storage.FETCH, {}), found.get(storage.STORE, {})
+    fetched, stored = _terminated(fetch), _terminated(store)
+    if fetched and fetched["exitCode"]:
+        return StorageSeen(
+            run_id, "failed", (fetched.get("message") or "").strip() or "The input could not be fetched."
+        )
+    if stored and stored["exitCode"]:
+        return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
+    if not fetched:
+        return StorageSeen(run_id, "fetching")
+    warning = _empty_input(pod, fetched.get("message") or "")
+    if stored or is_over(pod):
+        return StorageSeen(run_id, "stored" if stored else "ready", warning=warning)
+    if _fails_to_store(pod, store):
+        sentence = "The output cannot be stored at the moment; it is tried again."
+        return StorageSeen(run_id, "failed", sentence, warning)
+    ending = storage.STORE in containers and _terminated(_main(pod))
+    return StorageSeen(run_id, "storing" if ending else "ready", warning=warning)
+
+
+def _empty_input(pod: Pod, said: str) -> str:
+    """What is said of input without a file. `said` are the paths that docker/rclone/fetch found empty; output may be."""
+    mounts = next((each.get("volumeMounts") or [] for each in pod["spec"]["containers"] if each["name"] == "task"), [])
+    inputs = {each["mountPath"] for each in mounts if each.get("readOnly")}
+    empty = next((path for path in said.splitlines() if path in inputs), "")
+    if not empty:
+        return ""
+    fetch = next(each for each in pod["spec"]["initContainers"] if each["name"] == storage.FETCH)
+    return f"The input is empty: there is nothing in {storage.fetched_from(fetch, empty)}."
+
+
+def _fails_to_store(pod: Pod, store: Mapping[str, Any]) -> bool:
+    """Beside a task that runs, the container that stores was ready and is not any more: see its readiness probe."""
+    running = store.get("state", {}).get("running")
+    if not running or store.get("ready") or "running" not in _main(pod).get("state", {}):
+        return False
+    since, started = _condition_time(pod, "Ready"), _time(running.get("startedAt"))
+    return since is not None and started is not None and since > started

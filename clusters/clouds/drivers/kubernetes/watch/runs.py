@@ -1,0 +1,146 @@
+"""What is remembered of runs: who owns them, which pods they have, how far their data is, and what is left of those that end. No
+network in here.
+
+A run is gone when its owner has ended and its last pod has gone, in whichever order the two watches tell it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from clusters.clouds.drivers.base import RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
+from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, not_stored
+from clusters.clouds.drivers.kubernetes.watch.owned import ref_of
+
+_STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
+
+
+class Runs:
+    """`pods` is what is known of them, by uid."""
+
+    def __init__(self, pods: Mapping[str, Pod]) -> None:
+        self._pods = pods
+        self.owners: dict[int, Owner] = {}
+        # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
+        self.left_behind: set[int] = set()
+        # Runs whose tasks are being ended before everything else of them.
+        self.stopping: set[int] = set()
+        self._uids: defaultdict[int, set[str]] = defaultdict(set)
+        self._refs: dict[int, RunRef] = {}
+        self._storage: dict[int, StorageSeen] = {}
+        # Runs that have data to copy: of others, not every pod is asked for it at each of their news.
+        self._copying: set[int] = set()
+        # Runs that lost their owner while pods were left.
+        self._unowned: set[int] = set()
+
+    def wanted(self, run_id: int) -> bool | None:
+        """Whether it is to go on; None of one that has no owner (yet)."""
+        owner = self.owners.get(run_id)
+        return owner.wanted if owner else None
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    def note_pod(self, uid: str, run_id: int, metadata: Object, storage: StorageSeen | None) -> None:
+        if run_id not in self._refs and (ref := ref_of(metadata)):
+            self._refs[run_id] = ref
+        self._uids[run_id].add(uid)
+        if storage:
+            self._copying.add(run_id)
+
+    def forget_pod(self, uid: str, run_id: int) -> bool:
+        """Whether nothing of the run is left."""
+        self._uids[run_id].discard(uid)
+        return self._forget_rest(run_id)
+
+    def note_stopped(self, run_id: int) -> None:
+        """All its tasks have ended, as was asked for: now everything else is to go."""
+        if run_id in self.stopping and all(self._pods[uid].over for uid in self._uids.get(run_id, ())):
+            self.left_behind.add(run_id)
+
+    def storage_news(self, run_id: int) -> list[Seen]:
+        """How far the data of a run is: as far as its last task, but for a failure."""
+        if run_id not in self._copying:
+            return []
+        found = [each for uid in self._uids.get(run_id, ()) if (each := self._pods[uid].storage)]
+        if not found:
+            return []
+        state = min(found, key=lambda each: _STEPS.index(each.state))
+        # A pod that was made later may have found something.
+        if warning := next((each.warning for each in found if each.warning), ""):
+            state = replace(state, warning=warning)
+        if self._storage.get(run_id) == state:
+            return []
+        self._storage[run_id] = state
+        return [state]
+
+    # -- owners ----------------------------------------------------------------------------------------------------
+
+    def note_owner(self, owner: Owner, ref: RunRef) -> list[Seen]:
+        run_id = owner.run_id
+        before = self.owners.get(run_id)
+        self.owners[run_id], self._refs[run_id] = owner, ref
+        self._unowned.discard(run_id)
+        if owner.wanted or owner.deleted:
+            self.stopping.discard(run_id)
+        else:
+            self.stopping.add(run_id)
+        if owner.ended and self._uids[run_id] and not (before and before.ending):
+            self.left_behind.add(run_id)
+        self.note_stopped(run_id)
+        news: list[Seen] = []
+        if before is None:
+            # So that a listing names every run, also one that has no pods yet.
+            news = [self._storage.get(run_id, StorageSeen(run_id, "none"))]
+            if owner.wanted:
+                news.append(RunFound(run_id, ref))
+        return [*news, *self.gone(run_id)]
+
+    def forget_owner(self, run_id: int) -> bool:
+        """Whether nothing of the run is left."""
+        self.stopping.discard(run_id)
+        self.owners.pop(run_id, None)
+        self._storage.pop(run_id, None)
+        return self._forget_rest(run_id)
+
+    def without_owner(self, run_id: int, metadata: Object) -> list[Seen]:
+        """The news when its owner has gone. With our finalizer taken off it has been told before."""
+        if self._uids.get(run_id):
+            self._unowned.add(run_id)
+            return []
+        message = not_stored(metadata)
+        return [RunGone(run_id, not message, message)]
+
+    def leave_behind(self, namespace: str) -> None:
+        """All runs of a namespace that was deleted."""
+        self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == namespace}
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def gone(self, run_id: int) -> list[Seen]:
+        if self._uids.get(run_id):
+            return []
+        if run_id in self._unowned:
+            self._unowned.discard(run_id)
+            return [RunGone(run_id)]
+        owner = self.owners.get(run_id)
+        if owner is None or not owner.ended:
+            return []
+        return [RunGone(run_id, not owner.not_stored, owner.not_stored)]
+
+    def strays(self) -> Iterator[RunRef]:
+        """Runs that have pods but no owner (any more), hence nobody who would remove them."""
+        for run_id, uids in self._uids.items():
+            owner = self.owners.get(run_id)
+            alone = owner is None or owner.ended
+            if alone and run_id in self._refs and any(not self._pods[uid].leaving for uid in uids):
+                yield self._refs[run_id]
+
+    def _forget_rest(self, run_id: int) -> bool:
+        if run_id in self.owners or self._uids[run_id]:
+            return False
+        self._copying.discard(run_id)
+        self._uids.pop(run_id, None)
+        self._refs.pop(run_id, None)
+        return True

@@ -1,0 +1,86 @@
+"""The ends of pods that were deleted: whose fault each was, by what `verdicts` says of its Job and by its owner, and when to
+tell. As long as nobody can know, it is told that the end is near. No network in here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import replace
+
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.kubernetes.watch import job_history, reasons
+from clusters.clouds.drivers.kubernetes.watch.job_history import Deletion, Jobs
+from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod
+
+# For how long a deleted pod's end waits for news of its Job, which say whose fault it was. A watch is never silent for longer.
+PATIENCE = dt.timedelta(seconds=12)
+
+
+class Ends:
+    """`owners` are those that are known, `jobs` what they were."""
+
+    def __init__(self, owners: Mapping[int, Owner], jobs: Jobs) -> None:
+        self._owners, self._jobs = owners, jobs
+        # By uid: when pods were deleted; and those that have ended, but nobody knows yet by whom, with their run and the time
+        # to decide.
+        self._deletions: dict[str, Deletion] = {}
+        self._undecided: dict[str, tuple[Object, int, dt.datetime]] = {}
+
+    def note_deletion(self, pod: Object, before: Pod | None) -> None:
+        uid = pod["metadata"]["uid"]
+        exact = before is not None and not before.leaving
+        if uid not in self._deletions and (deletion := job_history.deletion_of(pod, exact=exact)):
+            self._deletions[uid] = deletion
+
+    def explained(self, pod: Object, seen: TaskSeen, before: Pod | None) -> TaskSeen | None:
+        """A stopped pod with whose fault that was, as told when its end was told first. None as long as nobody can know.
+
+        Where somebody deleted or suspended the whole Job, its pods are made anew and the program is not to blame. A single pod
+        counts as Kubernetes counts it.
+        """
+        if before and before.over:
+            told = before.seen
+            return replace(seen, reason=told.reason, message=told.message, disrupted=told.disrupted)
+        owner = self._owners.get(seen.run_id)
+        if owner is None:
+            return None
+        if not owner.wanted:
+            return seen
+        if job := job_history.job_of(pod):
+            state = self._jobs.at(seen.run_id, job, self._deletions[seen.uid])
+            if state is None or state == "stopped":
+                return seen if state else None
+            if state != "live":
+                why = reasons.JOB_DELETED if state == "gone" else reasons.JOB_SUSPENDED
+                return replace(seen, reason="Disrupted", message=why, disrupted=True)
+        return replace(seen, message=reasons.POD_DELETED)
+
+    def decide(self, pod: Object, seen: TaskSeen, now: dt.datetime, *, at_once: bool) -> TaskSeen:
+        """What to tell of an end as long as nobody knows whose fault it was: that it is near, for a while."""
+        known = self._undecided.pop(seen.uid, None)
+        until = known[2] if known else now + PATIENCE
+        if at_once or now >= until:
+            owner = self._owners.get(seen.run_id)
+            return replace(seen, message=reasons.POD_DELETED) if owner and owner.wanted else seen
+        self._undecided[seen.uid] = pod, seen.run_id, until
+        return replace(
+            seen, phase="Running" if seen.began_at else "Pending", reason="Stopping", message="", finished_at=None,
+            exit_code=None, disrupted=False, estimated=False, log_tail="",
+        )  # fmt: skip
+
+    def is_undecided(self, uid: str) -> bool:
+        return uid in self._undecided
+
+    def ripe(self, now: dt.datetime) -> list[Object]:
+        """Pods whose end can be told by now."""
+        heard = self._jobs.heard
+        return [
+            pod
+            for uid, (pod, run_id, until) in self._undecided.items()
+            if now >= until or (run_id in self._owners and self._deletions[uid].version <= heard)
+        ]
+
+    def forget(self, uid: str) -> None:
+        self._deletions.pop(uid, None)
+        self._undecided.pop(uid, None)

@@ -1,0 +1,153 @@
+"""What the Jobs, Deployments and StatefulSets of a run say: how many of their pods are made, what keeps the others from being
+made, and whether somebody has changed them by hand. Pure.
+
+Pods that the API server refuses (quota, admission) never exist. Deployments say so in a condition, the others only in
+Events, which are read for this alone: nothing is metered by them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.repair import field_ownership
+from clusters.clouds.drivers.kubernetes.watch.job_history import JobState
+
+Object = Mapping[str, Any]
+Why = tuple[str, str]
+
+# Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
+QUEUE = "kueue.x-k8s.io/queue-name"
+QUOTA, ADMISSION, QUEUED, SUSPENDED = "NamespaceQuota", "AdmissionDenied", "QueuedByKueue", "Suspended"
+
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
+_WEBHOOK = re.compile(r'admission webhook "([^"]+)" denied the request: ?(.*)', re.DOTALL)
+_FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One role of a run. `wanted` pods are asked for and `made` exist or have done their work. `leaving` when it is being
+    deleted, `whole` while it is as it was applied. `why` is what its status says of pods that are missing."""
+
+    run_id: int
+    uid: str
+    kind: str
+    namespace: str
+    name: str
+    role: str
+    wanted: int
+    made: int
+    leaving: bool
+    whole: bool
+    why: Why | None
+
+    @property
+    def complete(self) -> bool:
+        return self.made >= self.wanted
+
+
+def workload_of(kind: str, thing: Object) -> Workload | None:
+    """None for an object without our labels."""
+    metadata, spec, status = thing["metadata"], thing["spec"], thing.get("status") or {}
+    labels = metadata.get("labels") or {}
+    run_id = names.run_id_of(labels)
+    if run_id is None or names.ROLE not in labels:
+        return None
+    if kind == "Job":
+        wanted = int(spec.get("parallelism", 1))
+        made = int(status.get("active", 0)) + int(status.get("succeeded", 0)) + _count(status.get("failedIndexes", ""))
+    else:
+        wanted, made = int(spec.get("replicas", 1)), int(status.get("replicas", 0))
+    return Workload(
+        run_id=run_id,
+        uid=metadata["uid"],
+        kind=kind,
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        role=labels[names.ROLE],
+        wanted=wanted,
+        made=made,
+        leaving="deletionTimestamp" in metadata,
+        whole=_is_whole(kind, metadata),
+        why=_why(kind, thing),
+    )
+
+
+def job_state(job: Object, *, deleted: bool) -> JobState:
+    """What a Job does to its pods."""
+    if deleted or "deletionTimestamp" in job["metadata"]:
+        return "gone"
+    if not job["spec"].get("suspend"):
+        return "live"
+    return "stopped" if _is_ended_by_us(job["metadata"]) else "suspended"
+
+
+def _why(kind: str, thing: Object) -> Why | None:
+    if kind == "Job" and thing["spec"].get("suspend") and not _is_ended_by_us(thing["metadata"]):
+        queue = (thing["metadata"].get("labels") or {}).get(QUEUE)
+        if queue:
+            return QUEUED, f"Waits in Kueue's queue “{queue}” of namespace {thing['metadata']['namespace']}."
+        return SUSPENDED, "Its Job is suspended: somebody stopped it, and nobody has resumed it."
+    for each in (thing.get("status") or {}).get("conditions") or []:
+        if each["type"] == "ReplicaFailure" and each["status"] == "True":
+            return refusal(each.get("message") or "", thing["metadata"]["namespace"])
+    return None
+
+
+def refusal(text: str, namespace: str) -> Why:
+    """Why the API server makes no pod, from what a controller says of it, in words on which a person can act."""
+    if found := _QUOTA.search(text):
+        name, asked, used, limits = found.groups()
+        needs = dict(part.split("=", 1) for part in asked.split(","))
+        have, most = (dict(part.split("=", 1) for part in each.split(",")) for each in (used, limits))
+        parts = [
+            f"{what} {have.get(what, '0')} of {limit}"
+            + (f" (a task needs {needs[what]})" if needs.get(what, "1") != "1" else "")
+            for what, limit in most.items()
+        ]
+        return QUOTA, f"The quota of namespace {namespace} ({name}) is used up: {', '.join(parts)}."
+    if found := _WEBHOOK.search(text):
+        return ADMISSION, f"“{found[1]}” of the Kubernetes cluster does not admit its pods: {_end(found[2])}"
+    why = found[1] if (found := _FORBIDDEN.search(text)) else text
+    if why.startswith("violates PodSecurity"):
+        return ADMISSION, f"Pod Security of namespace {namespace} does not admit its pods: {_end(why)}"
+    if "usage per" in why:
+        return ADMISSION, f"The limits of namespace {namespace} do not allow its pods: {_end(why)}"
+    return ADMISSION, f"Kubernetes does not make its pods: {_end(why)}"
+
+
+def _end(text: str) -> str:
+    text = text.strip() or "no details"
+    return text if text[-1] in ".!?" else f"{text}."
+
+
+def _count(ranges: str) -> int:
+    """How many indexes "1,3-5" names."""
+    found = 0
+    for part in ranges.split(",") if ranges else ():
+        first, _, last = part.partition("-")
+        found += int(last or first) - int(first) + 1
+    return found
+
+
+def _is_ended_by_us(metadata: Object) -> bool:
+    """A Job that is suspended because its run is to end (`KubernetesCloud.delete`); for Kueue it is by an apply."""
+    return any(
+        entry.get("manager") == names.MANAGER
+        and entry.get("operation") == "Update"
+        and "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        for entry in metadata.get("managedFields") or []
+    )
+
+
+def _is_whole(kind: str, metadata: Object) -> bool:
+    """Whether it still belongs to its run, nobody else has set anything beneath `spec`, and its size is still ours: a size of 0
+    is nobody's."""
+    if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
+        return False
+    is_queued = kind == "Job" and QUEUE in (metadata.get("labels") or {})
+    return field_ownership.is_as_applied(kind, metadata, may=field_ownership.OF_QUEUES if is_queued else ())

@@ -1,0 +1,78 @@
+"""The GPUs of this machine: what NVML finds, or a set number of simulated ones."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusters.clouds.drivers.local.agent.scheduler import Slot
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.task.sandbox import Bind
+
+log = logging.getLogger(__name__)
+
+SIMULATED = "simulated"
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """`names` are what CUDA_VISIBLE_DEVICES says for a slot's id: the UUID of a real GPU, because a task has the device
+    files of its own GPUs only and so counts them anew."""
+
+    slots: tuple[Slot, ...]
+    names: dict[str, str]
+    devices: dict[str, str]
+    simulated: bool
+
+    def binds(self, ids: tuple[str, ...]) -> list[Bind]:
+        """The device files for a task that holds `ids`, and where its libraries look up how GPUs are connected."""
+        if self.simulated or not ids:
+            return []
+        shared = [path for path in sorted(Path("/dev").glob("nvidia*")) if not path.name[6:].isdecimal()]
+        paths = [str(path) for path in shared] + [self.devices[gpu] for gpu in ids]
+        binds: list[Bind] = [{"source": path, "target": path} for path in paths]
+        for place, names in (("/sys/devices", "pci*"), ("/sys/bus", "pci"), ("/sys/module", "nvidia*")):
+            found = [str(path) for path in sorted(Path(place).glob(names))]
+            binds += [{"source": path, "target": path, "read_only": True} for path in found]
+        return binds
+
+
+def find(simulated: int, *, ignore_real: bool = False) -> Gpus:
+    """All real GPUs; without any (or with `ignore_real`), `simulated` slots."""
+    real = None if ignore_real else _nvml()
+    if real is not None:
+        return real
+    slots = tuple(Slot(str(index), SIMULATED, simulated=True) for index in range(simulated))
+    return Gpus(slots, {slot.id: slot.id for slot in slots}, {}, simulated=True)
+
+
+def _nvml() -> Gpus | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.info("No GPU found: %s", error)
+        return None
+    try:
+        slots, names, devices = [], {}, {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            slots.append(Slot(str(index), _text(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA ")))
+            names[str(index)] = _text(pynvml.nvmlDeviceGetUUID(handle))
+            devices[str(index)] = f"/dev/nvidia{pynvml.nvmlDeviceGetMinorNumber(handle)}"
+        return Gpus(tuple(slots), names, devices, simulated=False) if slots else None
+    except pynvml.NVMLError as error:
+        log.warning("The GPUs cannot be listed: %s", error)
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

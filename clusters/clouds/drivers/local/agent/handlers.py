@@ -1,0 +1,208 @@
+"""What the portal asks of the node: each function answers one kind of request, at once and for good.
+
+What is accepted lies on the disk before the answer; everything slow happens afterwards, in the turns of the node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from clusters.clouds.drivers.base import (
+    Batch,
+    Capacity,
+    CloudError,
+    CloudRefused,
+    LocalSource,
+    Measurements,
+    Plan,
+    RunGone,
+    RunRef,
+    S3Source,
+)
+from clusters.clouds.drivers.base import Node as NodeSeen
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent import gpu_meter, scheduler
+from clusters.clouds.drivers.local.agent.runs import Run, ask_of
+from clusters.clouds.drivers.local.data.files import sync_folder, write_json
+from clusters.clouds.drivers.local.network import network
+from clusters.clouds.drivers.local.task import cgroups, sandbox
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.node import Node
+
+
+def apply(node: Node, plan: Plan) -> None:
+    """See `Cloud.apply`."""
+    number = plan.run.id
+    if number in node.purged or number in node.gone:
+        return
+    if number in node.runs:
+        if node.runs[number].ref != plan.run:
+            other = node.runs[number].ref.cluster
+            raise CloudRefused(f"Run {number} is {other} here: this folder belongs to another portal.")
+        return
+    if node.leaving:
+        raise CloudError("The node agent is stopping.")
+    _check(node, plan)
+    folder = node.run_folder(number)
+    node.known["order"] += 1
+    write_json(node.folder / "cloud.json", node.known)
+    data = {"order": node.known["order"], "plan": plan}
+    handle = os.open(folder / "plan.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(handle, "wb") as file:
+        file.write(protocol.dumps(data))
+        file.flush()
+        os.fsync(handle)
+    os.rename(folder / "plan.new", folder / "plan.json")
+    sync_folder(folder)
+    sync_folder(folder.parent)
+    run = node.runs[number] = Run(node, folder)
+    node.wake(run)
+
+
+def _check(node: Node, plan: Plan) -> None:
+    """Raises CloudRefused for what can never run here."""
+    if node.cannot_isolate:
+        node.probe()
+    if node.cannot_isolate:
+        raise CloudRefused(node.cannot_isolate)
+    image = plan.image
+    if not image.environment:
+        raise CloudRefused(f"Image {image.name} has no environment on this machine; it can run on Kubernetes only.")
+    for what, path in (("environment", image.environment), ("program folder", image.program)):
+        if path and not os.path.isdir(path):
+            raise CloudRefused(f"The {what} of image {image.name} does not exist on this machine: {path}")
+    for mount in plan.mounts:
+        if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
+            raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
+        if isinstance(mount.source, S3Source) and not node.rclone:
+            raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
+        if isinstance(mount.source, LocalSource):
+            _check_local(mount.source)
+    refusal = scheduler.refusal(node.gpus.slots, node.room, ask_of(plan))
+    if refusal:
+        raise CloudRefused(refusal)
+
+
+def _check_local(source: LocalSource) -> None:
+    root, path = os.path.realpath(source.root), os.path.realpath(source.path)
+    if not sandbox.inside(path, root):
+        raise CloudRefused(f"{source.path} does not lie in {source.root}, which an administrator allowed.")
+    if not os.path.isdir(root):
+        raise CloudRefused(f"The folder {source.root} does not exist on this machine.")
+
+
+def delete(node: Node, ref: RunRef) -> None:
+    """See `Cloud.delete`."""
+    if ref.id in node.runs:
+        run = node.runs[ref.id]
+        run.delete()
+        node.wake(run)
+        return
+    if ref.id not in node.purged and ref.id not in node.gone:
+        folder = node.run_folder(ref.id)
+        gone = RunGone(ref.id)
+        remains = {"ref": dict(vars(ref)), "seen": [{"kind": "gone", **vars(gone)}]}
+        write_json(folder / "gone.json", remains, durable=True)
+        node.gone.add(ref.id)
+        node.addresses.pop(ref.id, None)
+        (folder / "addresses.json").unlink(missing_ok=True)
+    else:
+        gone = next((item for item in node.remains(ref.id) if isinstance(item, RunGone)), RunGone(ref.id))
+    node.news.append(gone)
+    node.flush()
+
+
+def purge(node: Node, ref: RunRef) -> None:
+    """See `Cloud.purge`."""
+    if ref.id in node.runs:
+        raise CloudError("The run is still there; delete it first.")
+    if ref.id in node.purged:
+        return
+    with open(node.folder / "purged", "a") as file:
+        file.write(f"{ref.id}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    node.purged.add(ref.id)
+    node.gone.discard(ref.id)
+    node.addresses.pop(ref.id, None)
+    node.discard(node.folder / "runs" / str(ref.id))
+
+
+def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
+    """See `Cloud.reserve`; ports by `role-index`."""
+    if ref.id in node.gone or ref.id in node.purged:
+        raise CloudRefused("The run was deleted.")
+    have = dict(node.addresses.get(ref.id, {}))
+    missing = [
+        f"{role}-{index}" for role, count in counts.items() for index in range(count) if f"{role}-{index}" not in have
+    ]
+    if missing:
+        have.update(zip(missing, _free_ports(node, len(missing)), strict=True))
+        write_json(node.run_folder(ref.id) / "addresses.json", have, durable=True)
+        node.addresses[ref.id] = have
+    return {f"{role}-{index}": have[f"{role}-{index}"] for role, count in counts.items() for index in range(count)}
+
+
+def _free_ports(node: Node, count: int) -> list[int]:
+    """Ports that nobody listens on and no run holds, going round the range so that none is used again soon."""
+    held = {port for ports in node.addresses.values() for port in ports.values()}
+    start = node.known["port"]
+    found: list[int] = []
+    for step in range(len(node.ports)):
+        port = node.ports[(start - node.ports.start + step) % len(node.ports)]
+        if port not in held and _bindable(port):
+            found.append(port)
+            if len(found) == count:
+                node.known["port"] = port + 1
+                return found
+    raise CloudError(f"No {count} free ports between {node.ports.start} and {node.ports.stop - 1}.")
+
+
+def everything(node: Node) -> Batch:
+    """See `Cloud.list`."""
+    if node.turn_due:
+        node.turn()
+    items = [item for number in sorted(node.gone) for item in node.remains(number)]
+    for run in node.runs.values():
+        items += run.seen()
+    return Batch(node.journal.position, tuple(items))
+
+
+def capacity(node: Node) -> Capacity:
+    """See `Cloud.capacity`."""
+    queue, free = node.queue, node.free_room
+    for run in queue:
+        free = free.without(run.ask.room)
+    models = sorted({slot.model for slot in node.gpus.slots})
+    seen = NodeSeen(
+        node.name,
+        ", ".join(models),
+        len(node.gpus.slots),
+        len(node.free),
+        node.room.cpu_milli,
+        node.room.memory_mb,
+        node.gpus.simulated,
+        node.cannot_isolate
+        or " ".join(filter(None, (network.note(node), "" if node.cgroup else cgroups.NOT_ENFORCED))),
+        cpu_milli_free=free.cpu_milli,
+        memory_mb_free=free.memory_mb,
+    )
+    return Capacity((seen,), tuple(run.waiting for run in queue))
+
+
+def gpu_use(node: Node, since: str) -> Measurements:
+    """See `Cloud.gpu_use`."""
+    return Measurements("", note=gpu_meter.SIMULATED) if node.gpus.simulated else node.meter.since(since)
+
+
+def _bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

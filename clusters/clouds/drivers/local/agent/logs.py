@@ -1,0 +1,64 @@
+"""What people look at inside a task: its log, and a command run beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.task import exec as task_exec
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.node import Node
+
+# Held, because the event loop itself forgets who waits for a process.
+_waiting: set[asyncio.Task[int]] = set()
+
+
+def read(
+    node: Node, ref: RunRef, role: str, index: int, attempt: int, offset: int, limit: int, tail: int | None
+) -> LogChunk:
+    """See `Cloud.log`."""
+    folder = node.folder / "runs" / str(ref.id) / "tasks" / f"{role}-{index}-{attempt}"
+    running = folder.is_dir() and ref.id in node.runs and not (folder / "seen.json").exists()
+    try:
+        with open(folder / "log", "rb") as file:
+            size = file.seek(0, 2)
+            if tail is not None:
+                offset, limit = max(0, size - tail), min(limit, tail) if limit else tail
+            file.seek(min(offset, size))
+            data = file.read(limit)
+            end = min(offset, size) + len(data)
+    except FileNotFoundError:
+        return LogChunk(b"", 0, not running, absent=True)
+    return LogChunk(data, end, not running and end >= size)
+
+
+def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:
+    """The folder of a task that runs. Raises CloudError."""
+    run = node.runs.get(ref.id)
+    task = next((task for task in run.tasks if task.key == (role, index)), None) if run else None
+    if task is None or node.told.get(task.view().uid, task.view()).phase != "Running":  # type: ignore[union-attr]
+        raise CloudError(f"{role}-{index} does not run.")
+    return task.folder
+
+
+async def execute(folder: Path, request: Mapping[str, Any], peer: int) -> None:
+    """See `Cloud.exec`. The descriptor `peer` is handed over to the process that runs the command (inside.py)."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", task_exec.__file__, str(folder), str(peer)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        env={},
+        pass_fds=(peer,),
+    )
+    if process.stdin is not None:
+        process.stdin.write(protocol.dumps(request))
+        process.stdin.close()
+    waiting = asyncio.get_running_loop().create_task(process.wait())
+    _waiting.add(waiting)
+    waiting.add_done_callback(_waiting.discard)

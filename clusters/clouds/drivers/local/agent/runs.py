@@ -1,0 +1,222 @@
+"""One run, moved forward from what lies in its folder.
+
+`advance` looks at everything and does what is next; it is called after whatever happened and may be called at any time:
+
+    fetch data ─► wait for GPUs, CPU, memory ─► start tasks, again and again ─► all ended: store data
+    deleted: stop tasks ─► store data ─► gone (gone.json replaces all else but the logs)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.drivers.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.scheduler import Ask, Given, Room
+from clusters.clouds.drivers.local.agent.tasks import Task
+from clusters.clouds.drivers.local.data.data import TRY_AGAIN, Data
+from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.network import network, outside
+from clusters.clouds.drivers.local.task import sandbox
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.node import Node
+
+OUTPUT = "/elearn/output"
+
+
+def ask_of(plan: Plan) -> Ask:
+    """What all tasks of `plan` need together."""
+    needs = [
+        ((role.role, index), role.gpus, role.gpu_model)
+        for role in plan.roles
+        if role.gpus
+        for index in range(role.count)
+    ]
+    return Ask(plan.run.id, tuple(needs), sum((room_of(role, role.count) for role in plan.roles), Room()))
+
+
+def room_of(role: RolePlan, count: int = 1) -> Room:
+    """What `count` tasks of a role need besides GPUs."""
+    return Room(role.cpu_milli * count, role.memory_mb * count)
+
+
+class Run:
+    """A run with a plan that is not gone yet. `order` is its place in the queue."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        data = read_json(folder / "plan.json")
+        self.node, self.folder = node, folder
+        self.order: int = data["order"]
+        self.plan: Plan = protocol.plan_from(data["plan"])
+        self.ref: RunRef = self.plan.run
+        self.uid = node.uid(self.ref.appcode)
+        self.ask = ask_of(self.plan)
+        given = read_json(folder / "given.json")
+        self.given: Given | None = None
+        if given is not None:
+            self.given = {(role, index): tuple(gpus) for role, index, gpus in given}
+        deleted = read_json(folder / "deleted.json")
+        self.deleted_at: float | None = deleted["at"] if deleted else None
+        self.gone: RunGone | None = None
+        self.data = Data(self)
+        self.network = network.Network(self)
+        self.tasks = [Task(self, role, index) for role in self.plan.roles for index in range(role.count)]
+        if not self.ask.needs and any(task.spec is not None or task.ended for task in self.tasks):
+            self.given = {}  # see `give`
+
+    def resume(self) -> None:
+        """After a restart of the agent: finds the living processes again."""
+        self.data.resume()
+        self.network.resume()
+        for task in self.tasks:
+            task.resume()
+
+    @property
+    def waits(self) -> bool:
+        return self.deleted_at is None and self.given is None and self.data.ready and self.let_in
+
+    @property
+    def let_in(self) -> bool:
+        """Whether no run of another appcode stands in its way; what has begun goes on."""
+        return self.order < self.node.open_until or any(task.ended or task.spec for task in self.tasks)
+
+    @property
+    def over(self) -> bool:
+        """Whether no task of it will ever live again."""
+        return not self.alive and (self.deleted_at is not None or all(task.final for task in self.tasks))
+
+    @property
+    def waiting(self) -> Waiting:
+        models = list(self.ask.models)
+        return Waiting(self.ref.id, self.ask.gpus, models[0] if len(models) == 1 else "")
+
+    @property
+    def held(self) -> Given:
+        """The GPUs that nobody else may get: those of tasks that run or may run again."""
+        given = self.given or {}
+        return {task.key: given[task.key] for task in self.tasks if task.key in given and not task.final}
+
+    @property
+    def room(self) -> Room:
+        """The CPU and memory that nobody else may get."""
+        if self.given is None:
+            return Room()
+        return sum((room_of(task.role) for task in self.tasks if not task.final), Room())
+
+    def give(self, given: Given) -> None:
+        """The scheduler's decision, on disk before anything uses it. Without a GPU the first attempt of a task tells it."""
+        if given:
+            rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
+            write_json(self.folder / "given.json", rows, durable=True)
+        self.given = given
+
+    def delete(self) -> None:
+        """Asks for the end of everything; the marker makes sure that it comes."""
+        if self.deleted_at is None:
+            self.deleted_at = time.time()
+            write_json(self.folder / "deleted.json", {"at": self.deleted_at}, durable=True)
+
+    def advance(self) -> None:
+        """Does what is next."""
+        if self.gone is not None:
+            return
+        for task in self.tasks:
+            task.settle()
+        if self.node.leaving:
+            for task in self.tasks:
+                task.stop("Disrupted" if self.deleted_at is None else "Stopped")
+            if not self.alive:
+                self.network.stop()
+                self.data.pause()
+        elif self.deleted_at is not None:
+            self._end(self.deleted_at)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if all(task.final for task in self.tasks):
+            self.network.stop()
+            self.data.finish()
+            return
+        if not self.data.prepared and self.given is None and (problem := self.node.disk_problem()):
+            self.explain(problem)
+            self.node.later(TRY_AGAIN, self)
+            return
+        self.data.start()
+        if not self.data.ready:
+            for task in self.tasks:
+                self.node.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
+        elif not self.let_in:
+            self.explain(network.OTHERS_FIRST)
+        elif self.given is not None:
+            if self.network.ready():
+                for task in self.tasks:
+                    task.advance()
+            elif self.network.problem:
+                self.explain(self.network.problem)
+
+    @property
+    def alive(self) -> bool:
+        return any(task.alive or task.shim_ended for task in self.tasks)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no process works for it."""
+        return not self.alive and self.data.idle and self.network.idle
+
+    def explain(self, text: str) -> None:
+        """Says on every task why it cannot start yet."""
+        reason = "Unschedulable" if self.ask.needs else "WaitingForResources"
+        for task in self.tasks:
+            if not task.final:
+                self.node.emit(task.view(reason=reason, message=text))
+
+    def _end(self, deleted_at: float) -> None:
+        for task in self.tasks:
+            task.stop("Stopped")
+            task.cancel(deleted_at)
+        if self.alive:
+            return
+        self.network.stop()
+        self.data.finish()
+        if self.data.over and self.idle:
+            self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
+
+    def seen(self) -> list[Seen]:
+        """Every attempt as last told, and the state of the data."""
+        views: list[Seen] = [end for task in self.tasks for end in task.ended]
+        uids = [task.view().uid for task in self.tasks if not task.final]
+        views += [self.node.told[uid] for uid in uids if uid in self.node.told]
+        return [*views, self.data.seen]
+
+    def binds(self) -> list[sandbox.Bind]:
+        """What the tasks of this run see besides the system."""
+        image = self.plan.image
+        binds = sandbox.python_binds(image.environment)
+        resolver = os.path.realpath("/etc/resolv.conf")
+        if self.node.outside and os.path.isfile(resolver):
+            binds.append({"source": outside.RESOLVER, "target": resolver, "read_only": True})
+        if image.program:
+            binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})
+        for number, mount in enumerate(self.plan.mounts):
+            bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
+            if isinstance(mount.source, LocalSource):
+                bind |= {"source": mount.source.path, "root": mount.source.root}
+            else:
+                bind["source"] = str(self.data.place(number))
+            binds.append(bind)
+        if not any(mount.mount_path == OUTPUT for mount in self.plan.mounts):
+            binds.append({"source": str(self.data.scratch), "target": OUTPUT})
+        return binds
+
+    def remains(self) -> dict[str, Any]:
+        """What gone.json keeps for `list`."""
+        if self.gone is None:
+            raise ValueError("The run is not gone.")
+        seen = [json.loads(protocol.dumps(item)) for item in [*self.seen(), self.gone]]
+        return {"ref": dict(vars(self.ref)), "seen": seen}

@@ -1,0 +1,190 @@
+"""Who gets which GPU, CPU and memory, and when a task is started again. Pure.
+
+A run gets everything for all its tasks at once or nothing (two half-started runs would wait for each other for ever). Runs
+are served in the order in which they came: a later one passes only when it takes nothing that an earlier one could use.
+A run keeps what it got between two attempts of a task and gives it back task by task as these end for good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusters.clouds.drivers.base import RestartPolicy
+
+Key = tuple[str, int]
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 300.0
+# A task that ran this long before it ended starts the row of delays anew.
+STEADY_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One GPU. On a simulated one every model is fine."""
+
+    id: str
+    model: str
+    simulated: bool = False
+
+    def suits(self, model: str) -> bool:
+        return model in ("", self.model) or self.simulated
+
+
+@dataclass(frozen=True)
+class Room:
+    """CPU in thousandths of a core and memory in MiB: of the machine, free, or needed."""
+
+    cpu_milli: int = 0
+    memory_mb: int = 0
+
+    def holds(self, need: Room) -> bool:
+        return need.cpu_milli <= self.cpu_milli and need.memory_mb <= self.memory_mb
+
+    def without(self, need: Room) -> Room:
+        """What is left; as much as there is of what there is too little of."""
+        return Room(max(0, self.cpu_milli - need.cpu_milli), max(0, self.memory_mb - need.memory_mb))
+
+    def __add__(self, other: Room) -> Room:
+        return Room(self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a run needs: (task, number, model) for every task that needs GPUs, and the room of all its tasks together."""
+
+    run_id: int
+    needs: tuple[tuple[Key, int, str], ...]
+    room: Room = Room()
+
+    @property
+    def gpus(self) -> int:
+        return sum(count for _, count, _ in self.needs)
+
+    @property
+    def models(self) -> dict[str, int]:
+        models: Counter[str] = Counter()
+        for _, count, model in self.needs:
+            models[model] += count
+        return dict(models)
+
+
+Given = dict[Key, tuple[str, ...]]
+
+
+def fit(free: Sequence[Slot], ask: Ask) -> Given | None:
+    """A GPU for everything that `ask` needs, or None. Named models choose first, "any" takes what is left."""
+    left = list(free)
+    given: Given = {}
+    for key, count, model in sorted(ask.needs, key=lambda need: need[2] == ""):
+        chosen = [slot for slot in left if slot.suits(model)][:count]
+        if len(chosen) < count:
+            return None
+        left = [slot for slot in left if slot not in chosen]
+        given[key] = tuple(slot.id for slot in chosen)
+    return given
+
+
+def place(free: Sequence[Slot], room: Room, queue: Sequence[Ask]) -> dict[int, Given]:
+    """What each run of `queue` (oldest first) gets now; runs that must wait are absent."""
+    left = list(free)
+    placed: dict[int, Given] = {}
+    for ask in queue:
+        given = fit(left, ask) if room.holds(ask.room) else None
+        if given is None:
+            left = [slot for slot in left if not any(slot.suits(model) for model in ask.models)]
+        else:
+            placed[ask.run_id] = given
+            taken = {gpu for gpus in given.values() for gpu in gpus}
+            left = [slot for slot in left if slot.id not in taken]
+        room = room.without(ask.room)  # of one that waits, too: it is kept for it
+    return placed
+
+
+def refusal(slots: Sequence[Slot], room: Room, ask: Ask) -> str:
+    """Why `ask` can never be served here; "" when it can."""
+    if not room.holds(ask.room):
+        need, have = (
+            (cores(ask.room), cores(room)) if ask.room.cpu_milli > room.cpu_milli else (gib(ask.room), gib(room))
+        )
+        return (
+            f"The run needs {need} at once, and this machine has {have} for tasks. "
+            "Choose fewer tasks or a smaller flavor."
+        )
+    if fit(slots, ask) is not None:
+        return ""
+    if ask.gpus > len(slots):
+        have = "no GPU" if not slots else f"{len(slots)} GPU{'s' if len(slots) > 1 else ''}"
+        return f"The run needs {ask.gpus} GPU{'s' if ask.gpus > 1 else ''} at once and this machine has {have}."
+    have = ", ".join(f"{count} × {model}" for model, count in sorted(Counter(slot.model for slot in slots).items()))
+    need = ", ".join(f"{count} × {model or 'any model'}" for model, count in sorted(ask.models.items()))
+    return f"The run needs {need} at once and this machine has {have}."
+
+
+def explain(ask: Ask, free: Sequence[Slot], slots: Sequence[Slot], room: Room, machine: Room, position: int) -> str:
+    """`position` counts from 0: "Waits for 3 CPUs: 2 of 8 free; second in the queue." Names what is missing; of a run that only
+    waits for its turn, its GPUs."""
+    missing = []
+    if ask.room.cpu_milli > room.cpu_milli:
+        missing.append((cores(ask.room), f"{room.cpu_milli / 1000:g} of {machine.cpu_milli / 1000:g} free"))
+    if ask.room.memory_mb > room.memory_mb:
+        missing.append((gib(ask.room), f"{room.memory_mb / 1024:.3g} of {machine.memory_mb / 1024:.3g} free"))
+    if ask.needs and (not missing or fit(free, ask) is None):
+        models = [model for model in ask.models if model]
+        what = f"{ask.gpus} {models[0] + ' ' if len(models) == 1 else ''}GPU{'s' if ask.gpus > 1 else ''}"
+        missing.insert(0, (what, f"{len(free)} of {len(slots)} free"))
+    place_ = _ORDINALS[position] if position < len(_ORDINALS) else f"number {position + 1}"
+    if not missing:
+        return f"Waits for its turn: earlier runs wait for more than is free; {place_} in the queue."
+    if len(missing) == 1:
+        return f"Waits for {missing[0][0]}: {missing[0][1]}; {place_} in the queue."
+    said = [f"{what} ({how})" for what, how in missing]
+    return f"Waits for {', '.join(said[:-1])} and {said[-1]}; {place_} in the queue."
+
+
+def cores(room: Room) -> str:
+    """A number of CPUs for people."""
+    return f"{room.cpu_milli / 1000:g} CPU{'' if room.cpu_milli == 1000 else 's'}"
+
+
+def gib(room: Room) -> str:
+    """An amount of memory for people."""
+    return f"{room.memory_mb / 1024:.3g} GiB of memory"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one attempt ended. `seconds` is how long it ran; `disrupted` ends are the machine's fault."""
+
+    succeeded: bool
+    disrupted: bool
+    seconds: float
+
+
+def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int) -> float | None:
+    """Seconds between the end of the last attempt and the start of the next; None when there is none to come."""
+    if not ended:
+        return 0.0
+    last = ended[-1]
+    if restart == "OnFailure":
+        if last.succeeded:
+            return None
+        if not last.disrupted and sum(not one.succeeded and not one.disrupted for one in ended) > retries:
+            return None
+    if last.disrupted and not (len(ended) > 1 and ended[-2].disrupted and last.seconds < STEADY_SECONDS):
+        return 0.0
+    row = 0
+    for one in reversed(ended):
+        if one.seconds >= STEADY_SECONDS:
+            break
+        row += 1
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** max(0, min(row, 20) - 1))
+
+
+def free_slots(slots: Sequence[Slot], held: Mapping[int, Given]) -> list[Slot]:
+    """The GPUs that no run holds."""
+    taken = {gpu for given in held.values() for gpus in given.values() for gpu in gpus}
+    return [slot for slot in slots if slot.id not in taken]

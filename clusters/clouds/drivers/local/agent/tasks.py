@@ -1,0 +1,339 @@
+"""One task of a run: its attempts, each a folder with spec.json (ours), status.json and log (the shim's), seen.json (its end).
+
+Everything is told from these files, so an agent that was killed reads them and goes on. `stop.json` says why an attempt
+was asked to stop, before it is asked.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.drivers.base import RolePlan, TaskSeen, expand
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.scheduler import Ended, next_attempt
+from clusters.clouds.drivers.local.data.files import read_json, when, write_json
+from clusters.clouds.drivers.local.task import cgroups, processes, shim
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.runs import Run
+
+LOG_TAIL = 4096
+# Of a task that is started again and again the logs of so many attempts are kept: of the first, and of the last.
+FIRST_LOGS, LAST_LOGS = 1, 4
+LOG_REMOVED = (
+    f"[The log of this attempt was removed: of a task the first and the last {LAST_LOGS} attempts keep theirs.]\n"
+)
+LOST = "The process that watched over this task was lost, so the task was ended."
+
+
+class Task:
+    """Task `index` of a role. `ended` are its finished attempts; `final` says that no other will come."""
+
+    def __init__(self, run: Run, role: RolePlan, index: int) -> None:
+        self.run, self.role, self.index = run, role, index
+        self.key = (role.role, index)
+        self.ended: list[TaskSeen] = []
+        self.shim: processes.Detached | None = None
+        self.spec: dict[str, Any] | None = None
+        self.asked_to_stop = False
+        self.shim_ended = False
+        self.cancelled = False
+        self.attempt = 0
+        while (spec := read_json(self.folder / "spec.json")) is not None:
+            seen = read_json(self.folder / "seen.json")
+            if seen is None:
+                self.spec = spec
+                break
+            self.ended.append(protocol.seen_from(seen))  # type: ignore[arg-type]
+            self.attempt += 1
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder / "tasks" / f"{self.role.role}-{self.index}-{self.attempt}"
+
+    @property
+    def alive(self) -> bool:
+        return self.shim is not None
+
+    @property
+    def final(self) -> bool:
+        return self.cancelled or (self.spec is None and self.delay() is None)
+
+    def delay(self) -> float | None:
+        """Seconds from the end of the last attempt to the next one; None when none will come."""
+        ends = [Ended(end.phase == "Succeeded", end.disrupted, _seconds(end)) for end in self.ended]
+        return next_attempt(ends, self.role.restart, self.role.retries)
+
+    def view(self, **values: Any) -> TaskSeen:
+        """The current attempt, as far as it is known without its shim."""
+        node = self.run.node
+        uid = uuid.uuid5(node.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
+        seen = TaskSeen(self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=node.name)
+        if self.spec is not None:
+            seen = replace(
+                seen,
+                gpus=tuple(self.spec["gpus"]),
+                gpu_model=self.spec["gpu_model"],
+                scheduled_at=when(self.spec["scheduled_at"]),
+                began_at=when(self.spec["scheduled_at"]),
+            )
+        return replace(seen, **values)
+
+    def resume(self) -> None:
+        """After a restart of the agent: finds the shim of an attempt without an end, or what became of it."""
+        for end in self.ended:
+            self.run.node.emit(end)
+        if self.spec is None:
+            return
+        self.asked_to_stop = (self.folder / "stop.json").exists()
+        self.shim = processes.Detached.adopt(self.folder, self._shim_gone)
+        if self.shim is not None:
+            if self.asked_to_stop:
+                self.shim.send(signal.SIGTERM)
+            self.look()
+        elif (self.folder / "status.json").exists() or self.spec["boot"] != self.run.node.boot or self.asked_to_stop:
+            self._conclude(witnessed=False)
+        # else: written down but never started, so `advance` starts it
+
+    def advance(self) -> None:
+        """Starts what is due. Only when the run's data is ready and its GPUs are given."""
+        if self.shim is not None:
+            return
+        if self.spec is None:
+            delay = self.delay()
+            if delay is None:
+                return
+            due = (_at(self.ended[-1]) + delay) if self.ended else 0.0
+            wait = due - time.time()
+            if wait > 0.001:
+                self.run.node.emit(self.view(reason="BackOff", message=f"Starts again {delay:.0f} s after the end."))
+                self.run.node.later(wait, self.run)
+                return
+            if not self.run.node.may_launch(self.run):
+                return
+            self._prepare()
+        self.run.node.emit(self.view(reason="Starting", message="The program is being started."))
+        self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_gone)
+
+    def _prepare(self) -> None:
+        """Makes the attempt: from here on it exists, holds its GPUs and costs money."""
+        run, folder = self.run, self.folder
+        gpus = run.given.get(self.key, ()) if run.given else ()
+        for name in ("root", "tmp"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "tmp").chmod(0o1777)
+        model = run.node.model(gpus, self.role.gpu_model)
+        self.spec = {
+            "name": f"{run.ref.id}/{folder.name}",
+            "poke": str(run.node.poke),
+            "boot": run.node.boot,
+            "argv": list(self.role.argv),
+            "env": self._environment(gpus),
+            "cwd": "/elearn/program" if run.plan.image.program else "/elearn",
+            "binds": [*run.binds(), *run.node.gpus.binds(gpus)],
+            "uid": run.uid,
+            "grace": run.plan.grace_seconds,
+            "log_limit": run.node.log_limit,
+            "note": run.data.warning,
+            "cgroup": self._cgroup(),
+            "limits": run.node.limits,
+            "memory_mb": self.role.memory_mb,
+            "network": run.network.place,
+            "gpus": list(gpus),
+            "gpu_model": model,
+            "scheduled_at": time.time(),
+        }
+        write_json(folder / "spec.json", self.spec, durable=True)
+
+    def _cgroup(self) -> str:
+        ours, name = self.run.node.cgroup, f"{self.run.ref.id}-{self.folder.name}"
+        if ours is None:
+            return ""
+        return str(
+            cgroups.make(
+                ours,
+                name,
+                cpu_milli=self.role.cpu_milli,
+                memory_mb=self.role.memory_mb,
+                processes=self.run.node.limits["processes"],
+            )
+        )
+
+    def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
+        home = self.run.plan.image.environment
+        env = {
+            "PATH": f"{home}/bin:/usr/local/bin:/usr/bin:/bin",
+            "VIRTUAL_ENV": home,
+            "HOME": "/tmp",  # noqa: S108  the task's own
+            "TMPDIR": "/tmp",  # noqa: S108
+            "USER": "elearn",
+            "LOGNAME": "elearn",
+            "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            "TASK_INDEX": str(self.index),
+        }
+        known = {"TASK_INDEX": str(self.index), **self.run.plan.shared}
+        for name, text in self.role.env.items():
+            known[name] = expand(text, known)
+        visible = ",".join(self.run.node.gpus.names[gpu] for gpu in gpus)
+        ours = {
+            "TASK_INDEX": str(self.index),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": visible,
+            "NVIDIA_VISIBLE_DEVICES": visible or "void",
+        }
+        return {**env, **known, **ours}
+
+    def cancel(self, at: float) -> None:
+        """The run was deleted at `at`: a task that waits ends without ever having started."""
+        if self.ended and self.ended[-1].reason == "Stopped":
+            self.cancelled = True
+        elif not self.final and self.spec is None:
+            seen = self.view(
+                phase="Failed", reason="Stopped", message="Stopped before it started.", finished_at=when(at)
+            )
+            self.run.node.emit(seen)
+            self.ended.append(seen)
+            self.cancelled = True
+
+    def stop(self, reason: str, message: str = "") -> None:
+        """Asks the attempt to end; `reason` (Stopped, Disrupted) is what its end will say, and `message` where that is not the
+        usual one. One that never started is over."""
+        if self.spec is None or self.asked_to_stop:
+            return
+        self.asked_to_stop = True
+        write_json(self.folder / "stop.json", {"reason": reason, "message": message}, durable=True)
+        if self.shim is None:
+            self._conclude()
+        else:
+            self.shim.send(signal.SIGTERM)
+
+    def look(self) -> None:
+        """Reads what the shim has written so far."""
+        status = read_json(self.folder / "status.json") or {}
+        if self.spec is not None and "started_at" in status:
+            self.run.node.emit(self.view(phase="Running", started_at=when(status["started_at"])))
+
+    def _shim_gone(self) -> None:
+        self.shim, self.shim_ended = None, True
+        self.run.node.wake(self.run)
+
+    def settle(self) -> None:
+        """Writes down the end of an attempt whose shim has ended. May be repeated after an OSError."""
+        if self.shim_ended:
+            self.look()
+            self._conclude()
+
+    def _conclude(self, *, witnessed: bool = True) -> None:
+        """The attempt is over (just now, when `witnessed`): ends what may be left, writes its end down and tells it."""
+        status = read_json(self.folder / "status.json") or {}
+        stop = read_json(self.folder / "stop.json") or {}
+        seen = self._end(status, stop.get("reason", ""), witnessed)
+        if stop.get("message") and seen.reason == stop["reason"]:
+            seen = replace(seen, message=stop["message"])
+        write_json(self.folder / "seen.json", _plain(seen), durable=True)
+        self.run.node.emit(seen)
+        self.run.node.discard(self.folder / "tmp")
+        self._drop_log(self.attempt - LAST_LOGS)
+        self.ended.append(seen)
+        if self.spec is not None and self.spec["cgroup"]:
+            cgroups.remove(Path(self.spec["cgroup"]))
+        self.spec = None
+        self.asked_to_stop = self.shim_ended = False
+        self.attempt += 1
+
+    def _drop_log(self, attempt: int) -> None:
+        """Puts a sentence in the place of the log of an old attempt."""
+        if attempt >= FIRST_LOGS:
+            log = self.folder.with_name(f"{self.role.role}-{self.index}-{attempt}") / "log"
+            log.write_text(LOG_REMOVED)
+
+    def _end(self, status: dict[str, Any], asked: str, witnessed: bool) -> TaskSeen:
+        seen = self.view(started_at=when(status.get("started_at")), finished_at=when(status.get("finished_at")))
+        code = status.get("exit", 128 + status["signal"] if "signal" in status else None)
+        if not status and asked:
+            end = {"reason": asked, "disrupted": asked == "Disrupted", "message": "Ended before it started."}
+            return replace(seen, phase="Failed", finished_at=when(time.time()), **end)  # type: ignore[arg-type]
+        if "finished_at" not in status:
+            return self._lost(seen, status, witnessed)
+        if status.get("error"):
+            return replace(seen, phase="Failed", reason="Error", message=status["error"], exit_code=128)
+        if status.get("stopping") and asked:
+            text = "Stopped." if asked == "Stopped" else "Stopped together with the portal; it is started again."
+            return replace(
+                seen, phase="Failed", reason=asked, message=text, exit_code=code, disrupted=asked == "Disrupted"
+            )
+        if code == 0:
+            return replace(seen, phase="Succeeded", exit_code=0)
+        tail = log_tail(self.folder / "log")
+        if status.get("oom"):
+            text = "The kernel ended the task because memory ran out; use a larger flavor or less memory."
+            return replace(seen, phase="Failed", reason="OOMKilled", message=text, exit_code=code, log_tail=tail)
+        text = status.get("failure") or f"Ended with exit code {code}."
+        if "signal" in status:
+            text = f"Killed by signal {status['signal']} ({signal.strsignal(status['signal'])})."
+        if status.get("signal") == signal.SIGXFSZ and self.spec is not None:
+            most = f"{self.spec['limits']['file_bytes'] / (1 << 30):.3g} GiB"
+            text = f"Ended because it wrote a file of more than {most}, the largest that this machine allows."
+        return replace(seen, phase="Failed", reason="Error", message=text, exit_code=code, log_tail=tail)
+
+    def _lost(self, seen: TaskSeen, status: dict[str, Any], witnessed: bool) -> TaskSeen:
+        """The shim died without a word. What it left is ended now; else the log tells when the task was last alive."""
+        same_boot = self.spec is not None and self.spec["boot"] == self.run.node.boot
+        init = status.get("init", 0)
+        if same_boot and init and shim.start_time(init) == status["init_start"]:
+            processes.kill_and_wait(init)
+            witnessed = True
+        finished = time.time()
+        if not witnessed:
+            known = [seen.scheduled_at, seen.started_at]
+            times = [moment.timestamp() for moment in known if moment is not None]
+            times += [
+                path.stat().st_mtime for path in (self.folder / "log", self.folder / "status.json") if path.exists()
+            ]
+            finished = min(finished, max(times, default=finished))
+        return replace(
+            seen,
+            phase="Failed",
+            reason="Lost",
+            message=LOST if same_boot else "This machine was restarted.",
+            finished_at=when(finished),
+            disrupted=True,
+            estimated=True,
+            log_tail=log_tail(self.folder / "log"),
+        )
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log, at most 4 KiB, as text that a database takes."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LOG_TAIL))
+            data = file.read(LOG_TAIL)
+    except FileNotFoundError:
+        return ""
+    if size > LOG_TAIL and b"\n" in data[:-1]:
+        data = data[data.index(b"\n") + 1 :]
+    text = data.decode("utf-8", "replace").replace("\0", "�")
+    return text.encode()[-LOG_TAIL:].decode("utf-8", "ignore")
+
+
+def _plain(seen: TaskSeen) -> dict[str, Any]:
+    return dict(json.loads(protocol.dumps(seen)))
+
+
+def _at(end: TaskSeen) -> float:
+    return end.finished_at.timestamp() if end.finished_at else 0.0
+
+
+def _seconds(end: TaskSeen) -> float:
+    start: dt.datetime | None = end.started_at or end.scheduled_at
+    return max(0.0, (end.finished_at - start).total_seconds()) if start and end.finished_at else 0.0

@@ -1,0 +1,180 @@
+"""The local cloud as the portal sees it: `base.Cloud` over the node agent's socket.
+
+Every call is one short connection (a watch is a long one), so a client holds nothing, may be used by many threads, and
+does not notice that the agent was restarted in between.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+from clusters.clouds.drivers.base import (
+    Batch,
+    Capacity,
+    CloudError,
+    CloudRefused,
+    LogChunk,
+    Measurements,
+    Plan,
+    RunRef,
+    Seen,
+    Session,
+    SourceKind,
+    Unanswered,
+    VolumeRef,
+    VolumeSource,
+    WatchExpired,
+)
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.session import LocalSession
+
+TIMEOUT = 30.0
+# The agent sends a batch at least every 5 s.
+WATCH_TIMEOUT = 20.0
+# A follower asks again after these seconds: a read costs what is new, so asking is as cheap as being told.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+NO_VOLUMES = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
+
+_ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
+
+
+class LocalCloud:
+    """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
+
+    name = "local"
+    keeps_logs = True
+    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "local"})
+    longest_address = len("127.0.0.1:65535")
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = str(socket_path)
+
+    def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
+        ports = self._call("reserve", run=run, counts=dict(counts))
+        split = {key: key.rpartition("-") for key in ports}
+        return {(role, int(index)): f"127.0.0.1:{ports[key]}" for key, (role, _, index) in split.items()}
+
+    def apply(self, plan: Plan) -> None:
+        if any(mount.source.kind not in self.mounts for mount in plan.mounts):
+            raise CloudRefused(NO_VOLUMES)
+        self._call("apply", plan=plan)
+
+    def delete(self, run: RunRef) -> None:
+        self._call("delete", run=run)
+
+    def purge(self, run: RunRef) -> None:
+        self._call("purge", run=run)
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        raise CloudRefused(NO_VOLUMES)
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """There has never been one."""
+
+    def list(self) -> Batch:
+        return protocol.batch_from(self._call("list"))
+
+    def watch(self, since: str) -> Iterator[Batch]:
+        with self._request("watch", WATCH_TIMEOUT, since=since) as answer:
+            while line := _line(answer):
+                yield protocol.batch_from(line)
+
+    def acknowledge(self, items: Sequence[Seen]) -> None:
+        """The agent's journal keeps everything until `purge`."""
+
+    def capacity(self) -> Capacity:
+        return protocol.capacity_from(self._call("capacity"))
+
+    def gpu_use(self, since: str) -> Measurements:
+        return protocol.measurements_from(self._call("gpu_use", since=since))
+
+    def log(
+        self,
+        run: RunRef,
+        role: str,
+        index: int,
+        *,
+        attempt: int,
+        offset: int = 0,
+        limit: int = 262_144,
+        tail: int | None = None,
+        cursor: str = "",
+    ) -> LogChunk:
+        fields = {"attempt": attempt, "offset": offset, "limit": limit, "tail": tail}
+        with self._request("log", TIMEOUT, run=run, role=role, index=index, **fields) as answer:
+            head = _line(answer)
+            data = _bytes(answer, head.pop("size"))
+            return LogChunk(data, **head)
+
+    def follow(
+        self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
+    ) -> Iterator[LogChunk]:
+        pause = SHORTEST_PAUSE
+        while True:
+            chunk = self.log(run, role, index, attempt=attempt, offset=offset)
+            yield chunk
+            if chunk.complete:
+                return
+            offset = chunk.offset
+            if chunk.data:
+                pause = SHORTEST_PAUSE
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def exec(
+        self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> Session:
+        fields = {"run": run, "role": role, "index": index, "argv": list(argv), "stdin": stdin, "tty": tty}
+        try:
+            connection = protocol.connect(self.socket_path, TIMEOUT)
+            try:
+                connection.sendall(protocol.dumps({"op": "exec", **fields}))
+                # No reader of lines: what follows the line belongs to the session.
+                with connection.makefile("rb", buffering=0) as answer:
+                    _line(cast("IO[bytes]", answer))
+                return LocalSession(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _silent(error) from error
+
+    def _call(self, op: str, **fields: Any) -> Any:
+        with self._request(op, TIMEOUT, **fields) as answer:
+            return _line(answer)
+
+    @contextmanager
+    def _request(self, op: str, timeout: float, **fields: Any) -> Iterator[IO[bytes]]:
+        try:
+            with protocol.connect(self.socket_path, timeout) as connection:
+                connection.sendall(protocol.dumps({"op": op, **fields}))
+                with connection.makefile("rb") as answer:
+                    yield answer
+        except OSError as error:
+            raise _silent(error) from error
+
+
+def _silent(error: OSError) -> CloudError:
+    return Unanswered(f"The node agent of this machine does not answer: {error.strerror or error}.")
+
+
+def _line(answer: IO[bytes]) -> Any:
+    line = answer.readline()
+    if not line.endswith(b"\n"):
+        raise CloudError("The node agent of this machine was cut off.")
+    value = json.loads(line)
+    if isinstance(value, dict) and "error" in value:
+        raise _ERRORS[value["kind"]](value["error"])
+    return value
+
+
+def _bytes(answer: IO[bytes], size: int) -> bytes:
+    data = answer.read(size)
+    if len(data) < size:
+        raise CloudError("The node agent of this machine was cut off.")
+    return data

@@ -1,0 +1,192 @@
+"""The data of one run as the agent sees it: folders of this machine, and the process that copies remote ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.drivers.base import LocalSource, S3Source, StorageSeen, StorageState
+from clusters.clouds.drivers.local.data import storage
+from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.task import processes, sandbox
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.runs import Run
+
+TRY_AGAIN = 5.0
+
+
+class Data:
+    """`ready` lets tasks start; `over` says that nothing is left to store (or that it was given up: not `stored`).
+
+    A run without remote data needs no process: it is ready at once and over at once.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.folder = run.folder / "storage"
+        self.remote = any(not isinstance(mount.source, LocalSource) for mount in run.plan.mounts)
+        self.process: processes.Detached | None = None
+        self.status: dict[str, Any] = {}
+        self.prepared = False
+        self.problem = ""
+        # Folders of this machine without a file in them; of remote ones the process says it.
+        self.empty = ""
+        self.over = False
+
+    @property
+    def ready(self) -> bool:
+        return self.prepared and (not self.remote or bool(self.status.get("fetched")))
+
+    @property
+    def stored(self) -> bool:
+        return bool(self.status.get("stored", True))
+
+    @property
+    def state(self) -> StorageState:
+        state: StorageState = (
+            "failed" if self.problem else self.status.get("state", "fetching" if self.remote else "none")
+        )
+        return state
+
+    @property
+    def message(self) -> str:
+        return self.problem or str(self.status.get("message", ""))
+
+    @property
+    def warning(self) -> str:
+        """See `StorageSeen`."""
+        return self.empty or str(self.status.get("warning", ""))
+
+    @property
+    def seen(self) -> StorageSeen:
+        return StorageSeen(self.run.ref.id, self.state, self.message, self.warning)
+
+    @property
+    def idle(self) -> bool:
+        return self.process is None
+
+    @property
+    def why_waiting(self) -> str:
+        """For the tasks, which say the reason but not every megabyte."""
+        return self.message if self.state == "failed" else "The data of the run is being fetched."
+
+    @property
+    def scratch(self) -> Path:
+        """Output of a run without a datastore for it; it goes with the run."""
+        return self.run.folder / "scratch"
+
+    def place(self, number: int) -> Path:
+        """The folder that shows remote mount `number`."""
+        return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
+
+    def copy(self, number: int) -> Path:
+        return self.run.folder / "mounts" / str(number)
+
+    def resume(self) -> None:
+        """After a restart of the agent."""
+        self.look()
+        if self.remote and self.folder.is_dir():
+            self.process = processes.Detached.adopt(self.folder, self._ended)
+
+    def look(self) -> None:
+        """Reads what the process has written."""
+        self.status = read_json(self.folder / "status.json") or self.status
+        self.over = bool(self.status.get("over"))
+        self.tell()
+
+    def tell(self) -> None:
+        if self.remote or self.problem or self.empty:
+            self.run.node.emit(self.seen)
+
+    def start(self) -> None:
+        """Makes the folders and the process; does nothing when they are there."""
+        if not self.prepared:
+            try:
+                self._prepare()
+            except OSError as error:
+                self.problem = f"The folder {error.filename} cannot be used: {error.strerror}."
+                self.tell()
+                self.run.node.later(TRY_AGAIN, self.run)
+                return
+            self.prepared = True
+            if self.problem or self.empty:
+                self.problem = ""
+                self.run.node.emit(self.seen)
+        if self.remote and not self.over:
+            self._launch("")
+
+    def _prepare(self) -> None:
+        owner = -1 if self.run.uid is None else self.run.uid
+        folders = [self.scratch]
+        for number, mount in enumerate(self.run.plan.mounts):
+            if isinstance(mount.source, LocalSource):
+                create = None if mount.read_only else owner
+                handle = sandbox.open_inside(mount.source.root, mount.source.path, create_for=create)
+                if mount.read_only and storage.is_empty(f"/proc/self/fd/{handle}"):
+                    self.empty = f"The input is empty: there is nothing in {mount.source.path}."
+                os.close(handle)
+            else:
+                folders.append(self.copy(number))
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.chown(folder, owner, owner)
+
+    def _launch(self, command: str) -> None:
+        """Tells the process `command`; makes a process when there is none."""
+        node = self.run.node
+        (self.folder / "root").mkdir(parents=True, exist_ok=True)
+        if (read_json(self.folder / "command.json") or {}).get("command", "") != command:
+            write_json(self.folder / "command.json", {"command": command}, durable=True)
+            if self.process is not None:
+                self.process.send(signal.SIGUSR1)
+        if self.process is not None:
+            return
+        mounts = []
+        for number, mount in enumerate(self.run.plan.mounts):
+            if not isinstance(mount.source, LocalSource):
+                kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
+                row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
+                mounts.append(row | vars(mount.source) | {"read_only": mount.read_only})
+        spec: dict[str, Any] = {
+            "name": f"{self.run.ref.id}/storage",
+            "poke": str(node.poke),
+            "uid": self.run.uid,
+            "mounts": mounts,
+        }
+        spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds, "denied": _denied()}
+        write_json(self.folder / "spec.json", spec)
+        self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
+
+    def finish(self) -> None:
+        """Asks for the last store, once; `over` comes later."""
+        if not self.remote or not self.folder.is_dir():
+            self.over = True
+        elif not self.over:
+            self._launch("finish")
+
+    def pause(self) -> None:
+        """Asks to store what there is and to end for now."""
+        if self.process is not None:
+            self._launch("pause")
+
+    def kill(self) -> None:
+        """Ends the process now; what it had to do is done by the next agent."""
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    def _ended(self) -> None:
+        self.process = None
+        self.look()
+        if self.over or self.run.node.leaving:
+            self.run.node.wake(self.run)
+        else:  # it was killed, or an error of ours ended it
+            self.run.node.later(TRY_AGAIN / 5, self.run)
+
+
+def _denied() -> list[str] | None:
+    """The networks that the portal's own setting closes; None where there is none."""
+    networks = os.environ.get("PORTAL_DENIED_NETWORKS")
+    return None if networks is None else [network.strip() for network in networks.split(",") if network.strip()]

@@ -1,0 +1,225 @@
+"""Copies between a folder and a bucket by the rclone program, in a sandbox that shows it nothing but this folder.
+
+It reaches the network through `socks` only. Keys travel in environment variables only. rclone's JSON log says what was copied,
+how far it is and what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+
+from clusters.clouds.drivers.local.network import socks
+from clusters.clouds.drivers.local.task import sandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+_DATA, _PROGRAM = "/elearn/data", "/elearn/rclone"
+_COMMON = (
+    "--config=",
+    "--use-json-log",
+    "--log-level=INFO",
+    "--stats=1s",
+    "--retries=1",
+    "--low-level-retries=3",
+    "--contimeout=10s",
+    "--timeout=60s",
+    "--buffer-size=4M",
+    "--s3-no-check-bucket",
+)
+_DIRECTORY_NOT_FOUND = 3
+# New with every try, and so would make news of a failure that is still the same.
+_IDS = re.compile(r"\b(RequestID|HostID): [^,]*, |exceeded maximum number of attempts, \d+, ")
+
+
+class Failed(Exception):
+    """A copy failed; the text says why, for people, and ends with a full stop."""
+
+
+def fetch(
+    spec: dict[str, Any],
+    mount: dict[str, Any],
+    folder: str,
+    wake: int,
+    progress: Callable[[int, int], None],
+    check: Callable[[], None],
+) -> None:
+    """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
+    argv = ["copy", remote(mount), _DATA, *_COMMON, "--inplace", "--local-no-set-modtime=false"]
+    code, errors = _run(spec, mount, folder, argv, b"", lambda entry: _progress(entry, progress), wake, check)
+    if code == _DIRECTORY_NOT_FOUND:
+        raise Failed(_no_bucket(mount))
+    if code != 0:
+        raise Failed(explain(mount, errors))
+    if mount["read_only"] and mount["prefix"] and not os.listdir(mount["folder"]):
+        raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
+
+
+def store(spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]) -> None:
+    """Copies the files `names` into the bucket; `copied` collects those that are there. Raises Failed."""
+
+    def collect(entry: dict[str, Any]) -> None:
+        if entry.get("object") and str(entry.get("msg", "")).startswith("Copied"):
+            copied.add(entry["object"])
+
+    argv = ["copy", _DATA, remote(mount), *_COMMON, "--local-no-check-updated", "--no-check-dest", "--transfers=4"]
+    lines = b""
+    if not any("\n" in name or "\r" in name for name in names):  # else everything is copied: a list could not say it
+        argv += ["--no-traverse", "--files-from-raw=-"]
+        lines = b"".join(os.fsencode(name) + b"\n" for name in names)
+    code, errors = _run(spec, mount, folder, argv, lines, collect)
+    if code != 0:
+        raise Failed(explain(mount, errors))
+
+
+def remote(mount: dict[str, Any]) -> str:
+    # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+    path = f"{mount['bucket']}/{mount['prefix']}/" if mount["prefix"] else mount["bucket"]
+    return f"store:{path}"
+
+
+def where(mount: dict[str, Any]) -> str:
+    """Which folder of which bucket, for people."""
+    folder = f"folder {mount['prefix']} of " if mount["prefix"] else ""
+    return f"{folder}bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}"
+
+
+def _no_bucket(mount: dict[str, Any]) -> str:
+    return f"There is no bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}."
+
+
+def explain(mount: dict[str, Any], errors: list[str]) -> str:
+    """rclone's errors as one sentence."""
+    text = " ".join(errors)
+    where = mount["endpoint"] or "AWS"
+    known = (
+        (("NoSuchBucket", "directory not found"), _no_bucket(mount)),
+        (
+            (
+                "InvalidAccessKeyId",
+                "SignatureDoesNotMatch",
+                "AccessDenied",
+                "StatusCode: 403",
+                "StatusCode: 401",
+                "Forbidden",
+            ),
+            f"{where} refused the access key {mount['access_key']} for bucket {mount['bucket']}.",
+        ),
+        (("not allowed by ruleset",), f"{where} leads to an address that an administrator does not allow."),
+        (
+            ("connection refused", "no such host", "i/o timeout", "no route to host", "host unreachable"),
+            f"{where} cannot be reached.",
+        ),
+        (("no space left",), "The disk of this machine is full."),
+    )
+    for needles, sentence in known:
+        if any(needle in text for needle in needles):
+            return sentence
+    named = next((error for error in errors if not error.startswith("Attempt ")), "rclone failed without a word")
+    return _IDS.sub("", named)[:300].rstrip(". \n") + "."
+
+
+def _progress(entry: dict[str, Any], progress: Callable[[int, int], None]) -> None:
+    stats = entry.get("stats")
+    if isinstance(stats, dict):
+        progress(int(stats.get("bytes", 0)), int(stats.get("totalBytes", 0)))
+
+
+def _run(
+    spec: dict[str, Any],
+    mount: dict[str, Any],
+    folder: str,
+    argv: list[str],
+    lines: bytes,
+    hear: Callable[[dict[str, Any]], None],
+    wake: int = -1,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[int, list[str]]:
+    """Runs rclone with `lines` as its input: its exit code, and what it said on level error."""
+    with socks.proxy(spec.get("denied"), spec["uid"]) as proxy:
+        feed = os.memfd_create("names", os.MFD_CLOEXEC)
+        with open(os.dup(feed), "wb") as file:
+            file.write(lines)
+        os.lseek(feed, 0, os.SEEK_SET)
+        said, says = os.pipe2(os.O_CLOEXEC)
+        child = os.fork()
+        if child == 0:
+            try:
+                _become(spec, mount, folder, argv, feed, says, proxy)
+            except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
+                os.write(says, json.dumps({"level": "error", "msg": str(error)}).encode() + b"\n")
+            finally:
+                os._exit(1)
+        os.close(says)
+        os.close(feed)
+        errors: list[str] = []
+        try:
+            for entry in _entries(said, wake, check):
+                hear(entry)
+                if entry.get("level") in ("error", "critical"):
+                    name = f"{entry['object']}: " if entry.get("object") else ""
+                    errors.append(name + str(entry.get("msg", "")))
+        except BaseException:
+            os.kill(child, 9)
+            raise
+        finally:
+            os.close(said)
+            _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status), errors
+
+
+def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
+    rest = b""
+    poll = select.poll()
+    poll.register(said, select.POLLIN)
+    if wake >= 0:
+        poll.register(wake, select.POLLIN)
+    while True:
+        for handle, _ in poll.poll():
+            data = os.read(handle, 1 << 16)
+            if handle == wake:
+                check()
+                continue
+            *full, rest = (rest + data).split(b"\n")
+            for line in full:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    yield {"level": "error", "msg": line.decode(errors="replace")}
+            if not data:
+                return
+
+
+def _become(
+    spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int, proxy: str
+) -> None:
+    null = os.open("/dev/null", os.O_WRONLY)
+    os.dup2(feed, 0)
+    os.dup2(null, 1)
+    os.dup2(says, 2)
+    sandbox.unshare()
+    writing = argv[0] == "copy" and argv[2] == _DATA
+    binds: list[sandbox.Bind] = [
+        {"source": spec["rclone"], "target": _PROGRAM, "read_only": True},
+        {"source": mount["folder"], "target": _DATA, "read_only": not writing},
+    ]
+    sandbox.build(os.path.join(folder, "root"), binds, tmp=None, proc=False)
+    sandbox.drop_privileges(spec["uid"])
+    sandbox.die_with_parent()
+    env = {
+        "HOME": "/tmp",  # noqa: S108  read-only and empty
+        "GOMEMLIMIT": "256MiB",
+        "RCLONE_HTTP_PROXY": proxy,
+        "RCLONE_CONFIG_STORE_TYPE": "s3",
+        "RCLONE_CONFIG_STORE_PROVIDER": "Other" if mount["endpoint"] else "AWS",
+        "RCLONE_CONFIG_STORE_ACCESS_KEY_ID": mount["access_key"],
+        "RCLONE_CONFIG_STORE_SECRET_ACCESS_KEY": mount["secret_key"],
+        "RCLONE_CONFIG_STORE_REGION": mount["region"],
+        "RCLONE_CONFIG_STORE_ENDPOINT": mount["endpoint"],
+    }
+    os.execve(_PROGRAM, ["rclone", *argv], env)  # noqa: S606  no shell is the point

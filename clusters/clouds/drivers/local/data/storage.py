@@ -1,0 +1,245 @@
+"""The data of one run: fetched before its tasks start, stored while they run and once more when they have ended.
+
+Run as `python -I -S storage.py FOLDER LOCK`, like a shim. FOLDER holds spec.json and command.json (the agent's) and
+status.json (ours); SIGUSR1 says that command.json has changed. The commands: `finish` stores what is left, for at most
+store_seconds, and ends; `pause` stores once and ends, to go on later.
+
+The copies are made by rclone. It runs as the task's uid in a sandbox of its own in which only the copied folder is seen,
+because a task may put any link into its output at any moment. What was stored is known by size and times of the files,
+so nothing is started when nothing has changed, and nothing remote is ever deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import time
+
+if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+    sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
+
+from clusters.clouds.drivers.local.data import nfs, rclone
+from clusters.clouds.drivers.local.task.shim import Status, leave_parent
+from datastores import trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STORE_EVERY = 5.0
+FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
+
+
+class Told(Exception):
+    """A command came while something else went on."""
+
+
+class Storage:
+    """All remote mounts of one run."""
+
+    def __init__(self, folder: str, spec: dict[str, Any], wake: int) -> None:
+        self.folder, self.spec, self.wake = folder, spec, wake
+        self.doing = ""
+        self.status = Status(folder, spec["poke"], spec["name"])
+        self.status.values = _read(os.path.join(folder, "status.json")) or {}
+        self.mounts: list[dict[str, Any]] = spec["mounts"]
+        self.outputs = [mount for mount in self.mounts if mount["kind"] == "s3" and not mount["read_only"]]
+        self.stored: dict[str, dict[str, list[int]]] = _read(os.path.join(folder, "stored.json")) or {}
+
+    # -- the row of things ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            if not self.status.values.get("fetched"):
+                self.fetch()
+            while True:
+                self.sleep(STORE_EVERY)
+                self.store_live()
+        except Told:
+            self.end()
+
+    def end(self) -> None:
+        """Does what the last command says; a pause may come after a finish, when the whole portal is stopped."""
+        self.doing = self.command()
+        try:
+            if self.doing == "finish":
+                self.finish()
+            elif self.status.values.get("fetched"):
+                self.store_live()
+        except Told:
+            self.end()
+
+    def fetch(self) -> None:
+        """Until everything is there; what stands in the way is shown and tried again."""
+        self.say("fetching", "Fetching the data.")
+        delay = FIRST_DELAY
+        while True:
+            try:
+                for mount in self.mounts:
+                    self.fetch_one(mount)
+                break
+            except rclone.Failed as error:
+                what = "Input" if mount["read_only"] else "The folder for output"
+                self.say("failed", f"{what} cannot be fetched: {error} It is tried again.")
+                self.sleep(delay)
+                delay = min(LONGEST_DELAY, delay * 2)
+        for mount in self.outputs:
+            self.stored[mount["number"]] = scan(mount["folder"])
+        self.remember()
+        self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
+
+    def fetch_one(self, mount: dict[str, Any]) -> None:
+        if mount["kind"] == "nfs":
+            place = nfs.attach(mount["server"], mount["path"], mount["folder"])
+            self.status.values.setdefault("sources", {})[mount["number"]] = place
+            return
+        what = "input" if mount["read_only"] else "existing output"
+
+        def progress(done: int, total: int) -> None:
+            if self.status.values["state"] == "fetching" or done:
+                self.say("fetching", f"Fetching {what}: {megabytes(done, total)}.")
+
+        rclone.fetch(self.spec, mount, self.folder, self.wake, progress, self.check)
+
+    def emptiness(self) -> str:
+        """What is said of input without a file, "" where there is one."""
+        for mount in self.mounts:
+            place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
+            if mount["read_only"] and is_empty(place):
+                where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
+                return f"The input is empty: there is nothing in {where}."
+        return ""
+
+    def store_live(self) -> None:
+        """A failure costs nothing yet: it is shown, and the next round tries again."""
+        try:
+            self.store()
+        except rclone.Failed as error:
+            self.say("failed", f"Output cannot be stored: {error} It is tried again.")
+        else:
+            self.say("ready", "")
+
+    def store(self) -> None:
+        """Stores every changed file. Raises rclone.Failed when one of them could not be stored."""
+        for mount in self.outputs:
+            known = self.stored.setdefault(mount["number"], {})
+            files = scan(mount["folder"])
+            changed = [name for name, mark in files.items() if known.get(name) != mark]
+            if not changed:
+                continue
+            copied: set[str] = set()
+            try:
+                rclone.store(self.spec, mount, self.folder, changed, copied)
+                copied.update(changed)
+            finally:
+                known.update({name: files[name] for name in changed if name in copied})
+                self.remember()
+
+    def finish(self) -> None:
+        """The last store. `over` tells the agent; what could not be stored stays where it is."""
+        if not self.status.values.get("fetched"):
+            self.say("none", "", over=True, stored=True)
+            return
+        self.say("storing" if self.outputs else "ready", "Storing the output." if self.outputs else "")
+        deadline = time.monotonic() + self.spec["store_seconds"]
+        delay = FIRST_DELAY
+        while True:
+            try:
+                self.store()
+                break
+            except rclone.Failed as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    where = " and ".join(mount["folder"] for mount in self.outputs)
+                    text = f"Output could not be stored: {error} The files are still in {where}."
+                    self.say("failed", text, over=True, stored=False, durable=True)
+                    return
+                self.say("failed", f"Output cannot be stored: {error} It is tried again.")
+                self.sleep(min(delay, left))
+                delay = min(LONGEST_DELAY, delay * 2)
+        for mount in self.mounts:
+            if mount["kind"] == "nfs":
+                nfs.detach(mount["folder"])
+        self.say("stored" if self.outputs else "none", "", over=True, stored=True, durable=True)
+
+    # -- small things ----------------------------------------------------------------------------------------------
+
+    def say(self, state: str, message: str, *, durable: bool = False, **values: Any) -> None:
+        values |= {"state": state, "message": message}
+        if any(self.status.values.get(key) != value for key, value in values.items()):
+            self.status.write(durable=durable, **values)
+            while not self.status.tell():
+                time.sleep(0.05)
+
+    def remember(self) -> None:
+        path = os.path.join(self.folder, "stored.json")
+        with open(path + ".new", "w") as file:
+            json.dump(self.stored, file)
+        os.rename(path + ".new", path)
+
+    def command(self) -> str:
+        return str((_read(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
+
+    def check(self) -> None:
+        if self.command() != self.doing:
+            raise Told
+
+    def sleep(self, seconds: float) -> None:
+        """Raises Told as soon as there is another command."""
+        self.check()
+        if select.select([self.wake], [], [], seconds)[0]:
+            os.read(self.wake, 64)
+            self.check()
+
+
+def scan(folder: str) -> dict[str, list[int]]:
+    """Size and times of every regular file below `folder`, by its path in there. Follows no links."""
+    files: dict[str, list[int]] = {}
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for found in trees.walk(top):
+            info = found.info
+            if stat.S_ISREG(info.st_mode):
+                files[found.path] = [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    finally:
+        os.close(top)
+    return files
+
+
+def is_empty(folder: str) -> bool:
+    """Whether nothing at all is in it. What may not be looked at is not called empty."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
+
+
+def megabytes(done: int, total: int) -> str:
+    return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+
+
+def _read(path: str) -> Any:
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def main(folder: str, lock: int) -> None:
+    leave_parent(lock)
+    os.set_inheritable(lock, False)
+    wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    Storage(folder, _read(os.path.join(folder, "spec.json")), wake_read).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,52 @@
+"""The network of one run: a namespace with a loopback of its own, made by holder.py and joined by the tasks' shims."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+from clusters.clouds.drivers.local.task import sandbox
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_FLAGS = struct.Struct("16sh14x")
+
+
+class Lost(Exception):
+    """Nobody holds the network that was to be joined."""
+
+
+def make() -> None:
+    """Moves the caller into a new one (and, when it is not root, into a user namespace around it). Raises SandboxError."""
+    sandbox.unshare(sandbox.CLONE_NEWNET)
+    # Its loopback is down; 127.0.0.1 and ::1 come when it is up.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        name, flags = _FLAGS.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _FLAGS.pack(b"lo", 0)))
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _FLAGS.pack(name, flags | _IFF_UP))
+
+
+def join(folder: str) -> None:
+    """Moves the caller into the one that is held in `folder` (and the user namespace around it). Raises Lost, SandboxError."""
+    holder = -1
+    try:
+        with open(os.path.join(folder, "lock")) as lock:
+            holder = os.pidfd_open(int(lock.read()))
+            if not _held(lock.fileno()):  # the pid may be somebody else's by now
+                raise Lost
+        sandbox.setns(holder, sandbox.CLONE_NEWNET | (0 if os.geteuid() == 0 else sandbox.CLONE_NEWUSER))
+    except (FileNotFoundError, ProcessLookupError, ValueError) as error:
+        raise Lost from error
+    except OSError as error:
+        raise sandbox.SandboxError(sandbox.forbidden(error)) from error
+    finally:
+        if holder >= 0:
+            os.close(holder)
+
+
+def _held(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

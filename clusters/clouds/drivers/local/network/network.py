@@ -1,0 +1,133 @@
+"""The network of one run as the agent sees it: a process that holds it (holder.py) from the first task to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.network import holder
+from clusters.clouds.drivers.local.network import outside as network_outside
+from clusters.clouds.drivers.local.task import processes
+
+if TYPE_CHECKING:
+    from clusters.clouds.drivers.local.agent.node import Node
+    from clusters.clouds.drivers.local.agent.runs import Run
+
+TRY_AGAIN = 5.0
+HOLDER_UID = 199_998
+LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
+OTHERS_FIRST = (
+    "Waits until the runs of another appcode are over: this machine cannot keep the networks of runs apart, so one appcode "
+    "at a time runs here. An administrator can allow more (PORTAL_SHARED_NETWORK)."
+)
+INSIDE = "Tasks reach the tasks of their own run and nothing else: no other run, no server, no internet."
+OUTSIDE = "Tasks reach the tasks of their own run and public addresses (IPv4); no other run and nothing private."
+NO_PASTA = (
+    "An administrator opened the internet to tasks, but pasta (Debian package passt) is not installed on this machine."
+)
+SHARED = "they reach each other and every server that listens on it."
+
+
+class Network:
+    """`ready` lets tasks start. Where networks cannot be kept apart (`Node.shares_network`) there is nothing to hold."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.folder = run.folder / "network"
+        self.process: processes.Detached | None = None
+        self.problem = ""
+        self.waits = False
+
+    @property
+    def place(self) -> str:
+        """What a task's spec says of it; "" is the network of this machine."""
+        return "" if self.run.node.shares_network else str(self.folder)
+
+    @property
+    def idle(self) -> bool:
+        return self.process is None
+
+    def resume(self) -> None:
+        """After a restart of the agent."""
+        if self.folder.is_dir():
+            self.process = processes.Detached.adopt(self.folder, self._ended, self._started)
+
+    def ready(self) -> bool:
+        """Whether tasks can join it; makes it when there is none.
+
+        Living tasks keep a namespace whose holder was lost, but no other would find them there. So they are ended, too.
+        """
+        if self.run.node.shares_network:
+            return True
+        if self.process is not None:
+            return self.process.pidfd >= 0
+        if self.run.alive:
+            for task in self.run.tasks:
+                task.stop("Disrupted", LOST)
+        elif not self.waits:
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / "status.json").unlink(missing_ok=True)
+            write_json(self.folder / "spec.json", spec(self.run.node, outside=self.run.node.outside))
+            self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
+        return False
+
+    def stop(self) -> None:
+        """Ends it. Only when no task lives."""
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    def _started(self) -> None:
+        self.problem = ""
+        self.run.node.wake(self.run)
+
+    def _ended(self) -> None:
+        self.process = None
+        status = read_json(self.folder / "status.json")
+        self.problem = f"{status['error']} It is tried again." if status else ""
+        if self.problem:
+            self.waits = True
+            asyncio.get_running_loop().call_later(TRY_AGAIN, self._again)
+        self.run.node.wake(self.run)
+
+    def _again(self) -> None:
+        self.waits = False
+        self.run.node.wake(self.run)
+
+
+def spec(node: Node, *, outside: bool) -> dict[str, Any]:
+    """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
+    if not outside:
+        return {"outside": None}
+    uid = None if os.geteuid() else HOLDER_UID
+    return {
+        "outside": {"pasta": node.pasta, "uid": uid, "script": network_outside.__file__, "flags": network_outside.FLAGS}
+    }
+
+
+@contextmanager
+def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A network for a moment, at once: what a task's spec says of it, and why there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processes.end(folder)  # of an agent that was killed at this place
+    (folder / "status.json").unlink(missing_ok=True)
+    write_json(folder / "spec.json", told)
+    processes.start(holder.__file__, folder)
+    try:
+        yield str(folder), (read_json(folder / "status.json") or {"error": ""})["error"]
+    finally:
+        processes.end(folder)
+
+
+def note(node: Node) -> str:
+    """What people must know of the network of tasks here."""
+    if not node.shares_network:
+        return OUTSIDE if node.outside else " ".join(filter(None, (INSIDE, node.no_outside)))
+    if node.may_share_network:
+        return f"An administrator lets several appcodes share this machine's network: {SHARED} {node.shares_network}"
+    return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {node.shares_network}"

@@ -1,0 +1,60 @@
+"""Leads the network of one run to the outside, and closes what is not for tenants: `python -I leading_out.py PID`.
+
+pasta, which holder.py has started, puts an interface with this machine's address into the network of the process PID and
+carries what goes through it by ordinary sockets. Routes decide where that may be: public addresses, and a name server that
+is not there (pasta passes its questions on to this machine's own). Tasks have no right to change routes. Only IPv4 leads out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import time
+
+if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+    sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
+
+from clusters.clouds.drivers import closed_networks
+from clusters.clouds.drivers.local.task import sandbox
+
+NAME_SERVER = "169.254.53.53"
+# What tasks find as /etc/resolv.conf.
+RESOLVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "resolv.conf")
+PATIENCE = 10.0
+FLAGS = (
+    "--foreground", "--ipv4-only", "--config-net", "--no-map-gw", "--no-dhcp", "--no-ndp", "--no-ra", "--no-dhcpv6",
+    "--tcp-ports=none", "--udp-ports=none", "--tcp-ns=none", "--udp-ns=none", f"--dns-forward={NAME_SERVER}",
+)  # fmt: skip
+
+
+def main(pid: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as here:
+        own = {address.get_attr("IFA_ADDRESS") for address in here.get_addr(family=socket.AF_INET)}
+    sandbox.setns(os.pidfd_open(pid), sandbox.CLONE_NEWNET | (0 if os.geteuid() == 0 else sandbox.CLONE_NEWUSER))
+    networks = {each for each in (*closed_networks.PRIVATE, *closed_networks.NEAR) if ":" not in each}
+    networks |= {f"{each}/32" for each in own}
+    with IPRoute() as inside:
+        for network in networks:
+            if not ipaddress.ip_network(network).is_loopback:
+                inside.route("add", dst=network, type="prohibit")
+        end = time.monotonic() + PATIENCE
+        while not (out := inside.get_default_routes(family=socket.AF_INET)):
+            if time.monotonic() > end:
+                sys.exit("pasta made no way out")
+            time.sleep(0.01)
+        link = out[0].get_attr("RTA_OIF")
+        inside.route("add", dst=f"{NAME_SERVER}/32", oif=link, scope="link")
+        # The network of this machine may be a private one; its gateway is reached without a route.
+        for route in inside.get_routes(family=socket.AF_INET, oif=link, table=254):
+            network = route.get_attr("RTA_DST")
+            if network not in (None, NAME_SERVER):
+                same = {name: route[name] for name in ("scope", "proto")}
+                inside.route("del", dst=f"{network}/{route['dst_len']}", oif=link, **same)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

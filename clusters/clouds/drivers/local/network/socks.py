@@ -1,0 +1,153 @@
+"""How rclone reaches the network: through a proxy (SOCKS 5, RFC 1928 and 1929) that connects only to addresses that may be.
+
+Whoever names an S3 server can let its name lead elsewhere when a run begins, or answer with a redirect to an address that
+only this machine reaches; what is found there would become input. So rclone connects to nothing by itself: names are resolved
+here, and each connection is judged by the very address to which it then goes. Loopback is open, as for datastores here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401  what resolves names loads it, which who has no privileges left may not be able to
+import hmac
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import threading
+
+from clusters.clouds.drivers.local.task import sandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from portal import addresses
+else:
+    # By its path: the package around it brings Celery, and this runs without other people's packages.
+    _root = os.path.abspath(__file__).rsplit("/clusters/", 1)[0]
+    _found = importlib.util.spec_from_file_location("_addresses", os.path.join(_root, "portal", "addresses.py"))
+    addresses = importlib.util.module_from_spec(_found)
+    _found.loader.exec_module(addresses)
+
+CONNECT_SECONDS = 10.0
+PIECE = 256 * 1024
+_VERSION, _PASSWORD, _CONNECT = 5, 2, 1
+DONE, NOT_ALLOWED, UNREACHABLE, REFUSED, NOT_SUPPORTED = 0, 2, 4, 5, 7
+
+
+@contextlib.contextmanager
+def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
+    """Yields the proxy's URL, with a password in it. It is a process of its own, without any privilege, and ends with ours.
+
+    `denied` are the closed networks, None for those that always are.
+    """
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    word = secrets.token_hex(16)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            # Above all the lock that says that our parent lives.
+            os.closerange(3, server.fileno())
+            os.closerange(server.fileno() + 1, 1 << 16)
+            sandbox.drop_privileges(uid)
+            sandbox.die_with_parent()
+            _serve(server, word.encode(), addresses.NEVER if denied is None else denied)
+        except Exception as error:  # noqa: BLE001  rclone will only say that it is refused, so the log says why
+            os.write(2, f"The way of rclone to the network has ended: {error!r}\n".encode())
+        finally:
+            os._exit(1)
+    port = server.getsockname()[1]
+    server.close()
+    try:
+        yield f"socks5://rclone:{word}@127.0.0.1:{port}"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _serve(server: socket.socket, word: bytes, denied: Sequence[str]) -> None:
+    while True:
+        client, _ = server.accept()
+        threading.Thread(target=_pass_on, args=(client, word, denied), daemon=True).start()
+
+
+def _pass_on(client: socket.socket, word: bytes, denied: Sequence[str]) -> None:
+    with client, contextlib.suppress(OSError, EOFError, UnicodeError):
+        client.settimeout(CONNECT_SECONDS)
+        host, port = _asked(client, word)
+        reply, server = connect(host, port, denied) if host else (NOT_SUPPORTED, None)
+        client.sendall(bytes((_VERSION, reply, 0, 1)) + bytes(6))
+        if server is not None:
+            with server:
+                for each in (client, server):
+                    each.settimeout(None)
+                back = threading.Thread(target=_copy, args=(server, client), daemon=True)
+                back.start()
+                _copy(client, server)
+                back.join()
+
+
+def _asked(client: socket.socket, word: bytes) -> tuple[str, int]:
+    """Where to; host "" for what is no connection. Raises EOFError for who does not know the password."""
+    _, count = _read(client, 2)
+    if _PASSWORD not in _read(client, count):
+        client.sendall(bytes((_VERSION, 0xFF)))
+        raise EOFError
+    client.sendall(bytes((_VERSION, _PASSWORD)))
+    _, length = _read(client, 2)
+    _read(client, length)
+    right = hmac.compare_digest(_read(client, _read(client, 1)[0]), word)
+    client.sendall(bytes((1, 0 if right else 1)))
+    if not right:
+        raise EOFError
+    _, command, _, kind = _read(client, 4)
+    if kind == 3:
+        host = _read(client, _read(client, 1)[0]).decode("ascii")
+    else:
+        host = socket.inet_ntop(
+            *((socket.AF_INET, _read(client, 4)) if kind == 1 else (socket.AF_INET6, _read(client, 16)))
+        )
+    port = int.from_bytes(_read(client, 2), "big")
+    return (host if command == _CONNECT else ""), port
+
+
+def connect(host: str, port: int, denied: Sequence[str]) -> tuple[int, socket.socket | None]:
+    """What to reply, and the connection to the first address of `host` that may be and answers."""
+    try:
+        found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except OSError:
+        return UNREACHABLE, None
+    reply = NOT_ALLOWED
+    for address in found:
+        if addresses.why_closed(addresses.plain(address), denied):
+            continue
+        try:
+            return DONE, socket.create_connection((address, port), timeout=CONNECT_SECONDS / len(found))
+        except OSError as error:
+            reply = REFUSED if isinstance(error, ConnectionRefusedError) else UNREACHABLE
+    return reply, None
+
+
+def _read(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = client.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Until one of them ends; of both directions each says to the other side that it has ended."""
+    try:
+        while piece := source.recv(PIECE):
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,130 @@
+"""The contract's values as JSON, for the agent's socket and for its files, and how to reach that socket.
+
+One request is one line, its answer is one line, and bytes (a log, output of a command) follow a line that says how many.
+A watch answers with a line per batch.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clusters.clouds.drivers.base import (
+    Batch,
+    Capacity,
+    GpuUse,
+    ImageRef,
+    LocalSource,
+    Measurements,
+    Mount,
+    NfsSource,
+    Node,
+    Plan,
+    RolePlan,
+    RunGone,
+    RunRef,
+    S3Source,
+    Seen,
+    Source,
+    StorageSeen,
+    TaskSeen,
+    Waiting,
+)
+
+SOURCES: dict[str, type[Source]] = {"s3": S3Source, "nfs": NfsSource, "local": LocalSource}
+SEEN: dict[str, type[Seen]] = {"task": TaskSeen, "storage": StorageSeen, "gone": RunGone}
+_NAMES: dict[type, str] = {kind: name for kinds in (SOURCES, SEEN) for name, kind in kinds.items()}
+_TIMES = ("scheduled_at", "began_at", "started_at", "finished_at")
+
+
+def dumps(value: Any) -> bytes:
+    """One line of JSON."""
+    return (
+        json.dumps(value, ensure_ascii=False, default=_plain, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        + b"\n"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    fields = dict(vars(value))
+    if type(value) in _NAMES:
+        fields["kind"] = _NAMES[type(value)]
+    return fields
+
+
+def plan_from(data: dict[str, Any]) -> Plan:
+    return Plan(
+        run=RunRef(**data["run"]),
+        image=ImageRef(**data["image"]),
+        roles=tuple(RolePlan(**{**role, "argv": tuple(role["argv"])}) for role in data["roles"]),
+        mounts=tuple(
+            Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"])) for mount in data["mounts"]
+        ),
+        grace_seconds=data["grace_seconds"],
+        shared=data.get("shared", {}),  # absent from the plans of runs that were started before there was any
+    )
+
+
+def _source_from(data: dict[str, Any]) -> Source:
+    return SOURCES[data["kind"]](**{key: value for key, value in data.items() if key != "kind"})
+
+
+def seen_from(data: dict[str, Any]) -> Seen:
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    if data["kind"] == "task":
+        fields["gpus"] = tuple(fields["gpus"])
+        for name in _TIMES:
+            if fields[name] is not None:
+                fields[name] = dt.datetime.fromisoformat(fields[name])
+    return SEEN[data["kind"]](**fields)
+
+
+def batch_from(data: dict[str, Any]) -> Batch:
+    return Batch(data["position"], tuple(seen_from(item) for item in data["items"]))
+
+
+def capacity_from(data: dict[str, Any]) -> Capacity:
+    return Capacity(
+        tuple(Node(**node) for node in data["nodes"]), tuple(Waiting(**waiting) for waiting in data["queue"])
+    )
+
+
+def measurements_from(data: dict[str, Any]) -> Measurements:
+    items = (GpuUse(**{**item, "minute": dt.datetime.fromisoformat(item["minute"])}) for item in data["items"])
+    return Measurements(data["position"], tuple(items), data["note"])
+
+
+class At:
+    """A socket's path, short enough for the kernel (107 bytes) however deep the folder lies: by a handle of the folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder, self.name = os.path.split(os.path.abspath(path))
+
+    def __enter__(self) -> str:
+        self.handle = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self.handle}/{self.name}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
+
+
+def connect(path: str, timeout: float) -> socket.socket:
+    """A connection to the agent. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout)
+        with At(path) as short:
+            connection.connect(short)
+    except OSError:
+        connection.close()
+        raise
+    return connection

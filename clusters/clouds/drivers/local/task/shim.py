@@ -1,0 +1,370 @@
+"""The owner of one attempt of one task: starts it in its sandbox, keeps its log, and writes down what happened.
+
+Run as `python -I -S shim.py FOLDER LOCK` with the descriptor LOCK holding the lock of FOLDER (see processes.py). It leaves
+the session of its parent, so neither the node agent's end nor the portal's touches the task. In FOLDER it reads
+spec.json and writes `log` and status.json; SIGTERM asks it to stop the task. When it dies itself, the kernel takes the
+task along (see `sandbox.die_with_parent`), so a task without a shim does not exist.
+
+    shim ── fork ──► init (PID 1 of the new PID namespace) ── fork, exec ──► the task
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+    sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
+
+from clusters.clouds.drivers.local.network import netns
+from clusters.clouds.drivers.local.task import rlimits, sandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TAIL = 64 * 1024
+EXIT_NOT_STARTED = 127
+
+
+class Log:
+    """The task's output on disk, up to `limit` bytes; of what comes after them only the last 64 KiB are kept."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.left = limit
+        self.limit = limit
+        self.dropped = 0
+        self.tail = b""
+
+    def write(self, data: bytes) -> None:
+        if self.left > 0:
+            head, data = data[: self.left], data[self.left :]
+            self.left -= len(head)
+            self._append(head)
+            if self.left == 0:
+                self._append(b"\n[The log is longer than %d bytes; only its end follows.]\n" % self.limit)
+        self.tail = (self.tail + data)[-TAIL:]
+        self.dropped += len(data)
+
+    def close(self) -> None:
+        if self.dropped > len(self.tail):
+            self._append(b"[%d bytes left out.]\n" % (self.dropped - len(self.tail)))
+        self._append(self.tail)
+        os.close(self.file)
+
+    def _append(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self.file, data) :]
+            except OSError:  # a full disk costs lines of the log, never the task
+                return
+
+
+def leave_parent(lock: int) -> None:
+    """The child goes on in a session of its own; its number stands in the lock."""
+    child = os.fork()
+    if child:
+        os.pwrite(lock, b"%d\n" % child, 0)
+        os._exit(0)
+    os.setsid()
+    os.umask(0o022)
+
+
+def main(folder: str, lock: int) -> None:
+    leave_parent(lock)
+    with open(os.path.join(folder, "spec.json")) as file:
+        spec = json.load(file)
+    status = Status(folder, spec["poke"], spec["name"])
+    try:
+        run(folder, lock, spec, status)
+    except netns.Lost:
+        # Not the task's fault: an attempt without an end counts as lost, and the next one starts at once.
+        return
+    except (sandbox.SandboxError, OSError) as error:
+        status.write(durable=True, error=str(error), finished_at=time.time())
+
+
+class Status:
+    """status.json: what happened so far, replaced as a whole; the agent hears of it by a datagram."""
+
+    def __init__(self, folder: str, poke: str, name: str) -> None:
+        self.path = os.path.join(folder, "status.json")
+        self.poke, self.name = poke, name
+        self.values: dict[str, Any] = {}
+
+    def write(self, *, durable: bool = False, **values: Any) -> None:
+        self.values.update(values)
+        with open(self.path + ".new", "w") as file:
+            json.dump(self.values, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.rename(self.path + ".new", self.path)
+
+    def tell(self) -> bool:
+        """False when the agent is too busy to hear it now; an absent agent reads status.json when it comes."""
+        return tell(self.poke, self.name)
+
+
+def tell(poke: str, name: str) -> bool:
+    """Sends `name` to the agent, whose socket is the path `poke` (reached through its folder: socket paths are short)."""
+    try:
+        folder = os.open(os.path.dirname(poke), os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        try:
+            sender.sendto(name.encode(), f"/proc/self/fd/{folder}/{os.path.basename(poke)}")
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        finally:
+            os.close(folder)
+    return True
+
+
+def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
+    log = Log(os.path.join(folder, "log"), spec["log_limit"])
+    if spec.get("note"):  # a task of an older agent has none
+        log.write(f"[{spec['note']}]\n".encode())
+    wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    ooms = oom_kills(spec)
+    if spec["network"]:
+        netns.join(spec["network"])
+        sandbox.enter(sandbox.CLONE_NEWPID)
+    else:
+        sandbox.unshare(sandbox.CLONE_NEWPID)
+    log_read, log_write = os.pipe2(os.O_CLOEXEC)
+    result_read, result_write = os.pipe2(os.O_CLOEXEC)
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until PID 1 has its own handler
+    init = os.fork()
+    if init == 0:
+        for handle in (lock, wake_read, wake_write, log.file, log_read, result_read, go_write):
+            os.close(handle)
+        signal.set_wakeup_fd(-1)
+        _init(folder, spec, go_read, log_write, result_write)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    for handle in (log_write, result_write, go_read):
+        os.close(handle)
+    status.write(init=init, init_start=start_time(init))
+    os.write(go_write, b"!")
+    Watcher(init, spec, status, log, log_read, result_read, wake_read).loop()
+    killed = status.values.get("signal") == signal.SIGKILL and not status.values.get("stopping")
+    finished = time.time()
+    while True:
+        try:
+            status.write(durable=True, finished_at=finished, oom=killed and oom_kills(spec) > ooms)
+            return
+        except OSError:  # a full disk: what was computed must not be lost for that
+            time.sleep(1)
+
+
+class Watcher:
+    """Moves output to the log, writes down start and end, and stops the task when asked, until PID 1 has been reaped."""
+
+    def __init__(
+        self, init: int, spec: dict[str, Any], status: Status, log: Log, output: int, result: int, wake: int
+    ) -> None:
+        self.init, self.spec, self.status, self.log = init, spec, status, log
+        self.output, self.result, self.wake = output, result, wake
+        self.untold = False
+        self.kill_at: float | None = None
+
+    def loop(self) -> None:
+        poll = select.poll()
+        for handle in (self.output, self.result, self.wake):
+            poll.register(handle, select.POLLIN)
+        still_open = {self.output, self.result}
+        while still_open:
+            for handle, _ in poll.poll(self._timeout()):
+                data = os.read(handle, 1 << 16)
+                if not data:
+                    poll.unregister(handle)
+                    still_open.discard(handle)
+                elif handle == self.output:
+                    self.log.write(data)
+                elif handle == self.result:
+                    self._result(data)
+                else:
+                    self._stop()
+            if self.untold:
+                self.untold = not self.status.tell()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self.kill_at = None
+                os.kill(self.init, signal.SIGKILL)
+        os.waitpid(self.init, 0)
+        self.log.close()
+        if not {"exit", "signal", "error"} & self.status.values.keys():  # PID 1 was killed, and the task with it
+            self.status.values["signal"] = signal.SIGKILL
+
+    def _timeout(self) -> float | None:
+        waits = [0.05] if self.untold else []
+        if self.kill_at is not None:
+            waits.append(max(0.0, self.kill_at - time.monotonic()))
+        return min(waits) * 1000 + 1 if waits else None
+
+    def _result(self, data: bytes) -> None:
+        for line in data.splitlines():
+            self.status.write(**json.loads(line))
+            if b"started_at" in line:
+                self.untold = True
+
+    def _stop(self) -> None:
+        if not self.status.values.get("stopping") and not {"exit", "signal", "error"} & self.status.values.keys():
+            self.status.write(stopping=True)
+            self.kill_at = time.monotonic() + self.spec["grace"]
+            os.kill(self.init, signal.SIGTERM)  # not reaped yet, so this pid is still its own
+
+
+def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> None:
+    """PID 1 of the task's namespace: makes the sandbox, starts the task, reaps, and ends with it. Never returns."""
+
+    def report(**values: Any) -> None:
+        os.write(result, json.dumps(values).encode() + b"\n")
+
+    try:
+        stopping: list[int] = []
+
+        def forward(*_: Any) -> None:
+            stopping.append(1)
+            try:  # noqa: SIM105  contextlib costs every task 2 ms
+                os.kill(-1, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+        signal.signal(signal.SIGTERM, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        rlimits.die_first()
+        sandbox.hide_arguments()
+        sandbox.die_with_parent()
+        if not os.read(go, 1):
+            os._exit(1)
+        if spec.get("cgroup"):
+            with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
+                file.write("0")
+        tmp, memory = os.path.join(folder, "tmp"), spec["memory_mb"]
+        sandbox.build(os.path.join(folder, "root"), spec["binds"], tmp=tmp, proc=True, memory_mb=memory)
+        rlimits.bound_namespace(spec["limits"]["processes"])
+        task = _start(spec, log, report)
+        os.close(log)
+        if stopping:
+            forward()
+        _reap(task, stopping, report)
+    except Exception as error:  # noqa: BLE001  the shim writes it down
+        report(error=str(error) if isinstance(error, sandbox.SandboxError) else repr(error))
+    finally:
+        os._exit(0)
+
+
+def _start(spec: dict[str, Any], log: int, report: Any) -> int:
+    failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    task = os.fork()
+    if task == 0:
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            become_task(spec, log)
+            execute(spec["argv"], spec["env"])
+        except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            os.write(failed_write, f"{spec['argv'][0]!r} cannot be started: {text}".encode())
+        finally:
+            os._exit(EXIT_NOT_STARTED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.close(failed_write)
+    failure = b""
+    while chunk := os.read(failed_read, 4096):
+        failure += chunk
+    if failure:
+        os.write(log, failure + b"\n")
+        report(failure=failure.decode(errors="replace"))
+    else:
+        report(started_at=time.time())
+    return task
+
+
+def become_task(spec: dict[str, Any], output: int) -> None:
+    """Everything between fork and exec: session, descriptors, working folder, privileges, and whether the data is usable."""
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    rlimits.bound(spec["limits"])
+    sandbox.drop_privileges(spec["uid"])
+    for bind in spec["binds"]:
+        if bind.get("data"):
+            mode, verb = (os.R_OK | os.X_OK, "read") if bind.get("read_only") else (os.W_OK | os.X_OK, "written")
+            if not os.access(bind["target"], mode):
+                who = f"uid {os.getuid()}"
+                raise sandbox.SandboxError(
+                    f"the folder {bind['source']} cannot be {verb} by {who}, as which this task runs"
+                )
+    os.chdir(spec["cwd"])
+
+
+def execute(argv: list[str], env: dict[str, str]) -> None:
+    """execvpe(3) by the PATH in `env` (os.execvpe imports a module, and its file is not there in the sandbox)."""
+    missing = OSError(errno.ENOENT, "no such program")
+    for folder in [""] if "/" in argv[0] else env.get("PATH", "").split(":"):
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, env)  # noqa: S606  no shell is the point
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except PermissionError as error:
+            missing = error
+    raise missing
+
+
+def _reap(task: int, stopping: list[int], report: Any) -> None:
+    """Until the task has ended; when it was asked to stop, until everything that it left has ended too."""
+    ended = False
+    while not ended or stopping:
+        try:
+            pid, code = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+        if pid == task:
+            ended = True
+            exit_code = os.waitstatus_to_exitcode(code)
+            report(**({"exit": exit_code} if exit_code >= 0 else {"signal": -exit_code}))
+
+
+def start_time(pid: int) -> int:
+    """Field 22 of /proc/PID/stat: with the pid it names a process as long as the machine is up. 0: it is not alive."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19]) if fields[0] not in (b"Z", b"X") else 0
+
+
+def oom_kills(spec: dict[str, Any]) -> int:
+    """How often the kernel killed for memory: in the task's own cgroup when it has one, else on this machine."""
+    path = os.path.join(spec["cgroup"], "memory.events") if spec.get("cgroup") else "/proc/vmstat"
+    try:
+        with open(path) as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

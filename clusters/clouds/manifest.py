@@ -1,0 +1,106 @@
+"""What administrators say of a Kubernetes cluster: its manifest, as one typed and validated value.
+
+    {"kind": "kubernetes-cluster", "metadata": {"name": "training"},
+     "spec": {"title": "Training", "kubeconfig": "apiVersion: v1 …", "default": true, "settings": {"runtime_class": "nvidia"}}}
+
+The form, a REST body and `manage.py register_kubernetes` all become a `KubernetesManifest`. A kubeconfig goes in and never comes
+out; whether it is a safe one is `clouds.kubernetes.kubeconfig`'s to say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, StringConstraints, ValidationError, model_validator
+
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from portal.errors import FieldError, Invalid
+from portal.manifests import Manifest, Strict, dns_label, errors_by_path, field_error
+from portal.specs import Line
+
+LOCAL = "local"
+
+
+def _not_local(value: str) -> str:
+    if value == LOCAL:
+        raise ValueError("“local” is the portal's own machine; choose another name.")
+    return value
+
+
+CloudName = Annotated[
+    str, StringConstraints(min_length=1, max_length=40), AfterValidator(dns_label), AfterValidator(_not_local)
+]
+
+
+class KubernetesMetadata(Strict):
+    name: CloudName
+
+
+class KubernetesSpec(Strict):
+    """How a cluster is reached, by a kubeconfig or with the credentials of the pod that the portal runs in, and what is decided
+    for it. A change that gives neither keeps what is stored."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    title: Annotated[Line, StringConstraints(max_length=100)] = Field(
+        default="", description="As people call it; the name when it is empty."
+    )
+    kubeconfig: SecretStr | None = Field(
+        default=None,
+        max_length=256 * 1024,
+        description="YAML or JSON with everything in it: no files, no programs. Only the context that is used is kept.",
+    )
+    context: Annotated[Line, StringConstraints(max_length=300)] = Field(
+        default="", description="Of the kubeconfig; its current one when empty."
+    )
+    in_cluster: bool = Field(default=False, description="Use the service account of the pod that the portal runs in.")
+    insecure: bool = Field(
+        default=False,
+        description="Let a kubeconfig pass that does not check the server's certificate. Only for trying out.",
+    )
+    enabled: bool = Field(default=True, description="Whether it takes new runs; those that live there go on anyway.")
+    default: bool = Field(default=False, description="Whether business lines run here that are placed nowhere.")
+    settings: Settings = Settings()
+    prometheus_token: SecretStr | None = Field(
+        default=None,
+        max_length=16 * 1024,
+        description="A bearer token for the Prometheus of the settings. It goes in and never comes out; without it the one that "
+        "is stored is kept as long as the address stays, and an empty one takes it away.",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        token = self.prometheus_token.get_secret_value() if self.prometheus_token else ""
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise field_error("A token is one line without spaces.", "prometheusToken")
+        if token and not self.settings.prometheus:
+            raise field_error("Give the address of Prometheus in the settings, too.", "prometheusToken")
+        if self.in_cluster and self.kubeconfig is not None:
+            raise field_error("Give either a kubeconfig or this.", "inCluster")
+        if self.default and not self.enabled:
+            raise field_error("What takes no new runs cannot be the default.", "default")
+        return self
+
+
+class KubernetesManifest(Manifest):
+    """`{"kind": "kubernetes-cluster", "metadata": {"name"}, "spec": {…}}`."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    kind: Literal["kubernetes-cluster"] = "kubernetes-cluster"
+    metadata: KubernetesMetadata
+    spec: KubernetesSpec
+
+
+def read_manifest(body: Any, *, name: str | None = None) -> KubernetesManifest:
+    """The manifest in a body; `name` is what the address says. Raises Invalid; what was sent stays out of its sentences."""
+    if name is not None and isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
+        body = {**body, "metadata": {"name": name, **body.get("metadata", {})}}
+    try:
+        manifest = KubernetesManifest.model_validate(body)
+    except ValidationError as error:
+        found = errors_by_path(error.errors(include_url=False, include_input=False))
+        raise Invalid([FieldError(path, message) for path, message in found]) from None
+    if name is not None and manifest.metadata.name != name:
+        raise Invalid.at("metadata", "name", message=f"The address of this request says “{name}”.")
+    return manifest

@@ -1,1 +1,0 @@
-"""Forms by which clusters are made: New Cluster and Import."""

@@ -1,0 +1,86 @@
+"""What this app tells the apps beneath it, which may not import it: who uses a datastore, GPUs held, clusters that are found.
+
+Registered once by `apps.py`; each answer costs one query or two, whatever is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Q, QuerySet, Sum
+from django.urls import reverse
+
+from clusters.access import clusters_for
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.models import CloudState, Cluster, KubernetesCluster, Run
+from clusters.runs.status import consumer
+from clusters.spec.search import Search, page
+from datastores import uses
+from datastores.models import Datastore
+from portal.models import Appcode, User
+from portal.pages import layout
+
+
+def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
+    """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
+    names = [store.name for store in stores]
+    in_definition = Q(spec__input__in=names) | Q(spec__output__in=names)
+    in_run = Q(current_run__gone=False) & (
+        Q(current_run__spec__input__in=names) | Q(current_run__spec__output__in=names)
+    )
+    clusters = Cluster.objects.filter(
+        Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
+    )
+    found: dict[int, list[uses.Use]] = {store.pk: [] for store in stores}
+    keys = {(store.appcode_id, store.name): store.pk for store in stores}
+    for cluster in clusters.select_related("appcode", "current_run"):
+        specs = [cluster.spec] if cluster.deleted_at is None else []
+        if cluster.current_run and not cluster.current_run.gone:
+            specs.append(cluster.current_run.spec)
+        named = {spec.get(key) for spec in specs for key in ("input", "output")}
+        for name in sorted(name for name in named if name):
+            if (cluster.appcode_id, name) in keys:
+                found[keys[cluster.appcode_id, name]].append(uses.Use(cluster.name, cluster_url(cluster)))
+    return found
+
+
+def gpus_held(appcodes: QuerySet[Appcode]) -> layout.GpuUse:
+    """GPUs that pods of `appcodes` hold now, and whether some of them (before there are any: of all there are) are simulated."""
+    runs = Run.objects.filter(gone=False, cluster__appcode__in=appcodes.values("pk"))
+    found = runs.aggregate(held=Sum("gpu_rate"), clouds=ArrayAgg("cloud", distinct=True))
+    simulated = CloudState.objects.filter(simulated__gt=0)
+    if found["clouds"]:
+        simulated = simulated.filter(name__in=found["clouds"])
+    return layout.GpuUse(found["held"] or 0, simulated=simulated.exists())
+
+
+def without_end(consumers: Collection[str]) -> set[str]:
+    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, and runs of services without a time
+    limit."""
+    numbers = {int(key.removeprefix("run ")) for key in consumers if re.fullmatch(r"run \d+", key)}
+    services = Run.objects.filter(pk__in=numbers, spec__mode="service", spec__timeLimit=None).only("pk")
+    return {key for key in consumers if key.startswith("volume ")} | {consumer(run) for run in services}
+
+
+def closed_networks() -> set[str]:
+    """What administrators closed to tasks, addresses of nodes and API servers among it: webhooks do not lead there either."""
+    # Settings that can no longer be read are told where something is to run; of those the usual networks are closed.
+    found = KubernetesCluster.objects.values_list("settings__closed_networks", flat=True)
+    return {network for networks in found for network in (Settings().closed_networks if networks is None else networks)}
+
+
+def find_clusters(user: User, words: str, limit: int) -> list[layout.Hit]:
+    """For the search over everything: the newest clusters that match and that `user` may see."""
+    found, _ = page(Search(text=words).narrow(clusters_for(user)), "", limit)
+    return [
+        layout.Hit(
+            c.name, f"{c.appcode.code} · {c.current_run.phase if c.current_run else 'never deployed'}", cluster_url(c)
+        )
+        for c in found
+    ]
+
+
+def cluster_url(cluster: Cluster) -> str:
+    return reverse("cluster", args=[cluster.appcode.code, cluster.name])

@@ -1,0 +1,195 @@
+"""Copying one log, from its cloud into the archive, in a thread without a database.
+
+It is collected in a file here and stored as a whole, so that an object store that is away for a while holds up nothing. The
+files of one process have LOGS_SPOOL_BYTES together; a log for which there is no room is cut, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO
+
+from django.conf import settings
+
+from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
+from clusters.logs.archive import Archive, key_of
+from clusters.models import Task
+
+log = logging.getLogger(__name__)
+
+# A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
+ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
+# How long a log that was read waits here for the object store, and the pauses after which that is asked again.
+STORE_SECONDS, SHORTEST_PAUSE, LONGEST_PAUSE = 900.0, 1.0, 30.0
+IN_MEMORY = 256 * 1024
+PIECE = 1024 * 1024
+# How long a log waits for others to leave it room.
+ROOM_SECONDS = 10.0
+CUT = "The log is longer than {} MiB; only its beginning was kept."
+NO_ROOM = "The portal had no room for more of it; only its beginning was kept."
+BROKEN_OFF = b"\n[The rest of this log was lost with its pod.]\n"
+GONE = "Its pod was gone before the log could be copied."
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of it, as the row of its task says it."""
+
+    state: str
+    size: int | None = None
+    message: str = ""
+
+
+@dataclass
+class Job:
+    """One log on its way, seen by the thread that copies it and by the loop that writes down how it goes. `early` is what is said
+    at the end of one that is copied as it is now; "" for one that is followed to its end."""
+
+    task: Task
+    is_ending: bool
+    early: str = ""
+    opened: threading.Event = field(default_factory=threading.Event)
+    trouble: str = ""
+    written: str = ""
+
+
+def copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
+    """The whole way; whatever fails is told by the outcome."""
+    task = job.task
+    try:
+        with _room.use() as room, tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
+            size, message = _collect(job, cloud, ref, file, room)
+            key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
+            return _store(job, lambda: store.keep(key, file, size), file, size, message)
+    except _Absent:
+        return Outcome(Task.LogState.LOST, message=GONE)
+    except (CloudError, OSError) as error:
+        return Outcome(Task.LogState.DUE, message=str(error))
+    except Exception:
+        log.exception("the log of %s-%s of run %s cannot be copied", task.role, task.index, ref.id)
+        return Outcome(Task.LogState.DUE, message="The portal failed; its log says more.")
+    finally:
+        job.opened.set()
+
+
+class _Absent(Exception):
+    pass
+
+
+def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], room: Share) -> tuple[int, str]:
+    """Writes the whole log, to its end; its size, and what people should know of it."""
+    task = job.task
+    left, said = settings.LOGS_MAX_BYTES, ""
+    follow: Callable[..., Iterator[LogChunk]] = functools.partial(_as_it_is, cloud) if job.early else cloud.follow
+    for chunk in _patiently(job, follow(ref, task.role, task.index, attempt=task.attempt)):
+        if chunk.absent and not file.tell():
+            raise _Absent
+        if file.tell() + len(chunk.data) > IN_MEMORY and not room.take(len(chunk.data)):
+            said = NO_ROOM
+            break
+        file.write(chunk.data[:left])
+        left -= len(chunk.data)
+        if chunk.absent:
+            file.write(BROKEN_OFF)
+        if left < 0:
+            said = CUT.format(settings.LOGS_MAX_BYTES // 2**20)
+            break
+        if job.early and not (chunk.complete or chunk.data):
+            said = job.early
+            break
+    if said:
+        file.write(f"\n[{said}]\n".encode())
+    return file.tell(), said
+
+
+def _as_it_is(cloud: Cloud, ref: RunRef, role: str, index: int, *, attempt: int) -> Iterator[LogChunk]:
+    """The log up to now; the last piece is empty unless the log is complete."""
+    offset, cursor = 0, ""
+    while True:
+        chunk = cloud.log(ref, role, index, attempt=attempt, offset=offset, limit=PIECE, cursor=cursor)
+        yield chunk
+        if chunk.complete or not chunk.data:
+            return
+        offset, cursor = chunk.offset, chunk.cursor
+
+
+class Room:
+    """What the files of all logs that are on their way in this process may take together."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> bool:
+        with self._changed:
+            has = bool(self._changed.wait_for(lambda: self._used + size <= settings.LOGS_SPOOL_BYTES, ROOM_SECONDS))
+            if has:
+                self._used += size
+            return has
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
+
+    @contextmanager
+    def use(self) -> Iterator[Share]:
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.give(share.taken)
+
+
+@dataclass
+class Share:
+    """What one log has of it."""
+
+    room: Room
+    taken: int = 0
+
+    def take(self, size: int) -> bool:
+        has = self.room.take(size)
+        self.taken += size if has else 0
+        return has
+
+
+_room = Room()
+
+
+def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
+    """Raises CloudError when the end does not come."""
+    most = ENDING_SECONDS if job.is_ending else SILENCE_SECONDS
+    last = time.monotonic()
+    for chunk in chunks:
+        # The first chunk comes when the log is open, however little is in it.
+        job.opened.set()
+        if chunk.data:
+            last = time.monotonic()
+        elif not chunk.complete and time.monotonic() - last > most:
+            raise CloudError("The cloud does not say that the log is at its end.")
+        yield chunk
+
+
+def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int, message: str) -> Outcome:
+    """Tries again while the object store is away: what was read here may be nowhere else any more."""
+    end, pause = time.monotonic() + STORE_SECONDS, SHORTEST_PAUSE
+    while True:
+        try:
+            file.seek(0)
+            keep()
+        except CloudError as error:
+            job.trouble = str(error)
+            if time.monotonic() > end:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        else:
+            return Outcome(Task.LogState.KEPT, size, message)

@@ -1,0 +1,262 @@
+"""The log of one task, wherever it is: in the cloud while its pod exists, afterwards (for clouds that lose it) in the archive.
+
+Every stream ends by itself after FOLLOW_SECONDS and can be taken up again at its offset, so that a forgotten window does not
+hold a thread of the web server for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from clusters.clouds import registry
+from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
+from clusters.logs.archive import archive, key_of
+from clusters.logs.collect import is_wanted
+from clusters.models import Run, Task
+from portal.api.limits import Place
+
+log = logging.getLogger(__name__)
+
+FOLLOW_SECONDS = 900
+CHUNK = 262_144
+# The last lines are looked for in this much of the log's end.
+TAIL_BYTES = 1024 * 1024
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+NO_ARCHIVE = (
+    "This log went with its pod: on Kubernetes, logs last as long as their pods where the portal has no archive for them. "
+    "An administrator can set one up (PORTAL_LOGS_S3_URL)."
+)
+
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How far the copy of a log is: `Task.log_*`."""
+
+    state: str = ""
+    size: int = 0
+    message: str = ""
+
+    @property
+    def is_coming(self) -> bool:
+        return self.state in (Task.LogState.DUE, Task.LogState.OPEN)
+
+
+class RunLogs:
+    """The logs of all tasks of a run. It reads outside of any transaction; every call may raise CloudError.
+
+    Who reads in threads calls `load` before, because they have no database.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.keeps = registry.keeps_logs(run.cloud)
+
+    @cached_property
+    def _cloud(self) -> Cloud | CloudError:
+        """What is copied can be read of a cloud, too, that is not there any more."""
+        try:
+            return registry.cloud_of(self.run)
+        except CloudError as error:
+            return error
+
+    @property
+    def cloud(self) -> Cloud:
+        if isinstance(self._cloud, CloudError):
+            raise CloudError(str(self._cloud)) from self._cloud
+        return self._cloud
+
+    @cached_property
+    def ref(self) -> RunRef:
+        return registry.run_ref(self.run)
+
+    @cached_property
+    def copies(self) -> dict[Key, Copy]:
+        """Of logs that are copied, or were to be. One query, and none for a cloud that keeps logs."""
+        if self.keeps:
+            return {}
+        rows = Task.objects.filter(run=self.run).exclude(log_state="")
+        found = rows.values_list("role", "index", "attempt", "log_state", "log_size", "log_message")
+        return {
+            (role, index, attempt): Copy(state, size or 0, message)
+            for role, index, attempt, state, size, message in found
+        }
+
+    def load(self) -> None:
+        """Reads from the database what `read` needs."""
+        _ = self.ref, self.copies, self._cloud
+
+    def read(
+        self,
+        role: str,
+        index: int,
+        attempt: int,
+        *,
+        offset: int = 0,
+        limit: int = CHUNK,
+        tail: int | None = None,
+        cursor: str = "",
+    ) -> LogChunk:
+        """As `Cloud.log`, of which it differs in that a log which is still to be copied is not complete before it is."""
+        copy = self.copies.get((role, index, attempt), Copy())
+        if copy.state == Task.LogState.KEPT:
+            return self._copied((role, index, attempt), copy, offset=offset, limit=limit, tail=tail)
+        if copy.state == Task.LogState.LOST:
+            return LogChunk(b"", offset, True, absent=True)
+        chunk = self.cloud.log(
+            self.ref, role, index, attempt=attempt, offset=offset, limit=limit, tail=tail, cursor=cursor
+        )
+        return replace(chunk, complete=False) if chunk.absent and copy.is_coming else chunk
+
+    def follow(self, role: str, index: int, attempt: int, *, offset: int, cursor: str) -> Iterator[LogChunk]:
+        """As `Cloud.follow`."""
+        key = (role, index, attempt)
+        copy = self.copies.get(key, Copy())
+        while copy.state != Task.LogState.KEPT:
+            for chunk in self.cloud.follow(self.ref, role, index, attempt=attempt, offset=offset, cursor=cursor):
+                offset, cursor = chunk.offset, chunk.cursor
+                if not chunk.absent or self.keeps:
+                    yield chunk
+            if not chunk.absent or self.keeps:
+                return
+            # Its pod is gone: the rest is in the archive, or will be soon.
+            copy = self.again(key)
+            if copy.state != Task.LogState.KEPT:
+                yield replace(chunk, complete=not copy.is_coming)
+                if not copy.is_coming:
+                    return
+                time.sleep(LONGEST_PAUSE)
+        while True:
+            chunk = self._copied(key, copy, offset=offset, limit=CHUNK, tail=None)
+            yield chunk
+            if chunk.complete:
+                return
+            offset = chunk.offset
+
+    def again(self, key: Key) -> Copy:
+        """How far the copy is by now."""
+        self.__dict__.pop("copies", None)
+        return self.copies.get(key, Copy())
+
+    def note(self, role: str, index: int, attempt: int, chunk: LogChunk) -> str:
+        """What people should know of this log; "" when it is simply what the program wrote."""
+        copy = self.copies.get((role, index, attempt), Copy())
+        if copy.state == Task.LogState.LOST:
+            lost = sum(each.state == Task.LogState.LOST for each in self.copies.values())
+            return copy.message if lost == 1 else f"{copy.message} {lost} logs of this run are missing like that."
+        if copy.state == Task.LogState.KEPT and chunk.absent:
+            return "Somebody has removed this log from the archive."
+        if copy.state == Task.LogState.KEPT and copy.message:
+            return copy.message
+        if copy.is_coming and copy.message:
+            return f"This log is not in the archive yet: {copy.message} It is tried again."
+        if chunk.absent and chunk.complete and not self.keeps and not is_wanted(self.run.cloud):
+            return NO_ARCHIVE
+        return ""
+
+    def _copied(self, key: Key, copy: Copy, *, offset: int, limit: int, tail: int | None) -> LogChunk:
+        store = archive()
+        if store is None:
+            raise CloudError("This log was copied into an archive that the installation does not know any more.")
+        where = key_of(self.run.cloud, self.run.pk, *key)
+        return store.read(where, copy.size, offset=offset, limit=limit, tail=tail)
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """One log."""
+
+    logs: RunLogs
+    role: str
+    index: int
+    attempt: int
+
+    def read(self, offset: int, cursor: str = "") -> LogChunk:
+        return self.logs.read(self.role, self.index, self.attempt, offset=offset, cursor=cursor)
+
+    def follow(self, offset: int, cursor: str) -> Iterator[LogChunk]:
+        return self.logs.follow(self.role, self.index, self.attempt, offset=offset, cursor=cursor)
+
+    def note(self, chunk: LogChunk) -> str:
+        return self.logs.note(self.role, self.index, self.attempt, chunk)
+
+    def last_lines(self, lines: int) -> LogChunk:
+        """The last `lines` lines, of at most TAIL_BYTES together."""
+        chunk = self.logs.read(self.role, self.index, self.attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
+        kept = chunk.data.splitlines(keepends=True)[-lines:] if lines else []
+        return replace(chunk, data=b"".join(kept))
+
+    def everything(self, first: LogChunk) -> Iterator[bytes]:
+        """What there is now, from a chunk that was read already. What cannot be read any more is missing."""
+        chunk = first
+        while chunk.data:
+            yield chunk.data
+            try:
+                chunk = self.read(chunk.offset, chunk.cursor)
+            except CloudError as error:
+                # The status has been sent already. Ending early is all that is left; the reader goes on at its offset.
+                log.warning("A log ends early: %s", error)
+                return
+
+
+class LogStream:
+    """An iterable of bytes for a streaming response, which calls `close` whatever happens.
+
+    `first` was read already, so that an error of the cloud is still an error of the request. `is_over` says whether nothing
+    more can come although the cloud has no log yet, `is_gone` whether the reader hung up.
+    """
+
+    def __init__(
+        self,
+        source: LogSource,
+        first: LogChunk,
+        *,
+        follow: bool,
+        is_over: Callable[[], bool],
+        is_gone: Callable[[], bool],
+        place: Place,
+    ) -> None:
+        self.source, self.first, self.is_over, self.is_gone, self.place = source, first, is_over, is_gone, place
+        self.wants_more = follow
+
+    def __iter__(self) -> Iterator[bytes]:
+        if not self.wants_more:
+            yield from self.source.everything(self.first)
+            return
+        end = time.monotonic() + FOLLOW_SECONDS
+        if self.first.data:
+            yield self.first.data
+        try:
+            for chunk in self._all(end):
+                if chunk.data:
+                    yield chunk.data
+                elif self.is_gone():
+                    return
+                if time.monotonic() > end:
+                    return
+        except CloudError as error:
+            log.warning("A log stream ends early: %s", error)
+
+    def _all(self, end: float) -> Iterator[LogChunk]:
+        """As it comes; the log of a task that has not begun yet is looked for again and again."""
+        chunk, pause, over = self.first, SHORTEST_PAUSE, False
+        while not (chunk.complete and over):
+            # Asked before the log is: a task that begins in between has a log that was not there yet.
+            offset, over = chunk.offset, self.is_over()
+            for news in self.source.follow(chunk.offset, chunk.cursor):
+                chunk = news
+                yield chunk
+            pause = SHORTEST_PAUSE if chunk.offset > offset else min(2 * pause, LONGEST_PAUSE)
+            if not chunk.complete or time.monotonic() > end:
+                return
+            if not over:
+                time.sleep(pause)
+                yield replace(chunk, data=b"")
+
+    def close(self) -> None:
+        self.place.release()

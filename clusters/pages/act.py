@@ -1,0 +1,78 @@
+"""What people do to a cluster from a menu: one POST each, and a page that asks first where something is lost.
+
+With JavaScript the question is a dialog, which then sends `confirmed`; without it the first POST shows the question as a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods
+
+from clusters import actions
+from clusters.access import cluster_for
+from portal.access import OPERATE
+from portal.errors import Conflict, Invalid
+from portal.pages.appcodes import person
+
+
+@dataclass(frozen=True)
+class Act:
+    """`lost` is said before it is done ("" when nothing is lost), `done` afterwards."""
+
+    do: Callable[..., Any]
+    label: str
+    done: str
+    lost: str = ""
+
+
+ACTS = {
+    "deploy": Act(actions.deploy, "Re-Deploy", "{name} has been submitted again."),
+    "cancel": Act(
+        actions.cancel,
+        "Cancel the run",
+        "{name} is cancelled.",
+        "It has not begun to run, so no work is lost. Its place in the queue is.",
+    ),
+    "disable": Act(
+        actions.disable,
+        "Disable",
+        "{name} is being ended.",
+        "Its tasks are asked to end and get 10 seconds for it. What is in /elearn/output is stored first; what a program "
+        "holds only in memory is lost.",
+    ),
+    "delete": Act(
+        actions.delete_cluster,
+        "Delete",
+        "{name} has been deleted.",
+        "The definition, its runs and their logs are lost; a living run is ended. What lies in its datastores stays, and so "
+        "do its bills.",
+    ),
+}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpResponse:
+    user = person(request)
+    cluster = cluster_for(user, appcode, name, OPERATE)
+    wanted = ACTS[verb]
+    if request.method != "POST" or (wanted.lost and "confirmed" not in request.POST):
+        return render(request, "clusters/ask.html", {"cluster": cluster, "act": wanted, "verb": verb})
+    back = "clusters" if verb == "delete" else reverse("cluster", args=[appcode, name])
+    try:
+        wanted.do(cluster, acting_user=user)
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+    except Invalid as invalid:
+        # The definition names what is gone by now: to be mended in the form.
+        messages.error(request, " ".join(error.message for error in invalid.errors))
+        back = reverse("change_cluster", args=[appcode, name]) if verb == "deploy" else back
+    else:
+        messages.success(request, wanted.done.format(name=name))
+    return redirect(back)

@@ -1,0 +1,83 @@
+"""What the New Cluster form lets people choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+
+from clusters.clouds.placement import THIS_MACHINE, place_of
+from clusters.models import LOCAL, Flavor, Image
+from datastores.models import Datastore
+from portal.errors import Invalid
+from portal.models import Appcode
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the form lets people choose from. `appcode` is the one whose datastores are offered, and whose runs are made on
+    `cloud`, which people call `cloud_title`."""
+
+    appcodes: list[Appcode]
+    appcode: str
+    images: list[Image]
+    flavors: list[Flavor]
+    datastores: list[Datastore]
+    cloud: str = LOCAL
+    cloud_title: str = THIS_MACHINE
+
+    @classmethod
+    def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
+        """`appcodes` are those where the person may create; `datastores` those that they may see."""
+        codes = list(appcodes.filter(state=Appcode.State.ACTIVE))
+        known = [each.code for each in codes]
+        chosen = appcode if appcode in known else (known[0] if known else "")
+        try:
+            place = place_of(codes[known.index(chosen)]) if chosen else None
+        except Invalid:
+            # The preview says why.
+            place = None
+        return cls(
+            codes,
+            chosen,
+            list(Image.objects.filter(enabled=True)),
+            list(Flavor.objects.filter(enabled=True)),
+            list(datastores.filter(appcode__code=chosen)),
+            *((place.cloud, place.title) if place else ()),
+        )
+
+    def defaults(self) -> dict[str, str]:
+        """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
+        image = next((image.name for image in self.images if image.runs_on(self.cloud)), "")
+        return {"appcode": self.appcode, "image": image, "master_flavor": self.flavors[0].name if self.flavors else ""}
+
+    def choices(self) -> dict[str, list[tuple[str, str]]]:
+        flavors = [(flavor.name, flavor_label(flavor)) for flavor in self.flavors]
+        stores = [
+            ("", "none"),
+            *((store.name, f"{store.name} ({store.get_kind_display()})") for store in self.datastores),
+        ]
+        images = [
+            (image.name, image.title if image.runs_on(self.cloud) else f"{image.title} (not on {self.cloud_title})")
+            for image in self.images
+        ]
+        return {
+            "appcode": [
+                (each.code, each.code if each.name == each.code else f"{each.code} – {each.name}")
+                for each in self.appcodes
+            ],
+            "image": images,
+            "input": stores,
+            "output": stores,
+            "master_flavor": flavors,
+            **{f"{role}_flavor": [("", "none"), *flavors] for role in ("ps", "worker", "evaluator")},
+            "framework": [("tensorflow", "TensorFlow"), ("pytorch", "PyTorch")],
+            "mode": [("batch", "Batch"), ("service", "Service")],
+            "completion": [("master", "when the master has finished"), ("workers", "when all workers have finished")],
+        }
+
+
+def flavor_label(flavor: Flavor) -> str:
+    """ "Middle + 1 GPU · 4 cores, 16 GiB"."""
+    cores = f"{flavor.cpu_milli / 1000:g}"
+    return f"{flavor.title} · {cores} {'core' if cores == '1' else 'cores'}, {flavor.memory_mb / 1024:.3g} GiB"

@@ -1,0 +1,368 @@
+"""Administrators' pages of clouds: this machine and the registered Kubernetes clusters, and which business line runs on which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.db.models import Count
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from pydantic.fields import FieldInfo
+
+from billing.models import Measuring
+from clusters.clouds import actions
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.health import silence
+from clusters.clouds.manifest import KubernetesManifest, read_manifest
+from clusters.clouds.placement import THIS_MACHINE
+from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
+from clusters.runs import decommission
+from datastores.models import Volume
+from portal.access import require_administrator
+from portal.errors import Conflict, Invalid
+from portal.models import OrgNode
+from portal.pages.appcodes import attempt, person
+from portal.pages.forms import Words, show_errors
+
+SETTING = "setting_"
+FIELDS: Mapping[str, FieldInfo] = Settings.__pydantic_fields__  # type: ignore[attr-defined]
+CODE = {"spellcheck": "false", "autocapitalize": "none", "autocomplete": "off"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A line of the list; `row` is None for this machine."""
+
+    name: str
+    title: str
+    row: KubernetesCluster | None
+    state: CloudState | None
+    measuring: Measuring | None
+    is_default: bool
+    runs: int
+    lines: list[str]
+    volumes: int = 0
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.state.capacity.get("nodes", []) if self.state else []
+
+    @property
+    def gpus(self) -> int:
+        return sum(node["gpus"] for node in self.nodes)
+
+    @property
+    def gpus_free(self) -> int:
+        return sum(node["gpus_free"] for node in self.nodes)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether it can be given up, which is asked again when somebody does."""
+        heard_at = self.state.heard_at if self.state else None
+        if self.row is None or not decommission.is_silent(heard_at):
+            return False
+        return bool(self.runs or self.volumes) or (heard_at is not None and self.row.given_up_at is None)
+
+    @property
+    def silence(self) -> str:
+        return silence(self.state, self.title, timezone.now())
+
+
+class KubernetesForm(forms.Form):
+    """What a manifest says of a cluster. The fields of its settings are those of `Settings`, whatever these are."""
+
+    use_required_attribute = False
+    PATHS: ClassVar = {
+        "metadata.name": "name",
+        **{f"spec.{name}": name for name in ("title", "kubeconfig", "context", "insecure", "enabled", "default")},
+        "spec.inCluster": "how",
+        "spec.prometheusToken": "prometheus_token",
+        **{f"spec.settings.{name}": f"{SETTING}{name}" for name in FIELDS},
+    }
+
+    name = Words(
+        label="Name",
+        help_text="What runs and manifests keep, e.g. <code>training</code>. It cannot be changed later.",
+        widget=forms.TextInput(attrs=CODE),
+    )
+    title = Words(label="Title", required=False, help_text="As people call it. Default: the name.")
+    how = forms.ChoiceField(
+        label="Reached by",
+        choices=[("kubeconfig", "a kubeconfig"), ("in-cluster", "the service account of the portal's own pod")],
+        initial="kubeconfig",
+    )
+    kubeconfig = Words(
+        label="Kubeconfig",
+        required=False,
+        help_text="Everything has to be in it: no files, and no programs to sign in. It is encrypted and never shown again.",
+        widget=forms.Textarea(attrs={"rows": 8, "class": "code", **CODE}),
+    )
+    context = Words(label="Context", required=False, help_text="Default: the current one of the kubeconfig.")
+    insecure = forms.BooleanField(
+        label="Insecure",
+        required=False,
+        help_text="Let a kubeconfig pass that does not check the server's certificate. Only for trying out.",
+    )
+    enabled = forms.BooleanField(
+        label="Takes new runs", required=False, initial=True, help_text="Those that live there go on anyway."
+    )
+    default = forms.BooleanField(
+        label="Default", required=False, help_text="Business lines run here that are placed nowhere."
+    )
+
+    prometheus_token = Words(
+        label="Token of Prometheus",
+        required=False,
+        help_text="A bearer token, where it asks for one. It is encrypted and never shown again.",
+        widget=forms.PasswordInput(attrs={"class": "code", **CODE, "autocomplete": "new-password"}),
+    )
+
+    def __init__(self, *args: Any, row: KubernetesCluster | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name, info in FIELDS.items():
+            self.fields[f"{SETTING}{name}"] = _field(info)
+        self.row = row
+        if row is not None:
+            self.fields["name"].disabled = True
+            if row.prometheus_token:
+                self.fields[
+                    "prometheus_token"
+                ].help_text = "Empty keeps the one that is stored; it is forgotten when the address changes."
+            self.fields["kubeconfig"].help_text = "Empty keeps the one that is stored." if row.server else ""
+
+    @property
+    def settings_fields(self) -> list[forms.BoundField]:
+        return [*(self[f"{SETTING}{name}"] for name in FIELDS), self["prometheus_token"]]
+
+    @property
+    def settings_open(self) -> bool:
+        """Whether something that is folded away was changed or is wrong."""
+        plain = Settings()
+        return any(
+            (name == "prometheus_token" and name in self.errors)
+            or (
+                name.startswith(SETTING)
+                and (name in self.errors or self[name].value() != _write(getattr(plain, name[len(SETTING) :])))
+            )
+            for name in self.fields
+        )
+
+    def manifest(self) -> KubernetesManifest:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        typed = self.cleaned_data
+        spec: dict[str, Any] = {name: typed[name] for name in ("title", "context", "insecure", "enabled", "default")}
+        spec["settings"] = {name: _read(info, typed[f"{SETTING}{name}"]) for name, info in FIELDS.items()}
+        if typed["how"] == "in-cluster":
+            spec["inCluster"] = True
+        elif self.row and self.row.kubeconfig is None and not typed["kubeconfig"].strip():
+            raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig.")
+        if typed["prometheus_token"].strip():
+            spec["prometheusToken"] = typed["prometheus_token"].strip()
+        if typed["kubeconfig"].strip():
+            spec["kubeconfig"] = typed["kubeconfig"]
+        return read_manifest({"metadata": {"name": typed["name"].strip()}, "spec": spec})
+
+    @staticmethod
+    def filled(row: KubernetesCluster) -> dict[str, Any]:
+        stored = actions.settings_of(row)
+        return {
+            "name": row.name,
+            "title": row.title,
+            "how": "kubeconfig" if row.kubeconfig else "in-cluster",
+            "enabled": row.enabled,
+            "default": row.is_default,
+            **{f"{SETTING}{name}": _write(getattr(stored, name)) for name in FIELDS},
+        }
+
+
+@require_safe
+def clouds(request: HttpRequest) -> HttpResponse:
+    require_administrator(person(request))
+    rows = list(KubernetesCluster.objects.prefetch_related("placements__org_node"))
+    states = {state.name: state for state in CloudState.objects.all()}
+    measuring = {each.cloud: each for each in Measuring.objects.all()}
+    lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster"))
+    living = dict(Run.objects.filter(gone=False).order_by().values_list("cloud").annotate(Count("pk")))
+    volumes = dict(Volume.objects.order_by().values_list("cloud").annotate(Count("pk")))
+    shown = [
+        Shown(
+            row.name,
+            row.title,
+            row,
+            states.get(row.name),
+            measuring.get(row.name),
+            row.is_default,
+            living.get(row.name, 0),
+            sorted(each.org_node.path for each in row.placements.all()),
+            volumes.get(row.name, 0),
+        )
+        for row in rows
+    ]
+    if settings.LOCAL_CLOUD_SOCKET:
+        here = [line.path for line in lines if _place(line) == LOCAL]
+        default = not any(row.is_default for row in rows)
+        told = states.get(LOCAL), measuring.get(LOCAL)
+        shown.insert(0, Shown(LOCAL, THIS_MACHINE, None, *told, default, living.get(LOCAL, 0), here))
+    choices = [(each.name, each.title) for each in shown if each.row is None or each.row.enabled]
+    default_title = next((each.title for each in shown if each.is_default), "nowhere")
+    context = {
+        "clouds": shown,
+        "lines": [(line, _place(line)) for line in lines],
+        "choices": choices,
+        "default_title": default_title,
+    }
+    return render(request, "clusters/admin_clouds.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def cloud(request: HttpRequest, name: str | None = None) -> HttpResponse:
+    """The form of a new cluster or of one that is registered. What is saved is tried at once."""
+    user = person(request)
+    require_administrator(user)
+    row = _row(name) if name else None
+    initial = KubernetesForm.filled(row) if row else {"default": not KubernetesCluster.objects.exists()}
+    initial = {f"{SETTING}{key}": _write(value) for key, value in vars(Settings()).items() if key in FIELDS} | initial
+    form = KubernetesForm(request.POST if request.method == "POST" else None, initial=initial, row=row)
+    if request.method == "POST":
+        try:
+            manifest = form.manifest()
+            changed = (
+                actions.change(row, manifest, acting_user=user) if row else actions.register(manifest, acting_user=user)
+            )
+        except Invalid as invalid:
+            show_errors(form, invalid, KubernetesForm.PATHS)
+        except Conflict as conflict:
+            form.add_error(None, str(conflict))
+        else:
+            report = actions.try_connection(changed)
+            say = messages.success if report.ok else messages.warning
+            say(request, f"{changed.title} is saved. {report.message}")
+            return redirect("admin_clouds")
+    return render(request, "clusters/admin_cloud.html", {"form": form, "row": row})
+
+
+@require_POST
+def test(request: HttpRequest, name: str) -> HttpResponse:
+    require_administrator(person(request))
+    row = _row(name)
+    report = actions.try_connection(row)
+    (messages.success if report.ok else messages.error)(request, f"{row.title}: {report.message}")
+    return redirect("admin_clouds")
+
+
+@require_POST
+def act(request: HttpRequest, name: str, verb: str) -> HttpResponse:
+    """enable, disable, default, remove."""
+    user = person(request)
+    require_administrator(user)
+    if name == LOCAL and verb == "default" and settings.LOCAL_CLOUD_SOCKET:
+        for row in KubernetesCluster.objects.filter(is_default=True):
+            _attempt_change(request, row, f"{THIS_MACHINE.capitalize()} is the default.", default=False)
+        return redirect("admin_clouds")
+    row = _row(name)
+    if verb == "remove":
+        attempt(request, lambda: actions.remove(row, acting_user=user), f"{row.title} is removed.")
+    elif verb == "default":
+        _attempt_change(request, row, f"{row.title} is the default.", default=True, enabled=True)
+    elif verb == "enable":
+        _attempt_change(request, row, f"{row.title} takes new runs.", enabled=True)
+    else:
+        done = f"{row.title} takes no new runs; those that live there go on."
+        _attempt_change(request, row, done, enabled=False)
+    return redirect("admin_clouds")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def give_up(request: HttpRequest, name: str) -> HttpResponse:
+    """A page that says what is lost and asks for the name."""
+    user = person(request)
+    require_administrator(user)
+    row = _row(name)
+    if request.method != "POST" or request.POST.get("name", "").strip() != row.name:
+        asked = {
+            "row": row,
+            "loss": decommission.loss_of(row),
+            "why_not": decommission.why_not(row),
+            "wrong": f"Type “{row.name}”." if request.method == "POST" else "",
+        }
+        return render(request, "clusters/admin_give_up.html", asked)
+    done = f"{row.title} is given up. Place its business lines elsewhere, and remove it when you are sure."
+    attempt(request, lambda: decommission.give_up(row, acting_user=user), done)
+    return redirect("admin_clouds")
+
+
+@require_POST
+def place(request: HttpRequest) -> HttpResponse:
+    user = person(request)
+    require_administrator(user)
+    line = OrgNode.objects.filter(path=request.POST.get("line", "")[:200], namespace__isnull=False).first()
+    if line is None:
+        raise Http404("There is no such business line.")
+    wanted = request.POST.get("cloud", "")[:40] or None
+    where = "runs where the default is" if wanted is None else f"runs on {wanted}"
+    done = f"{line} {where}; what runs already stays where it is."
+    attempt(request, lambda: actions.place(line, wanted, acting_user=user), done)
+    return redirect("admin_clouds")
+
+
+def _attempt_change(request: HttpRequest, row: KubernetesCluster, done: str, **spec: Any) -> None:
+    user = person(request)
+
+    def change() -> None:
+        actions.change(row, actions.manifest_of(row, **spec), acting_user=user)
+
+    attempt(request, change, done)
+
+
+def _row(name: str) -> KubernetesCluster:
+    row = KubernetesCluster.objects.filter(name=name).first()
+    if row is None:
+        raise Http404(f"There is no Kubernetes cluster “{name}”.")
+    return row
+
+
+def _place(line: OrgNode) -> str:
+    """What was said for a line: the name of a cloud, "" for the default."""
+    placement = getattr(line, "placement", None)
+    return (placement.cluster.name if placement.cluster else LOCAL) if placement else ""
+
+
+def _field(info: FieldInfo) -> forms.Field:
+    options: dict[str, Any] = {"label": info.title, "help_text": info.description, "required": False}
+    kind = get_origin(info.annotation)
+    if kind is Literal:
+        return Words(widget=forms.Select(choices=[(word, word) for word in get_args(info.annotation)]), **options)
+    if isinstance(info.default, int):
+        return Words(widget=forms.NumberInput(attrs={"min": 0, "inputmode": "numeric"}), **options)
+    if isinstance(info.default, tuple) or info.default is None:
+        options["help_text"] = (
+            f"{info.description} {'Write name=value, one' if info.default is None else 'One'} a line."
+        )
+        return Words(widget=forms.Textarea(attrs={"rows": 2, "class": "code", **CODE}), **options)
+    return Words(widget=forms.TextInput(attrs=CODE), **options)
+
+
+def _read(info: FieldInfo, typed: str) -> Any:
+    if isinstance(info.default, tuple):
+        return typed.replace(",", " ").split()
+    if info.default is None:
+        pairs = (line.partition("=") for line in typed.splitlines() if line.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs} or None
+    return typed.strip()
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}={each}" for name, each in value.items())
+    if isinstance(value, tuple):
+        return "\n".join(map(str, value))
+    return "" if value is None else str(value)

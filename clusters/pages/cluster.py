@@ -1,0 +1,332 @@
+"""The cluster page: its head, and the tabs Overview, Usage, Runs, Events and Manifest (Logs and Metrics: their own modules).
+
+Each tab is a page with an address. `?run=N` shows an earlier run. What changes by itself is asked for again as a fragment
+that answers 304 while nothing has changed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import conditional_page, require_safe
+from pydantic import ValidationError
+
+from billing.sums import makeup
+from billing.sums.access import busy_of, usage_of
+from clusters.access import cluster_for, events_of
+from clusters.api.documents import to_manifest
+from clusters.clouds.health import notes, silence_of
+from clusters.models import Cluster, Run, Task
+from clusters.pages.conversion import write_env
+from clusters.pages.create import curl
+from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
+from clusters.runs.plan import output_folder
+from clusters.runs.preview import cost_of
+from clusters.runs.status import consumer
+from clusters.spec.manifest import ROLES, ClusterSpec
+from clusters.spec.search import page
+from portal.access import OPERATE, may
+from portal.errors import Invalid
+from portal.pages.appcodes import person
+
+TABS = (
+    ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
+    ("Manifest", "/manifest"),
+)  # fmt: skip
+ROLE_TITLES = {"master": "Master", "ps": "Parameter server", "worker": "Worker", "evaluator": "Evaluator"}
+# A table of more tasks than this is behind a link; the strip above it shows all of them.
+MAX_TASK_ROWS = 120
+STRIP_FROM = 9
+EVENTS, RUNS = 100, 50
+
+
+@dataclass(frozen=True)
+class Page:
+    """What every tab needs: the cluster, the run that is looked at (None before the first), and what may be done."""
+
+    cluster: Cluster
+    run: Run | None
+    row: Row
+    now: dt.datetime
+    notice: str = ""
+
+    @property
+    def url(self) -> str:
+        return self.row.url
+
+    @property
+    def where(self) -> str:
+        """The cloud and the namespace of the run that is looked at; "" for this machine."""
+        return where(self.run) if self.run else ""
+
+    @property
+    def is_latest(self) -> bool:
+        return self.run is None or self.run.pk == self.cluster.current_run_id
+
+    @property
+    def query(self) -> str:
+        """Keeps the run that is looked at when one goes to another tab."""
+        return "" if self.is_latest or self.run is None else f"?run={self.run.number}"
+
+    @property
+    def tabs(self) -> list[tuple[str, str]]:
+        return [(label, self.url + path) for label, path in TABS]
+
+    @property
+    def sentence(self) -> str:
+        """Why the run is in its phase."""
+        return (first_sentence(self.run) or self.run.phase) if self.run else ""
+
+    @property
+    def cost(self) -> Decimal:
+        return self.run.cost_at(self.now) if self.run else Decimal(0)
+
+    @property
+    def gpu_seconds(self) -> int:
+        return self.run.gpu_seconds_at(self.now) if self.run else 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stretch of the run's life: `end` is None while it lasts; a step that has not begun has no start."""
+
+    label: str
+    start: dt.datetime | None
+    end: dt.datetime | None
+    state: str
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One task of the run with its newest attempt; `task` is None while the cloud has not shown it."""
+
+    role: str
+    index: int
+    task: Task | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def phase(self) -> str:
+        """A task that the portal ended has not failed, whatever its exit code."""
+        if self.task is None:
+            return "Pending"
+        return "Stopped" if self.task.phase == "Failed" and self.task.reason == "Stopped" else self.task.phase
+
+    @property
+    def reason(self) -> str:
+        """Behind the state, unless it says the same."""
+        return self.task.reason if self.task and self.task.reason != self.phase else ""
+
+    @property
+    def message(self) -> str:
+        return self.task.message if self.task and self.task.message.strip(".") != self.phase else ""
+
+    @property
+    def since(self) -> dt.datetime | None:
+        """When it came into its phase, as far as is known."""
+        if self.task is None:
+            return None
+        return self.task.finished_at or self.task.started_at or self.task.scheduled_at
+
+    @property
+    def title(self) -> str:
+        """For the cell of the strip."""
+        why = f" ({self.task.reason})" if self.task and self.task.reason else ""
+        return f"{self.name}: {self.phase}{why}"
+
+
+def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
+    """Raises Http404 for a cluster or run that is not there or not theirs."""
+    user = person(request)
+    cluster = cluster_for(user, appcode, name)
+    run = cluster.current_run
+    if wanted := request.GET.get("run"):
+        number = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 else 0
+        if run is None or run.number != number:
+            run = cluster.runs.filter(number=number).select_related("created_by").first()
+        if run is None:
+            raise Http404(f"{name} has no run {wanted[:20]}.")
+    if run:
+        run.cluster = cluster
+    now = timezone.now()
+    row = row_of(cluster, may_operate=may(user, cluster.appcode, OPERATE), titles=flavor_titles(), now=now)
+    return Page(cluster, run, row, now, silence_of(run, now) if run else "")
+
+
+@require_safe
+@conditional_page
+def head(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Name, state, reason, cost so far and what may be done: the live part above the tabs."""
+    return render(request, "clusters/_head.html", {"page": page_of(request, appcode, name)})
+
+
+@require_safe
+def overview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    return render(request, "clusters/overview.html", {"page": shown, **_overview(request, shown)})
+
+
+@require_safe
+@conditional_page
+def progress(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The live part of the overview: timeline and tasks."""
+    shown = page_of(request, appcode, name)
+    return render(request, "clusters/_progress.html", {"page": shown, **_overview(request, shown)})
+
+
+@require_safe
+def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    rows = usage_of([consumer(shown.run)], shown.now) if shown.run else []
+    context = {
+        "page": shown,
+        "segments": rows,
+        "busy": busy_of(rows),
+        "makeup": makeup.parts(shown.now, consumers=[consumer(shown.run)]) if shown.run else [],
+        "total": sum((row.cost for row in rows), Decimal(0)),
+        "gpu_seconds": sum(row.gpu_seconds for row in rows),
+        "notes": notes(shown.run.cloud) if shown.run else (),
+    }
+    return render(request, "clusters/usage.html", context)
+
+
+@require_safe
+def cost(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What one more run would cost, in a sentence: fetched by whatever has a button for it."""
+    one = cluster_for(person(request), appcode, name)
+    try:
+        found = cost_of(ClusterSpec.model_validate(one.spec), one.appcode)
+    except (Invalid, ValidationError):
+        found = None
+    return render(request, "clusters/_cost.html", {"cost": found})
+
+
+@require_safe
+def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The history; `?a=N&b=M` compares what two runs were started with."""
+    shown = page_of(request, appcode, name)
+    found, next_cursor = page(shown.cluster.runs.select_related("created_by"), request.GET.get("cursor", ""), RUNS)
+    lines = [(run, run.cost_at(shown.now), run.gpu_seconds_at(shown.now)) for run in found]
+    context = {"page": shown, "runs": lines, "next_cursor": next_cursor, "comparison": _compare(request, shown.cluster)}
+    return render(request, "clusters/runs.html", context)
+
+
+@require_safe
+def events(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    found, next_cursor = page(events_of(shown.cluster), request.GET.get("cursor", ""), EVENTS)
+    return render(request, "clusters/events.html", {"page": shown, "events": found, "next_cursor": next_cursor})
+
+
+@require_safe
+def manifest(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    document = to_manifest(shown.cluster, shown.now)
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    wanted = json.dumps(
+        {key: value for key, value in document.items() if key != "status"}, indent=2, ensure_ascii=False
+    )
+    address = request.build_absolute_uri(f"/api/v1/appcodes/{appcode}/clusters/{name}")
+    context = {"page": shown, "manifest": text, "curl": curl(address, wanted, method="PUT"), "address": address}
+    return render(request, "clusters/manifest.html", context)
+
+
+@require_safe
+def export(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The manifest as a file, as Import takes it."""
+    document = to_manifest(cluster_for(person(request), appcode, name), timezone.now())
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    headers = {"Content-Disposition": f'attachment; filename="{name}.json"'}
+    return HttpResponse(text, content_type="application/json", headers=headers)
+
+
+def task_rows(run: Run) -> list[TaskRow]:
+    """Every task that the run has or will have, in the order of roles and indexes. One query."""
+    newest: dict[tuple[str, int], Task] = {}
+    for task in run.tasks.order_by("role", "index", "attempt"):
+        newest[task.role, task.index] = task
+    return [
+        TaskRow(role, index, newest.get((role, index)))
+        for role in ROLES
+        for index in range(run.roles.get(role, {}).get("count", 0))
+    ]
+
+
+def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
+    """The tasks that failed; the one that the run's message names is the first."""
+    failed = [row for row in rows if row.phase == "Failed"]
+    return sorted(failed, key=lambda row: not run.message.startswith(f"{row.name} "))
+
+
+def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
+    """Queued → Starting → Running → the end, each from when to when."""
+    scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
+    ended = run.finished_at
+    began = run.started_at or ended
+    steps = [
+        Step("Queued", run.created_at, scheduled or began, "Queued"),
+        Step("Starting", scheduled, began, "Starting"),
+        Step("Running", run.started_at, ended, "Running"),
+    ]
+    reached = [step for step in steps if step.start is not None]
+    if ended:
+        return [*reached, Step(run.phase, ended, ended, run.phase)]
+    return [*reached, *(step for step in steps if step.start is None), Step("Done", None, None, "")]
+
+
+def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
+    run = shown.run
+    if run is None:
+        return {
+            "steps": [],
+            "tasks": [],
+            "failed": [],
+            "spec": shown.cluster.spec,
+            "env": write_env(shown.cluster.spec["env"]),
+        }
+    rows = task_rows(run)
+    everything = "all" in request.GET or len(rows) <= MAX_TASK_ROWS
+    titles = flavor_titles()
+    return {
+        "steps": timeline(run, rows),
+        "tasks": rows if everything else rows[:MAX_TASK_ROWS],
+        "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
+        "strip": rows if len(rows) >= STRIP_FROM else [],
+        "failed": failed_first(run, rows),
+        "roles": [
+            (ROLE_TITLES[role], titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
+            for role in ROLES
+            if role in run.roles and role in run.spec["roles"]
+        ],
+        "spec": run.spec,
+        "env": write_env(run.spec["env"]),
+        "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
+    }
+
+
+def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:
+    numbers = [
+        int(text)
+        for key in "ab"
+        if (text := request.GET.get(key, "")).isdecimal() and text.isascii() and len(text) < 10
+    ]
+    found = {run.number: run for run in cluster.runs.filter(number__in=numbers)}
+    if len(numbers) != 2 or len(found) != 2:
+        return None
+    first, second = (found[number] for number in sorted(numbers))
+    before, after = (
+        json.dumps(run.spec, indent=2, ensure_ascii=False, sort_keys=True).splitlines() for run in (first, second)
+    )
+    changes = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    return {"first": first, "second": second, "changes": changes}

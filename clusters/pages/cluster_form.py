@@ -1,0 +1,184 @@
+"""The New Cluster form: another way to write a cluster manifest.
+
+The form judges nothing itself. It turns what was typed into a manifest's dictionary, lets `ClusterManifest` (and later the
+action) say what is wrong, and puts each sentence beside the field that its path names. So the form and REST accept and
+refuse the same things, in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django import forms
+from pydantic import ValidationError
+
+from clusters.pages.choices import Offer
+from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of, polite
+from clusters.pages.raw_text import Words
+from clusters.spec.manifest import ClusterManifest
+from portal.errors import FieldError
+from portal.manifests import errors_by_path
+
+FOLDED = (
+    "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
+    "evaluator_flavor", "evaluator_count",
+)  # fmt: skip
+
+
+def _choice(**options: Any) -> Words:
+    return Words(widget=forms.Select(), **options)
+
+
+def _count(role: str) -> Words:
+    widget = forms.NumberInput(attrs={"min": 0, "step": 1, "inputmode": "numeric", "aria-label": f"How many {role}s"})
+    return Words(label="Count", initial="0", widget=widget, required=True)
+
+
+def _flavor(label: str, **options: Any) -> Words:
+    return Words(label=label, widget=forms.Select(), **options)
+
+
+class ClusterForm(forms.Form):
+    """Fields in the order in which people fill them. After `is_valid()`, `manifest` is what was asked for."""
+
+    use_required_attribute = False
+
+    appcode = _choice(label="Appcode", help_text="Who pays.")
+    name = Words(
+        label="Name",
+        help_text="Lower-case letters, digits and “-”.",
+        widget=forms.TextInput(
+            attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none", "maxlength": 63}
+        ),
+    )
+    image = _choice(label="Image")
+    input = _choice(label="Input", required=False, help_text="mounted at /elearn/input")
+    output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
+    command = Words(
+        label="Command",
+        help_text="appended after bash -c",
+        widget=forms.Textarea(attrs={"rows": 4, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    env = Words(
+        label="Env",
+        required=False,
+        help_text="multiple envs are divided by |, e.g. PYTHONPATH=/demo | DATA_DIR=/elearn/output",
+        widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    master_flavor = _flavor("Master")
+    ps_flavor = _flavor("Parameter server", required=False)
+    ps_count = _count("parameter server")
+    worker_flavor = _flavor("Worker", required=False)
+    worker_count = _count("worker")
+
+    framework = _choice(label="Framework", initial="tensorflow")
+    mode = _choice(
+        label="Mode", initial="batch", help_text="A batch run ends; a service is kept alive until it is disabled."
+    )
+    completion = _choice(
+        label="Completion", initial="master", help_text="Then parameter servers end and GPUs are free again."
+    )
+    retries = Words(
+        label="Retries",
+        initial="1",
+        help_text="How often one task may fail and be started again.",
+        widget=forms.NumberInput(attrs={"min": 0, "max": 10, "step": 1, "inputmode": "numeric"}),
+    )
+    time_limit = Words(
+        label="Time limit",
+        required=False,
+        help_text="The run is stopped after this long.",
+        widget=forms.TextInput(attrs={"inputmode": "numeric", "autocomplete": "off"}),
+    )
+    time_limit_unit = Words(
+        label="Unit",
+        initial="hours",
+        widget=forms.Select(
+            choices=[(unit, unit) for unit in reversed(TIME_UNITS)], attrs={"aria-label": "Unit of the time limit"}
+        ),
+    )
+    schedule_after = Words(
+        label="Schedule after (UTC)",
+        required=False,
+        help_text="The first deployment waits until this time.",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}),
+    )
+    output_path = Words(
+        label="Output folder",
+        required=False,
+        initial="{name}/{run}",
+        help_text="Inside the output datastore; {name} and {run} are filled in. Without {run}, all runs share the folder.",
+        widget=forms.TextInput(
+            attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+        ),
+    )
+    evaluator_flavor = _flavor("Evaluator", required=False, help_text="Tests checkpoints while the others train.")
+    evaluator_count = _count("evaluator")
+
+    def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.manifest: ClusterManifest | None = None
+        self.offer = offer
+        for name, choices in offer.choices().items():
+            self._choose(name, choices)
+        schedule = self["schedule_after"].value()
+        if schedule and not fits_datetime_local(schedule):
+            self.fields["schedule_after"].widget = forms.TextInput()
+
+    def clean(self) -> dict[str, Any]:
+        values = {name: self.cleaned_data.get(name, "") for name in self.fields}
+        document, complaints = manifest_of(values)
+        try:
+            self.manifest = ClusterManifest.model_validate(document)
+        except ValidationError as error:
+            complaints += [
+                FieldError(*each) for each in errors_by_path(error.errors(include_url=False, include_input=False))
+            ]
+        if complaints:
+            self.manifest = None
+            self.complain(complaints)
+        return self.cleaned_data
+
+    def complain(self, errors: Iterable[FieldError]) -> None:
+        """Puts each sentence beside the field that its path names, or above the form; one for each field."""
+        for error in errors:
+            field = field_of(error.path)
+            if field is None:
+                self.add_error(None, f"{'.'.join(error.path)}: {polite(error.message)}")
+            elif field not in self.errors:
+                variable = f"{error.path[2]}: " if field == "env" and len(error.path) > 2 else ""
+                self.add_error(field, variable + polite(error.message))
+
+    def fix(self, *names: str) -> None:
+        """Makes fields unchangeable: what they are filled with stands, whatever is sent."""
+        for name in names:
+            self.fields[name].disabled = True
+
+    def with_stand_ins(self, stand_ins: Mapping[str, str]) -> ClusterManifest | None:
+        """The manifest that it would be with other values in some fields; None when it is wrong all the same."""
+        document, complaints = manifest_of(
+            {name: self.cleaned_data.get(name, "") for name in self.fields} | dict(stand_ins)
+        )
+        try:
+            return None if complaints else ClusterManifest.model_validate(document)
+        except ValidationError:
+            return None
+
+    @property
+    def opens_folded(self) -> bool:
+        """Whether something that is folded away was changed or is wrong."""
+        return any(
+            name in self.errors or str(self[name].value() or "") != str(ClusterForm.base_fields[name].initial or "")
+            for name in FOLDED
+            if name != "time_limit_unit"
+        )
+
+    def _choose(self, name: str, choices: list[tuple[str, str]]) -> None:
+        """Offers `choices`, and what was typed or filled in even if it is gone by now: nothing typed is lost."""
+        value = str(self[name].value() or "")
+        if value not in {key for key, _ in choices}:
+            choices = [*choices, (value, f"{value} (not available)" if value else "Choose")]
+        widget = self.fields[name].widget
+        assert isinstance(widget, forms.Select)
+        widget.choices = choices

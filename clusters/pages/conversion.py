@@ -1,0 +1,208 @@
+"""A manifest from what stands in the fields of a form, and the fields from a manifest.
+
+`fields_of` is the inverse of `manifest_of`: every manifest survives form → POST → manifest, except for carriage returns in a
+command, which no browser sends. What is wrong is for `ClusterManifest` to say; here is which field its sentence stands beside.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from clusters.spec.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
+from portal.errors import FieldError
+
+# Largest first: a filled form shows the largest unit that leaves a whole number.
+TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+FIELD_OF_PATH: dict[tuple[str, ...], str] = {
+    ("metadata", "appcode"): "appcode",
+    ("metadata", "name"): "name",
+    ("spec", "image"): "image",
+    ("spec", "input"): "input",
+    ("spec", "output"): "output",
+    ("spec", "outputPath"): "output_path",
+    ("spec", "command"): "command",
+    ("spec", "env"): "env",
+    ("spec", "framework"): "framework",
+    ("spec", "mode"): "mode",
+    ("spec", "completion"): "completion",
+    ("spec", "retries"): "retries",
+    ("spec", "timeLimit"): "time_limit",
+    ("spec", "scheduleAfter"): "schedule_after",
+    **{("spec", "roles", role): f"{role}_flavor" for role in ROLES},
+    **{("spec", "roles", role, "count"): f"{role}_count" for role in ROLES if role != "master"},
+}
+
+# Pydantic's own sentences, in the portal's words.
+POLITE = {
+    "Field required": "This is needed.",
+    "String should have at least 1 character": "This is needed.",
+    "Input should be a valid integer, unable to parse string as an integer": "Give a whole number.",
+}
+
+LIMIT = re.compile(
+    r"(Input should be (less|greater) than or equal to|String should have at (most|least)) (?P<number>\d+)"
+    r"(?P<what> characters?)?"
+)
+
+
+def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
+    """A manifest's dictionary from what stands in the fields, and what could not even be written as one (an env without "=")."""
+    complaints: list[FieldError] = []
+    try:
+        env = read_env(values.get("env", ""))
+    except ValueError as error:
+        env = {}
+        complaints.append(FieldError(("spec", "env"), str(error)))
+    spec: dict[str, Any] = {
+        "framework": values.get("framework") or "tensorflow",
+        "image": values.get("image", ""),
+        "command": values.get("command", ""),
+        "env": env,
+        "input": values.get("input") or None,
+        "output": values.get("output") or None,
+        "outputPath": values.get("output_path", ""),
+        "mode": values.get("mode") or "batch",
+        "roles": _roles(values),
+        "completion": values.get("completion") or "master",
+        "retries": values.get("retries", ""),
+        "timeLimit": _seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
+        "scheduleAfter": _utc(values.get("schedule_after", "")),
+    }
+    metadata = {"name": values.get("name", ""), "appcode": values.get("appcode", "")}
+    return {"kind": "cluster", "metadata": metadata, "spec": spec}, complaints
+
+
+def fields_of(manifest: ClusterManifest) -> dict[str, str]:
+    """What stands in the fields of a form that is filled from `manifest`: the inverse of `manifest_of`."""
+    spec = manifest.spec
+    unit = next((unit for unit, size in TIME_UNITS.items() if spec.time_limit and spec.time_limit % size == 0), "hours")
+    fields = {
+        "appcode": manifest.metadata.appcode,
+        "name": manifest.metadata.name,
+        "image": spec.image,
+        "input": spec.input or "",
+        "output": spec.output or "",
+        "command": spec.command,
+        "env": write_env(spec.env),
+        "framework": spec.framework,
+        "mode": spec.mode,
+        "completion": spec.completion,
+        "retries": str(spec.retries),
+        "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",
+        "time_limit_unit": unit,
+        "schedule_after": _local(spec.schedule_after),
+        "output_path": spec.output_path,
+    }
+    for role in ROLES:
+        role_spec = spec.roles.get(role)
+        fields[f"{role}_flavor"] = role_spec.flavor if role_spec else ""
+        if role != "master":
+            fields[f"{role}_count"] = str(role_spec.count if role_spec else 0)
+    return fields
+
+
+def field_of(path: tuple[str, ...]) -> str | None:
+    """The form's field for a path in the manifest: the longest beginning of the path that has one; None when there is none."""
+    return next((FIELD_OF_PATH[path[:n]] for n in range(len(path), 0, -1) if path[:n] in FIELD_OF_PATH), None)
+
+
+def polite(message: str) -> str:
+    """Pydantic's sentence in the portal's words; ours as they are."""
+    if message in POLITE:
+        return POLITE[message]
+    if limit := LIMIT.fullmatch(message):
+        most = "less" in message or "at most" in message
+        return f"At {'most' if most else 'least'} {limit['number']}{limit['what'] or ''}."
+    return message if message.endswith((".", "!", "?")) else f"{message}."
+
+
+def short_document(manifest: ClusterManifest) -> dict[str, Any]:
+    """The manifest as people would write it: without what is the default anyway."""
+    document = manifest.model_dump(mode="json", by_alias=True)
+    defaults = ClusterSpec.model_fields
+    spec = {}
+    for name, field in defaults.items():
+        key = field.alias or name
+        if field.is_required() or getattr(manifest.spec, name) != field.get_default(call_default_factory=True):
+            spec[key] = document["spec"][key]
+    return {**document, "spec": spec}
+
+
+def read_env(text: str) -> dict[str, Any]:
+    """`A=1 | B=2`, or a JSON object for values that this cannot say (such as spaces at their ends). Raises ValueError."""
+    if text.lstrip().startswith("{"):
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(
+                f"It begins with “{{” but is not a JSON object: {error.msg}, at character {error.pos}."
+            ) from error
+        assert isinstance(value, dict)
+        return value
+    return dict(parse_env(text))
+
+
+def write_env(env: Mapping[str, str]) -> str:
+    """The inverse of `read_env`, in its simpler form wherever that is exact."""
+    text = format_env(dict(env))
+    try:
+        exact = "\r" not in text and parse_env(text) == env and not text.lstrip().startswith("{")
+    except ValueError:
+        exact = False
+    return text if exact else json.dumps(env, ensure_ascii=True)
+
+
+def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """A role that has neither a flavor nor tasks is not there."""
+    roles: dict[str, dict[str, Any]] = {"master": {"flavor": values.get("master_flavor", ""), "count": 1}}
+    others: tuple[RoleName, ...] = ("ps", "worker", "evaluator")
+    for role in others:
+        flavor, count = values.get(f"{role}_flavor", ""), values.get(f"{role}_count", "").strip() or "0"
+        if flavor or count != "0":
+            roles[role] = {"flavor": flavor, "count": count}
+    return roles
+
+
+def _seconds(number: str, unit: str) -> str | int | None:
+    """Seconds; what is no number goes on as it is, to be refused by the manifest."""
+    text = number.strip()
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text) * TIME_UNITS.get(unit, 3600)
+    return text or None
+
+
+def _utc(text: str) -> str | None:
+    """A time without a zone, as datetime-local gives it, is UTC; what is no time goes on as it is."""
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).isoformat()
+
+
+def _local(time: dt.datetime | None) -> str:
+    if time is None:
+        return ""
+    try:
+        return time.astimezone(dt.UTC).replace(tzinfo=None).isoformat()
+    except OverflowError:  # the first and the last day that dates know
+        return time.isoformat()
+
+
+def fits_datetime_local(text: str) -> bool:
+    """Whether a browser's field of type datetime-local can hold `text` (four-digit years, whole seconds)."""
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return time.tzinfo is None and time.microsecond == 0 and time.year >= 1000

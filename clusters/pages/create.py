@@ -1,0 +1,275 @@
+"""The New Cluster form, what it would make and cost while one types, its two other uses (clone, change), and Import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from clusters import actions
+from clusters.access import cluster_for, clusters_for, run_for
+from clusters.clouds.health import notes
+from clusters.models import Cluster
+from clusters.pages.choices import Offer
+from clusters.pages.cluster_form import ClusterForm
+from clusters.pages.conversion import fields_of, manifest_of, short_document
+from clusters.pages.importing import ImportForm, read_manifests
+from clusters.runs.preview import NOTHING, Preview, preview
+from clusters.spec.manifest import MAX_NAME, ClusterManifest
+from datastores.access import datastores_for
+from portal.access import OPERATE, appcodes_for
+from portal.errors import Conflict, FieldError, Invalid
+from portal.models import User
+from portal.pages.appcodes import person
+from portal.pages.layout import selected_appcode
+
+Made = TypeVar("Made")
+# What stands in for a field that is not filled in yet, so that cost and fit can be told before the name is chosen.
+STAND_INS = {"name": "unnamed", "command": "true", "env": "", "schedule_after": ""}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new_cluster(request: HttpRequest) -> HttpResponse:
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]` or `?example=1`."""
+    user = person(request)
+    if request.method != "POST":
+        filled = _filled(request, user)
+        offer = _offer(user, filled.get("appcode", ""))
+        form = ClusterForm(
+            offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled
+        )
+        return _page(request, form)
+    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    cluster = (
+        _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
+    )
+    if cluster is None:
+        return _page(request, form)
+    messages.success(request, f"{cluster.name} has been submitted.")
+    return redirect("cluster", cluster.appcode.code, cluster.name)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Re-Deploy with changes: the new definition and its run are made together or not at all."""
+    user = person(request)
+    cluster = cluster_for(user, appcode, name, OPERATE)
+    filled = fields_of(_manifest(cluster, cluster.spec))
+    offer = _offer(user, appcode)
+    form = (
+        ClusterForm(offer, request.POST, initial=filled)
+        if request.method == "POST"
+        else ClusterForm(offer, initial=filled)
+    )
+    form.fix("appcode", "name")
+
+    def change(manifest: ClusterManifest) -> Cluster:
+        with transaction.atomic():
+            changed = actions.change_cluster(cluster, manifest, acting_user=user)
+            actions.deploy(changed, acting_user=user)
+        return changed
+
+    changed = _try(form, change) if request.method == "POST" and form.is_valid() else None
+    if changed is None:
+        return _page(request, form, cluster=cluster)
+    messages.success(request, f"{name} has been submitted with its changes.")
+    return redirect("cluster", appcode, name)
+
+
+@require_POST
+def preview_cluster(request: HttpRequest) -> HttpResponse:
+    """The right column of the form: what is typed so far, judged and priced. Writes nothing."""
+    user = person(request)
+    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    return render(request, "clusters/_preview.html", _preview(request, form, user))
+
+
+@require_GET
+def datastore_choices(request: HttpRequest) -> HttpResponse:
+    """The IMAGE, INPUT and OUTPUT fields for another appcode, which may run elsewhere; what is chosen stays chosen where that has
+    a datastore of the name."""
+    offer = _offer(person(request), request.GET.get("appcode", ""))
+    names = {store.name for store in offer.datastores}
+    chosen = {field: name for field in ("input", "output") if (name := request.GET.get(field, "")) in names}
+    chosen["image"] = request.GET.get("image") or offer.defaults()["image"]
+    return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen), "with_image": True})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def import_clusters(request: HttpRequest) -> HttpResponse:
+    """Manifests from a file or pasted: all are created, or none with every error. `check` only says what they would make and
+    cost."""
+    user = person(request)
+    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
+    checked: list[tuple[ClusterManifest, Preview]] | None = None
+    if request.method == "POST" and form.is_valid():
+        if "check" in request.POST:
+            checked = _tried(form, lambda: _each(form.text, lambda one: (one, preview(one, acting_user=user))))
+            if checked is not None:
+                # What came as a file is kept, too.
+                form = ImportForm(initial={"manifest": form.text})
+        elif made := _tried(form, lambda: _import(form.text, user)):
+            messages.success(request, f"Imported {', '.join(cluster.name for cluster in made)}.")
+            return redirect("cluster", made[0].appcode.code, made[0].name) if len(made) == 1 else redirect("clusters")
+    together = sum((found.cost for _, found in checked or ()), NOTHING)
+    return render(request, "clusters/import.html", {"form": form, "checked": checked, "together": together})
+
+
+@transaction.atomic
+def _import(text: str, user: User) -> list[Cluster]:
+    return _each(text, lambda manifest: actions.create_cluster(manifest, acting_user=user))
+
+
+def _each(text: str, make: Callable[[ClusterManifest], Made]) -> list[Made]:
+    """What is made of every manifest. Raises Invalid with the number of the one that is wrong, when there are several."""
+    manifests = read_manifests(text)
+    made = []
+    for number, manifest in enumerate(manifests, 1):
+        try:
+            made.append(make(manifest))
+        except Invalid as invalid:
+            if len(manifests) == 1:
+                raise
+            where = f"manifest {number}"
+            raise Invalid([FieldError((where, *error.path), error.message) for error in invalid.errors]) from invalid
+    return made
+
+
+def _try(form: ClusterForm, action: Callable[[ClusterManifest], Cluster]) -> Cluster | None:
+    """Runs the action on what the form says."""
+    manifest = form.manifest
+    assert manifest is not None
+    return _tried(form, lambda: action(manifest))
+
+
+def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made | None:
+    """What the action made; what it refuses stands beside the fields."""
+    try:
+        return action()
+    except Invalid as invalid:
+        form.complain(invalid.errors)
+    except PermissionDenied as denied:
+        form.complain([FieldError(("metadata", "appcode"), str(denied))])
+    except Conflict as conflict:
+        form.add_error(None, str(conflict))
+    return None
+
+
+def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
+    context = {"form": form, "cluster": cluster, "notes": notes(form.offer.cloud)}
+    return render(request, "clusters/new.html", context)
+
+
+def _offer(user: User, appcode: str) -> Offer:
+    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user))
+
+
+def _filled(request: HttpRequest, user: User) -> dict[str, str]:
+    """What a new form starts with."""
+    if source := request.GET.get("clone"):
+        return _cloned(user, source, request.GET.get("run", ""))
+    appcode = selected_appcode(request)
+    return {"appcode": appcode} if appcode else {}
+
+
+def example(offer: Offer) -> dict[str, str]:
+    """The training of handwritten digits with parameter servers, as far as the demonstration's parts are on offer."""
+    stores = {store.name for store in offer.datastores}
+    image = next(
+        (image.name for image in offer.images if image.runs_on(offer.cloud) and "tensorflow" in image.name), ""
+    )
+    plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
+    with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
+    return {
+        "appcode": offer.appcode,
+        "name": "example",
+        "image": image,
+        "command": "python digits_ps.py",
+        "input": "demo-input" if "demo-input" in stores else "",
+        "output": "demo-output" if "demo-output" in stores else "",
+        "master_flavor": with_gpu,
+        "ps_flavor": plain,
+        "ps_count": "1",
+        "worker_flavor": with_gpu,
+        "worker_count": "2",
+    }
+
+
+def _cloned(user: User, source: str, run: str) -> dict[str, str]:
+    appcode, slash, name = source.partition("/")
+    if not slash or (run and not (run.isdecimal() and len(run) < 10)):
+        raise Http404("Name what to clone as APPCODE/NAME.")
+    cluster = cluster_for(user, appcode, name)
+    spec = run_for(user, appcode, name, int(run)).spec if run else cluster.spec
+    return fields_of(_manifest(cluster, spec)) | {"name": _free_name(user, name)}
+
+
+def _free_name(user: User, name: str) -> str:
+    """`name`, or the first of name-2, name-3, … that no cluster they see has."""
+    taken = set(clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True))
+    number = 2
+    candidate = name
+    while candidate in taken:
+        ending = f"-{number}"
+        candidate = name[: MAX_NAME - len(ending)] + ending
+        number += 1
+    return candidate
+
+
+def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:
+    metadata = {"name": cluster.name, "appcode": cluster.appcode.code}
+    return ClusterManifest.model_validate({"kind": "cluster", "metadata": metadata, "spec": spec})
+
+
+def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, Any]:
+    complete = form.is_valid()
+    manifest = form.manifest
+    if manifest is None and set(form.errors) <= set(STAND_INS):
+        manifest = form.with_stand_ins({name: STAND_INS[name] for name in form.errors})
+    found: Preview | None = None
+    if manifest is not None:
+        try:
+            found = preview(manifest, acting_user=user)
+        except Invalid as invalid:
+            complete = False
+            form.complain(invalid.errors)
+    if form.manifest is not None:
+        document = short_document(form.manifest)
+    else:
+        document, _ = manifest_of({name: str(form[name].value() or "") for name in form.fields})
+    appcode = document["metadata"]["appcode"]
+    address = request.build_absolute_uri(f"/api/v1/appcodes/{quote(appcode)}/clusters")
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    complaints = [
+        (form.fields[name].widget.attrs.get("aria-label", form[name].label), form[name].value(), form.errors[name][0])
+        for name in form.fields
+        if name in form.errors
+    ]
+    return {
+        "form": form,
+        "preview": found,
+        "notes": notes(found.place.cloud if found else form.offer.cloud),
+        "complete": complete,
+        "missing": [label for label, value, _ in complaints if not value],
+        "wrong": [(label, sentence) for label, value, sentence in complaints if value],
+        "manifest": text,
+        "curl": curl(address, text),
+    }
+
+
+def curl(address: str, document: str, *, method: str = "POST") -> str:
+    """The command that does the same through REST. The here-document is quoted, so nothing in the manifest is expanded."""
+    return (
+        f"curl -X {method} {address} \\\n"
+        '  -H "Authorization: Bearer $TOKEN" \\\n'
+        '  -H "Content-Type: application/json" \\\n'
+        f"  --data-binary @- <<'MANIFEST'\n{document}\nMANIFEST"
+    )

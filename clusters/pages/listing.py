@@ -1,0 +1,328 @@
+"""The first page: one row a cluster, filters, and a fragment that keeps itself up to date.
+
+The fragment is asked for every few seconds by everybody who has the page open, so it is cheap twice: two queries however many
+clusters there are, and what it says is compared with what the browser has (ETag) before anything is rendered.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.core.cache import cache
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
+from django.db.models.functions import JSONObject
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.template.loader import get_template
+from django.utils import timezone
+from django.utils.cache import get_conditional_response
+from django.utils.safestring import SafeString
+from django.views.decorators.http import conditional_page, require_safe
+from pydantic import TypeAdapter
+
+from billing import history
+from billing.budgets.access import Tightest, tightest
+from billing.periods import month
+from billing.sums.access import Amount, usage_by_appcode
+from clusters.access import clusters_for
+from clusters.clouds.health import notes_of, silences_of
+from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
+from clusters.spec.manifest import ROLES
+from clusters.spec.search import Search, page
+from portal.access import OPERATE, appcodes_for
+from portal.models import Appcode, Membership, User
+from portal.pages.appcodes import person
+from portal.pages.layout import selected_appcode
+from portal.templatetags.portal import gpu_hours, time
+
+ROWS = 30
+# Rows that were rendered lately; about 2 KB each. Most rows of most answers are among them.
+KEPT_ROWS = 2000
+FLAVOR_TITLES = "clusters.flavor_titles"
+FLAVOR_SECONDS = 86400
+# As the cache keeps it.
+SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
+SPENT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class RoleCell:
+    """ "Middle + 1 GPU", 100 of 100."""
+
+    flavor: str
+    ready: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row shows; two equal rows look the same, which is what the ETag is made of."""
+
+    pk: int
+    name: str
+    appcode: str
+    owner: str
+    phase: str
+    reason: str
+    message: str
+    roles: tuple[tuple[str, RoleCell], ...]
+    input: str
+    output: str
+    started: str
+    where: str
+    gpu_hours: str
+    cost: str
+    may_operate: bool
+    is_live: bool
+    is_ending: bool
+
+    @property
+    def url(self) -> str:
+        return f"/clusters/{self.appcode}/{self.name}"
+
+    @property
+    def html(self) -> SafeString:
+        return row_html(self)
+
+    @property
+    def columns(self) -> list[tuple[str, list[RoleCell]]]:
+        """The roles by column of the table; an evaluator stands with the workers."""
+        columns = (("Master", ("master",)), ("Parameter server", ("ps",)), ("Worker", ("worker", "evaluator")))
+        return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in columns]
+
+    @property
+    def can_cancel(self) -> bool:
+        return self.may_operate and self.is_live and not self.is_ending and self.phase in ("Queued", "Starting")
+
+    @property
+    def can_disable(self) -> bool:
+        return self.may_operate and self.is_live and not self.is_ending and self.phase == "Running"
+
+    @property
+    def can_deploy(self) -> bool:
+        return self.may_operate and not self.is_live
+
+
+@lru_cache(KEPT_ROWS)
+def row_html(row: Row) -> SafeString:
+    """The row as HTML. A row is a value and says all that it shows, so equal rows need be rendered only once."""
+    return SafeString(get_template("clusters/_row.html").render({"row": row, "currency": settings.CURRENCY}))
+
+
+@dataclass(frozen=True)
+class Morning:
+    """What people check first: GPUs held and runs that wait, of all and of one's own; `silent`, a sentence for each cloud of
+    theirs that is out of reach; and what to know of the machines."""
+
+    gpus: int = 0
+    my_gpus: int = 0
+    waiting: int = 0
+    my_waiting: int = 0
+    silent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@require_safe
+def clusters(request: HttpRequest) -> HttpResponse:
+    """The page: three queries, that of the signed-in person included."""
+    return render(request, "clusters/list.html", _context(request))
+
+
+@require_safe
+def rows(request: HttpRequest) -> HttpResponseBase:
+    """The part of it that changes: 304 while nothing of it has."""
+    context = _context(request)
+    told = repr((context["rows"], context["morning"], context["next_cursor"], context["search"], request.user.pk))
+    etag = f'"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"'
+    response = get_conditional_response(request, etag=etag)
+    if response is None:
+        response = render(request, "clusters/_rows.html", {**context, "live": True})
+        response["ETag"] = etag
+    return response
+
+
+@require_safe
+@conditional_page
+def spent(request: HttpRequest) -> HttpResponse:
+    """What the person's appcodes have cost this month, and of which budget: its own part, because it sums up a month of
+    everybody's usage."""
+    user = person(request)
+    appcodes = _selected(appcodes_for(user), request)
+    if not selected_appcode(request):
+        # Nobody spent what was generated for a demonstration; who asks for it by name sees it.
+        appcodes = appcodes.exclude(pk__in=history.codes())
+    key = f"clusters.month.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
+    known, now = cache.get(key), timezone.now()
+    if known is None:
+        used = usage_by_appcode(appcodes, month(now), now)
+        found = Amount.total(each.amount for each in used), tightest(appcodes, used)
+        cache.set(key, SPENT.dump_python(found, mode="json"), SPENT_SECONDS)
+    else:
+        found = SPENT.validate_python(known)
+    return render(request, "clusters/_spent.html", {"spent": found[0], "budget": found[1], "month": now})
+
+
+def flavor_titles() -> dict[str, str]:
+    """Name → title of every flavor, remembered until one changes (`forget_flavors`)."""
+    titles: dict[str, str] | None = cache.get(FLAVOR_TITLES)
+    if not titles:
+        titles = dict(Flavor.objects.values_list("name", "title"))
+        cache.set(FLAVOR_TITLES, titles, FLAVOR_SECONDS)
+    return titles
+
+
+def forget_flavors() -> None:
+    cache.delete(FLAVOR_TITLES)
+
+
+def _context(request: HttpRequest) -> dict[str, Any]:
+    user = person(request)
+    search = replace(Search.read(request.GET), appcode=selected_appcode(request))
+    found, next_cursor = page(search.narrow(_listed(user)), search.cursor, ROWS)
+    now = timezone.now()
+    titles = flavor_titles()
+    return {
+        "rows": [_listed_row(cluster, titles, now) for cluster in found],
+        "morning": _morning(user, search.appcode),
+        "search": search,
+        "next_cursor": next_cursor,
+        "phases": Run.Phase.values,
+        "query": request.GET.urlencode(),
+    }
+
+
+def _listed(user: User) -> QuerySet[Cluster]:
+    """What the rows need and no more: commands and environments may be long."""
+    clusters = clusters_for(user).defer(
+        "spec", "current_run__spec", "current_run__resources", "current_run__verdict_message"
+    )
+    operators = Membership.objects.filter(user=user, appcode=OuterRef("appcode"), role__in=OPERATE.value)
+    return clusters.annotate(
+        may_operate=Value(True) if user.is_administrator else Exists(operators),
+        spec_roles=_spec("roles"),
+        spec_input=_spec("input"),
+        spec_output=_spec("output"),
+    )
+
+
+def _spec(key: str) -> Any:
+    transform = KeyTransform if key == "roles" else KeyTextTransform
+    return transform(key, "current_run__spec")
+
+
+def _listed_row(cluster: Cluster, titles: dict[str, str], now: dt.datetime) -> Row:
+    """A row from the annotations of `_listed`, which the model does not know."""
+    shown = cluster.__dict__
+    data = shown["spec_input"], shown["spec_output"]
+    return _row(cluster, shown["may_operate"], shown["spec_roles"] or {}, data, titles, now)
+
+
+def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: dt.datetime) -> Row:
+    """A row from the models alone."""
+    run = cluster.current_run
+    spec = run.spec if run else cluster.spec
+    return _row(cluster, may_operate, spec["roles"], (spec["input"], spec["output"]), titles, now)
+
+
+def _row(
+    cluster: Cluster,
+    may_operate: bool,
+    roles: dict[str, Any],
+    data: tuple[str | None, str | None],
+    titles: dict[str, str],
+    now: dt.datetime,
+) -> Row:
+    run = cluster.current_run
+    cells = (
+        (
+            role,
+            RoleCell(
+                titles.get(roles[role]["flavor"], roles[role]["flavor"]),
+                # Parameter servers and workers that were ended because all is done have done their part.
+                facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
+                facts["count"],
+            ),
+        )
+        for role in ROLES
+        if run and (facts := run.roles.get(role)) and role in roles
+    )
+    return Row(
+        pk=cluster.pk,
+        name=cluster.name,
+        appcode=cluster.appcode.code,
+        owner=cluster.created_by.username if cluster.created_by else "",
+        phase=run.phase if run else "",
+        reason=run.reason if run else "",
+        message=first_sentence(run)
+        if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal)
+        else "",
+        roles=tuple(cells),
+        input=data[0] or "",
+        output=data[1] or "",
+        started=time(run.started_at, "") if run else "",
+        where=where(run) if run else "",
+        gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
+        cost=_cents(run.cost_at(now)) if run else "–",
+        may_operate=may_operate,
+        is_live=bool(run and not run.is_terminal),
+        is_ending=bool(run and (run.desired == Run.Desired.ENDED or run.verdict)),
+    )
+
+
+def where(run: Run) -> str:
+    """ "training/ops"; nothing for this machine, where most things run that are said to run nowhere else."""
+    return "" if run.cloud == LOCAL else f"{run.cloud}/{run.namespace}"
+
+
+def first_sentence(run: Run) -> str:
+    """Why the run is in its phase; the lines of a log that may follow are shown where there is room for them."""
+    return run.message.partition("\n")[0].removesuffix(" Its last lines:")
+
+
+def _cents(cost: Decimal) -> str:
+    """Money in a column; a trace that rounds to nothing is "< 0.01"."""
+    return "< 0.01" if 0 < cost < Decimal("0.005") else f"{cost:,.2f}"
+
+
+def _morning(user: User, appcode: str) -> Morning:
+    """One query: the clouds' capacity, and beside it the sums over living runs that the person may see."""
+    runs = Run.objects.filter(gone=False)
+    if not user.is_administrator:
+        runs = runs.filter(cluster__appcode__in=appcodes_for(user).values("pk"))
+    if appcode:
+        runs = runs.filter(cluster__appcode__code=appcode)
+    mine = Q(created_by=user)
+    waits = Q(phase=Run.Phase.QUEUED)
+    facts = (
+        runs.order_by()
+        .values(every=Value(1))
+        .annotate(
+            facts=JSONObject(
+                gpus=Sum("gpu_rate"),
+                my_gpus=Sum("gpu_rate", filter=mine),
+                clouds=ArrayAgg("cloud", distinct=True),
+                waiting=Count("pk", filter=waits),
+                my_waiting=Count("pk", filter=waits & mine),
+            )
+        )
+    )
+    told = CloudState.objects.defer("capacity").order_by("pk")
+    states = list(told.annotate(facts=Subquery(facts.values("facts"))))
+    found = (states[0].__dict__["facts"] or {}) if states else {}
+    used = found.pop("clouds", None) or ()
+    silent = silences_of([state for state in states if state.name in used], timezone.now())
+    counts = {name: int(value or 0) for name, value in found.items()}
+    return Morning(**counts, silent=tuple(silent.values()), notes=notes_of(states))
+
+
+def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:
+    code = selected_appcode(request)
+    return appcodes.filter(code=code) if code else appcodes

@@ -1,0 +1,273 @@
+"""A cluster that is lost for good is given up: what lived there ends in the books, since no news of its end will ever come.
+
+What nobody saw is not billed: usage ends, as an estimate, when the cloud was last heard. Every step is a transaction of its
+own and may be repeated, so whoever dies in between begins again. The cloud is followed on: should it come back, what is left
+there is found and ended as any run that is over (`watch._found_again`), and the ends that are told then replace the estimates.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from billing.efficiency.capacity import record as record_gpus
+from clusters.clouds import registry
+from clusters.clouds.drivers.base import CloudError, Unanswered
+from clusters.clouds.drivers.kubernetes.api.preflight import uid_of
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.health import age
+from clusters.models import CloudState, KubernetesCluster, Run, Task
+from clusters.runs import task_status
+from clusters.runs.status import readable, refresh
+from clusters.volumes import metering
+from clusters.volumes.lifecycle import ref
+from datastores.models import Volume
+from portal.access import require_administrator
+from portal.db.bulk_update import update_rows
+from portal.errors import Conflict
+from portal.events import entry, record, record_all
+from portal.models import Event, User
+
+# Whoever was heard within this time may only be cut off for a moment.
+HEARD = dt.timedelta(minutes=5)
+INSTEAD = (
+    "An administrator gives new credentials under Clouds. If it is certain that it is lost, an operator gives it up with "
+    "give_up_cloud --force."
+)
+# So many runs are ended in one transaction.
+PORTION = 100
+# What a run that is given up has no more, besides what `refresh` writes.
+ENDED = [
+    "gone", "stored", "gone_message", "wait_reason", "wait_message", "blocked_reason", "blocked_message", "claim_token",
+    "claimed_until",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What ends when a cloud is given up, and since when nothing is billed for it; `heard_at` None when it was never heard."""
+
+    title: str
+    runs: int
+    gpus: int
+    volumes: int
+    heard_at: dt.datetime | None
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.volumes)
+
+    def __str__(self) -> str:
+        heard = f"was heard last at {_moment(self.heard_at)}" if self.heard_at else "was never heard"
+        if not self:
+            return f"{self.title} {heard}; it has no run or volume of ours."
+        told = f"{self.title} {heard}. {_count(self.runs, 'run')} with {_count(self.gpus, 'GPU')} and "
+        return f"{told}{_count(self.volumes, 'volume')} with all data end there; what they cost ends at that moment."
+
+
+def loss_of(row: KubernetesCluster) -> Loss:
+    """Three queries."""
+    runs = Run.objects.filter(cloud=row.name, gone=False)
+    return Loss(
+        title=row.title,
+        runs=runs.count(),
+        gpus=runs.filter(admitted_at__isnull=False).aggregate(gpus=Sum("gpus"))["gpus"] or 0,
+        volumes=Volume.objects.filter(cloud=row.name).count(),
+        heard_at=_heard_at(row.name),
+    )
+
+
+def is_silent(heard_at: dt.datetime | None) -> bool:
+    """Whether a cloud that was last heard then, or never, may be lost."""
+    return heard_at is None or timezone.now() - heard_at > HEARD
+
+
+def why_not(row: KubernetesCluster) -> str:
+    """Why a cloud is not to be given up now, as far as is written down, in a sentence; "" when it may be. One query."""
+    heard_at = _heard_at(row.name)
+    if heard_at is None or is_silent(heard_at):
+        return ""
+    return (
+        f"{row.title} was heard {age(timezone.now() - heard_at)} ago. Only what was silent for {age(HEARD)} can be given "
+        "up; to end what runs there, disable its clusters."
+    )
+
+
+def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "", force: bool = False) -> Loss:
+    """Ends in the books whatever is on a cluster that is lost. Raises Conflict while it answers, or when it does meanwhile.
+
+    `acting_user` None is an operator at the portal's own machine, called `who`. With `force` an answer by which nobody can tell
+    whether it is this cluster is none. Repeated, it ends what has come since.
+    """
+    if acting_user is not None:
+        require_administrator(acting_user)
+    by = f" by {acting_user.display_name}" if acting_user else f" by {who} at the portal's machine" if who else ""
+    if sentence := why_not(row) or _why_alive(row, force):
+        raise Conflict(sentence)
+    loss = _begin(row, by, acting_user)
+    while _end_runs(row, loss, by, acting_user):
+        pass
+    for volume in Volume.objects.filter(cloud=row.name).order_by("pk"):
+        _lose(row, loss, volume, by, acting_user)
+    _forget_capacity(row, loss)
+    return loss
+
+
+def _why_alive(row: KubernetesCluster, force: bool) -> str:
+    """The controller may be what is silent, or only our credentials what is over: so the cluster is asked, once."""
+    try:
+        client = registry.client(row.name, row.kubeconfig)
+    except CloudError as error:
+        return "" if force else f"{row.title} cannot be asked whether it is lost: {_ended(error)} {INSTEAD}"
+    try:
+        uid = uid_of(client)
+    except Unanswered:
+        return ""
+    except CloudError as error:
+        return "" if force else f"{row.title} answers, but does not accept the portal: {_ended(error)} {INSTEAD}"
+    except (ValueError, LookupError, TypeError):
+        return "" if force else f"What answers at the address of {row.title} is no API server of Kubernetes. {INSTEAD}"
+    if row.uid and row.uid != uid:
+        return ""  # Another one answers where it was.
+    return f"{row.title} answers. If nothing is heard of it, see whether the controller runs."
+
+
+def _ended(error: CloudError) -> str:
+    return f"{readable(str(error)).rstrip('.')}."
+
+
+@transaction.atomic
+def _begin(row: KubernetesCluster, by: str, acting_user: User | None) -> Loss:
+    """From here on nothing new is made there, and who follows it begins with a listing."""
+    # Not only against changes: `places.hold` must wait.
+    now = KubernetesCluster.objects.select_for_update().filter(pk=row.pk).first()
+    if now is None:
+        raise Conflict(f"Somebody else has removed {row.name} meanwhile.")
+    if sentence := why_not(now):
+        raise Conflict(sentence)
+    loss = loss_of(now)
+    if now.given_up_at is None or loss:
+        default = " It was the default, and there is none now." if now.is_default else ""
+        message = f"Given up{by}. {loss}{default}"
+        record(
+            "kubernetes.given_up",
+            actor=acting_user,
+            object=f"kubernetes {now.name}",
+            message=message,
+            runs=loss.runs,
+            volumes=loss.volumes,
+            heard_at=_moment(loss.heard_at),
+        )
+        now.enabled, now.is_default, now.given_up_at = False, False, timezone.now()
+        now.revision += 1
+        now.save(update_fields=["enabled", "is_default", "given_up_at", "revision", "changed_at"])
+        CloudState.objects.filter(name=now.name).update(position="")
+    return loss
+
+
+@transaction.atomic
+def _end_runs(row: KubernetesCluster, loss: Loss, by: str, acting_user: User | None) -> bool:
+    """Ends a portion of the runs. False when there are none."""
+    # In the order in which everybody locks them.
+    rows = Run.objects.filter(cloud=row.name, gone=False).order_by("pk").select_for_update(of=("self",), no_key=True)
+    runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")[:PORTION]}
+    if not runs:
+        return False
+    _require_silence(row, loss)
+    at = timezone.now()
+    sentence = f"{row.title} is lost and was given up{by}."
+    alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"]).order_by("pk")
+    message = f"{sentence} Nobody saw its end."
+    ends = [replace(task_status.lost(task, _until(row, loss)), message=message) for task in alive]
+    task_status.write(row.name, runs, ends, at)
+    # Marked as due by that: there is nowhere to copy them from.
+    due = Task.objects.filter(run__in=runs, log_state__in=[Task.LogState.DUE, Task.LogState.OPEN])
+    due.update(log_state=Task.LogState.LOST, log_message=sentence, log_claimed_until=None)
+    for run in runs.values():
+        _end(run, sentence)
+    update_rows(runs.values(), ENDED)
+    record_all(_run_events(list(runs.values()), sentence, acting_user))
+    refresh(list(runs.values()), at)
+    return True
+
+
+def _end(run: Run, sentence: str) -> None:
+    """A verdict that was given stays: a run that was to end for people has ended."""
+    if not run.verdict:
+        run.verdict, run.verdict_reason, run.verdict_message = Run.Phase.FAILED, "Lost", sentence
+        run.roles = {role: {**facts, "ready": 0} for role, facts in run.roles.items()}
+    elif run.spec.get("output") and run.storage_state != "stored" and not run.is_terminal:
+        run.stored, run.gone_message = False, f"{sentence} Nobody can tell what was stored."
+    run.gone = True
+    run.wait_reason = run.wait_message = run.blocked_reason = run.blocked_message = ""
+    # Whoever works on it at this moment has nothing to say about it any more.
+    run.claim_token = run.claimed_until = None
+
+
+def _run_events(runs: Sequence[Run], sentence: str, acting_user: User | None) -> list[Event]:
+    return [
+        entry(
+            "run.given_up",
+            actor=acting_user,
+            appcode=run.cluster.appcode.code,
+            object=f"cluster {run.cluster}",
+            message=f"Run {run.number} was on it: {sentence}",
+            run=run.number,
+        )
+        for run in runs
+    ]
+
+
+@transaction.atomic
+def _lose(row: KubernetesCluster, loss: Loss, volume: Volume, by: str, acting_user: User | None) -> None:
+    """As a volume that was deleted, but that nobody saw its end; its datastore gets a new one when a run needs it."""
+    _require_silence(row, loss)
+    metering.meter(volume.pk, "", _until(row, loss), estimated=True)
+    deleted, _ = Volume.objects.filter(pk=volume.pk).delete()
+    if not deleted:
+        return
+    after = "A run that needs it gets a new, empty one. " if volume.datastore_id else ""
+    record(
+        "datastore.volume_lost",
+        actor=acting_user,
+        appcode=volume.appcode,
+        object=f"datastore {volume.appcode}/{volume.name}",
+        message=f"{row.title} is lost and was given up{by}, and with it the volume with all data. {after}Should the cluster come "
+        f"back, it is claim {names.claim_name(ref(volume))} in namespace {volume.namespace}.",
+    )
+
+
+@transaction.atomic
+def _forget_capacity(row: KubernetesCluster, loss: Loss) -> None:
+    _require_silence(row, loss)
+    CloudState.objects.filter(name=row.name).update(capacity={}, simulated=0, notes=[])
+    record_gpus(row.name, {}, timezone.now())
+
+
+def _require_silence(row: KubernetesCluster, loss: Loss) -> None:
+    """After whatever is changed is locked: what was written by then was seen. Raises Conflict."""
+    if _heard_at(row.name) != loss.heard_at:
+        raise Conflict(
+            f"{row.title} was heard again meanwhile. What had been ended by then is ended there, too; the rest goes on. Enable "
+            "it when it is well."
+        )
+
+
+def _until(row: KubernetesCluster, loss: Loss) -> dt.datetime:
+    return loss.heard_at or row.created_at
+
+
+def _heard_at(name: str) -> dt.datetime | None:
+    return CloudState.objects.filter(name=name).values_list("heard_at", flat=True).first()
+
+
+def _moment(at: dt.datetime | None) -> str | None:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC" if at else None
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

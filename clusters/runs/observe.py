@@ -1,0 +1,414 @@
+"""What happened: every batch of news from a cloud becomes rows in one transaction, together with the position after it.
+
+Because the position is saved with the news, a controller that dies resumes exactly where it had written; because every
+write is keyed by pod uid and never goes backwards, news that comes twice or out of order changes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import asdict, replace
+
+from django.db import DataError, IntegrityError, connection, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from billing.efficiency.capacity import record as record_gpus
+from billing.metering import record
+from billing.models import Quarantined
+from clusters import wakeups
+from clusters.clouds.drivers.base import (
+    Batch,
+    Capacity,
+    Node,
+    PlaceChanged,
+    RunBlocked,
+    RunChanged,
+    RunFound,
+    RunGone,
+    Seen,
+    StorageSeen,
+    TaskSeen,
+    Unreadable,
+)
+from clusters.models import FOUGHT, CloudState, Run, Task
+from clusters.phase import TERMINAL
+from clusters.runs import task_status
+from clusters.runs.status import readable, refresh
+from clusters.runs.task_status import ENDED
+from portal.db.bulk_update import update_rows
+from portal.events import entry, record_all
+from portal.models import Event
+
+log = logging.getLogger(__name__)
+
+# A label with a number beyond this was not written by a portal.
+ID_GAP = 1_000_000
+# What one absurd sighting may end a transaction with; anything else is no fault of what was told.
+NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
+Write = Callable[[str, Sequence[Seen]], None]
+# What `_note` and `_vanished` may change in a run.
+NOTED = [
+    "storage_state", "storage_message", "data_warning", "gone", "stored", "gone_message", "blocked_reason", "blocked_message",
+    "applied_at", "release_asked_at", "claim_token", "claimed_until", "fights", "wait_reason", "wait_message",
+]  # fmt: skip
+# Somebody who changes a run each time it has been put right, like an autoscaler, is not fought as fast as the API server can:
+# after so many changes, each so soon after the last one was put right, the portal pauses, twice as long each time.
+FIGHTS, FIGHT_SOON, LONGEST_TRUCE = 20, dt.timedelta(minutes=10), dt.timedelta(minutes=5)
+
+
+def apply_batch(cloud: str, batch: Batch) -> None:
+    """Writes the news of `batch` and its position, in a number of queries that does not grow with the news."""
+
+    def apply(write: Write) -> None:
+        with transaction.atomic():
+            write(cloud, [*_over(cloud, batch.unreadable, timezone.now()), *batch.items])
+            _quarantine(cloud, batch.unreadable)
+            _tell_changes(cloud, batch.changes)
+            _save_position(cloud, batch.position)
+
+    _whatever_is_in_it(cloud, apply)
+
+
+def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
+    """Takes a complete listing, asked for at `asked_at`: what it has is news, and what the cloud had been told of or had
+    told by then but does not list was lost behind our back: whole runs, or single pods of runs that go on."""
+    _whatever_is_in_it(cloud, lambda write: _apply_listing(cloud, batch, asked_at, write))
+
+
+def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write) -> None:
+    listed = {item.run_id for item in batch.items} | {each.run_id for each in batch.unreadable if each.run_id}
+    uids = {item.uid for item in batch.items if isinstance(item, TaskSeen)} | {each.uid for each in batch.unreadable}
+    with transaction.atomic():
+        here = Run.objects.filter(cloud=cloud, gone=False)
+        last_seen = _last_seen(cloud, asked_at)
+        # Before their places are taken by others; what blocks a run is told anew by the watch.
+        missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
+        blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
+        over = _over(cloud, batch.unreadable, last_seen)
+        write(cloud, [*missing, *over, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        _quarantine(cloud, batch.unreadable)
+        vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
+        for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
+            "cluster__appcode", "created_by"
+        ):
+            _vanished(cloud, run, last_seen)
+        _save_position(cloud, batch.position)
+
+
+def _last_seen(cloud: str, asked_at: dt.datetime) -> dt.datetime:
+    """Until when everything that the rows say was known to be so."""
+    heard_at = CloudState.objects.filter(name=cloud).values_list("heard_at", flat=True).first()
+    return min(heard_at or asked_at, asked_at)
+
+
+def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_seen: dt.datetime) -> list[TaskSeen]:
+    """Pods that were alive when last heard of and are not listed (`uids`) any more."""
+    alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
+    gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
+    return [task_status.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
+
+
+def _over(cloud: str, told: Sequence[Unreadable], at: dt.datetime) -> list[TaskSeen]:
+    """Pods that have ended or gone in a way that nobody understands, until `at` where not even that is told."""
+    ends = {each.uid: each.finished_at for each in told if each.over and each.uid}
+    if not ends:
+        return []
+    alive = Task.objects.filter(uid__in=ends, run__cloud=cloud, phase__in=["Pending", "Running"]).order_by("pk")
+    return [task_status.lost(task, min(ends[task.uid] or at, timezone.now())) for task in alive]
+
+
+def _not_over(items: Sequence[Seen]) -> list[Seen]:
+    """The items without those of runs that are over, of which everything is known: nearly all of a long listing."""
+    ids = {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunFound)}
+    over = set(Run.objects.filter(pk__in=ids, gone=True, phase__in=TERMINAL).values_list("pk", flat=True))
+    ended = set(Task.objects.filter(run__in=over, phase__in=ENDED).values_list("uid", flat=True))
+    return [
+        item
+        for item in items
+        if item.run_id not in over or (isinstance(item, TaskSeen) and not (item.phase in ENDED and item.uid in ended))
+    ]
+
+
+def save_capacity(cloud: str, capacity: Capacity) -> None:
+    """Keeps what the cloud has, so that no page has to ask it, and notes for billing what GPUs are there from now on."""
+    found = {
+        "capacity": asdict(capacity),
+        "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),
+        "notes": [readable(note, 500) for note in machine_notes(capacity.nodes)],
+    }
+    gpus: dict[str, tuple[int, int]] = {}
+    for node in capacity.nodes:
+        count, simulated = gpus.get(node.gpu_model, (0, 0))
+        gpus[node.gpu_model] = count + node.gpus, simulated + (node.gpus if node.simulated else 0)
+    CloudState.objects.update_or_create(name=cloud, defaults=found)
+    record_gpus(cloud, gpus, timezone.now())
+
+
+def save_trouble(cloud: str, trouble: str) -> None:
+    """Keeps why the cloud cannot be followed at the moment; the next news takes it away."""
+    CloudState.objects.update_or_create(name=cloud, defaults={"trouble": readable(trouble, 1000)})
+
+
+def machine_notes(nodes: Sequence[Node]) -> list[str]:
+    """What a user must know of the machines, each sentence once: simulated GPUs, limits that are not enforced, machines that
+    are away."""
+    simulated = sum(node.gpus for node in nodes if node.simulated)
+    first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
+    told = Counter(node.note for node in nodes if node.note)
+    notes = [
+        note if count == len(nodes) else f"{count} of {len(nodes)} machines: {note}" for note, count in told.items()
+    ]
+    return [first] * bool(simulated) + notes
+
+
+def _save_position(cloud: str, position: str) -> None:
+    told = {"position": position, "heard_at": timezone.now(), "trouble": ""}
+    # Several times a second, and only one process writes for a cloud: without reading it before.
+    if not CloudState.objects.filter(name=cloud).update(**told):
+        CloudState.objects.update_or_create(name=cloud, defaults=told)
+
+
+def _whatever_is_in_it(cloud: str, apply: Callable[[Write], None]) -> None:
+    """All at once; should the database not take something, then everything but that, which is put in quarantine."""
+    try:
+        apply(_write)
+    except NOT_UNDERSTOOD:
+        log.exception("%s: some of the news cannot be written; looking for them", cloud)
+        apply(_write_what_can_be)
+
+
+def _write_what_can_be(cloud: str, items: Sequence[Seen]) -> None:
+    """In halves, so that one among thousands is soon found."""
+    try:
+        with transaction.atomic():
+            _write(cloud, items)
+    except NOT_UNDERSTOOD as error:
+        if len(items) > 1:
+            _write_what_can_be(cloud, items[: len(items) // 2])
+            _write_what_can_be(cloud, items[len(items) // 2 :])
+        else:
+            reason = f"It cannot be written down: {type(error).__name__}: {error}"
+            _quarantine(cloud, [Unreadable(_raw(item), reason) for item in items])
+
+
+def _raw(item: Seen) -> str:
+    """As text, without what a program has said."""
+    facts = {name: value for name, value in asdict(item).items() if name != "log_tail"}
+    return json.dumps({"kind": type(item).__name__, **facts}, sort_keys=True, default=str)
+
+
+def _quarantine(cloud: str, told: Sequence[Unreadable]) -> None:
+    """Each thing once for the same reason: every listing has it again, with a little something that is new."""
+    if not told:
+        return
+    at = timezone.now()
+    rows = [(each, record.quarantined(cloud, each.raw, readable(each.reason, 300), at)) for each in told]
+    reasons = [row.reason for each, row in rows if each.uid]
+    known = set(Quarantined.objects.filter(cloud=cloud, reason__in=reasons).values_list("reason", flat=True))
+    record.quarantine([row for each, row in rows if not (each.uid and row.reason in known)])
+
+
+def _write(cloud: str, items: Sequence[Seen]) -> None:
+    if not items:
+        return
+    at = timezone.now()
+    ids = {item.run_id for item in items}
+    # Locked in one order everywhere, so that a person's action and the watch cannot wait for each other.
+    rows = Run.objects.filter(pk__in=ids, cloud=cloud).order_by("pk").select_for_update(of=("self",), no_key=True)
+    runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
+    _tell_unknown(cloud, [item for item in items if item.run_id not in runs])
+    known = [_clean(item) for item in items if _expected(cloud, runs, item)]
+    written = task_status.write(cloud, runs, (item for item in known if isinstance(item, TaskSeen)), at)
+    _tell_failures([(runs[item.run_id], item) for item in written.failed])
+    metered = set(written.metered)
+    noted = [item for item in known if not isinstance(item, TaskSeen)]
+    if gone := [item.run_id for item in noted if isinstance(item, RunGone)]:
+        metered |= _close(cloud, runs, gone, at)
+    for item in noted:
+        _note(runs[item.run_id], item)
+    update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
+    refresh(list(runs.values()), at, metered)
+
+
+def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetime) -> Set[str]:
+    """Nothing of a run that is gone holds anything, whatever was told of its pods: nobody will tell of them any more. Returns
+    for whom that changes usage."""
+    alive = list(Task.objects.filter(run__in=gone, phase__in=["Pending", "Running"]).order_by("pk"))
+    if not alive:
+        return set()
+    last_seen = _last_seen(cloud, at)
+    return task_status.write(cloud, runs, [task_status.lost(task, last_seen) for task in alive], at).metered
+
+
+def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:
+    run = runs.get(item.run_id)
+    if run is not None and isinstance(item, TaskSeen) and item.role not in run.resources:
+        log.error("%s reports a %s of run %s, which has none; nothing is recorded for it", cloud, item.role, run.pk)
+        return False
+    return run is not None
+
+
+def _clean(item: Seen) -> Seen:
+    """The item with texts that its columns take: programs and machines may say anything, of any length."""
+    if isinstance(item, TaskSeen):
+        texts = {
+            "reason": readable(item.reason, 40),
+            "message": readable(item.message),
+            "node": readable(item.node, 253),
+            "gpus": tuple(readable(gpu) for gpu in item.gpus),
+            "gpu_model": readable(item.gpu_model, 60),
+            "log_tail": readable(item.log_tail),
+        }
+        is_clean = all(getattr(item, name) == text for name, text in texts.items())
+        return item if is_clean else replace(item, **texts)  # type: ignore[arg-type]
+    if isinstance(item, StorageSeen):
+        return replace(item, message=readable(item.message), warning=readable(item.warning))
+    return item if isinstance(item, RunFound) else replace(item, message=readable(item.message))
+
+
+def _note(run: Run, item: Seen) -> None:
+    if isinstance(item, RunFound):
+        if run.gone:
+            _found_again(run)
+    elif isinstance(item, RunChanged):
+        if run.desired == Run.Desired.RUNNING and not run.verdict:
+            _put_right(run, item.message)
+    elif isinstance(item, RunBlocked):
+        run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message
+    elif isinstance(item, StorageSeen):
+        if item.state == "failed" and run.storage_state != "failed":
+            record_all([_cloud_event(run, "run.storage_failed", item.message)])
+        run.storage_state, run.storage_message = item.state, item.message
+        if item.warning and item.warning != run.data_warning:
+            record_all([_cloud_event(run, "run.data_warning", item.warning)])
+            run.data_warning = item.warning
+    elif isinstance(item, RunGone):
+        run.gone, run.stored, run.gone_message = True, item.stored, item.message
+
+
+def _put_right(run: Run, message: str) -> None:
+    """It is applied again, soon or after a truce."""
+    at = timezone.now()
+    if run.applied_at is None and run.wait_reason == FOUGHT:
+        return
+    if run.applied_at is not None:
+        run.fights = run.fights + 1 if at - run.applied_at < FIGHT_SOON else 1
+    run.applied_at = None
+    if run.claim_token is not None:
+        # Whoever applies it at this moment may have been there before the change: their word counts no more.
+        run.claim_token = run.claimed_until = None
+    if run.fights < FIGHTS:
+        record_all([_cloud_event(run, "run.changed_by_hand", f"{message} The run is applied again.")])
+        transaction.on_commit(lambda: wakeups.wake(run.pk))
+        return
+    pause = min(dt.timedelta(seconds=2 ** min(run.fights - FIGHTS + 2, 10)), LONGEST_TRUCE)
+    run.claimed_until = at + pause
+    run.wait_reason = FOUGHT
+    run.wait_message = (
+        f"Something changes it each time it has been put right, {run.fights} times by now: {message} It is put right again in "
+        f"{pause.total_seconds():.0f} s; whoever may change objects there should take away what does it, say an autoscaler."
+    )
+    if run.fights == FIGHTS:
+        record_all([_cloud_event(run, "run.fought_over", run.wait_message)])
+
+
+def _found_again(run: Run) -> None:
+    """The cloud has a run that was gone: somebody's order to start it came late, after the one to end it. It is to be ended
+    again, and holds what it holds until then."""
+    record_all([_cloud_event(run, "run.found", "The cloud has this run again although it is over; it is ended.")])
+    run.gone, run.release_asked_at = False, None
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
+
+
+def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
+    """Runs that were never made there, as far as the database knows: it may have been restored from a backup, or another portal
+    may use the same name. So nothing is recorded for them and nothing is done to them but to tell administrators, once;
+    `manage.py unknown_runs` lists and ends them."""
+    for unknown in {item.run_id for item in items}:
+        log.error("%s reports run %s, which was never made there; nothing is recorded for it", cloud, unknown)
+    verb, about = "cloud.unknown_run", f"cloud {cloud}"
+    found = {item.run_id: item.run for item in items if isinstance(item, RunFound)}
+    if found:
+        _keep_ids_apart(max(found))
+        told = Event.objects.filter(verb=verb, object=about, appcode="", data__run__in=list(found))
+        for known in told.values_list("data__run", flat=True):
+            found.pop(known, None)
+    record_all(
+        [
+            entry(
+                verb, actor=None, object=about, run=run_id,
+                message=f"Run {ref.number} of {ref.appcode}/{ref.cluster} is in namespace {ref.namespace}, and this portal has "
+                "never started it. If nobody else has, end it with: manage.py unknown_runs --end",
+            )
+            for run_id, ref in found.items()
+        ]
+    )  # fmt: skip
+
+
+def _tell_changes(cloud: str, changes: Sequence[PlaceChanged]) -> None:
+    about = f"cloud {cloud}"
+    record_all([entry("cloud.changed_by_hand", actor=None, object=about, message=each.message) for each in changes])
+
+
+def _keep_ids_apart(known: int) -> None:
+    """No run is given an id that the cloud knows another one by: its pods would be taken for those of the new run."""
+    with connection.cursor() as cursor:
+        table = Run._meta.db_table
+        cursor.execute(f"SELECT coalesce(max(id), 0) FROM {table}")  # noqa: S608 — a name of our own
+        newest = cursor.fetchone()[0]
+        if newest < known < newest + ID_GAP:
+            cursor.execute(
+                "SELECT setval(sequence, greatest(%s, nextval(sequence))) FROM (SELECT pg_get_serial_sequence(%s, 'id')) "
+                "AS found (sequence)",
+                [known, table],
+            )
+
+
+def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
+    """One event for each task that failed by itself; those that were stopped were meant to end."""
+    events = []
+    for run, item in failed:
+        exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
+        message = f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()
+        events.append(_cloud_event(run, "task.failed", message))
+    record_all(events)
+
+
+def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
+    """The cloud has forgotten a run: close its pods with an estimated end, then start it again or call it gone."""
+    at = timezone.now()
+    lost = [task_status.lost(task, last_seen) for task in run.tasks.filter(phase__in=["Pending", "Running"])]
+    task_status.write(cloud, {run.pk: run}, lost, at)
+    if run.verdict or run.desired == Run.Desired.ENDED:
+        run.gone = True
+        if run.spec.get("output") and run.storage_state != "stored":
+            run.stored, run.gone_message = (
+                False,
+                "The cloud no longer knew this run, so nobody can tell what was stored.",
+            )
+    else:
+        # It begins anew with first attempts; what the forgotten pods held stays in the usage.
+        run.tasks.all().delete()
+        run.storage_state = run.storage_message = run.data_warning = ""
+    run.applied_at = None
+    run.blocked_reason = run.blocked_message = ""
+    run.save(update_fields=NOTED)
+    record_all([_cloud_event(run, "run.vanished", "The cloud no longer knew this run.")])
+    refresh([run], at)
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
+
+
+def _cloud_event(run: Run, verb: str, message: str) -> Event:
+    return entry(
+        verb,
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=message,
+        run=run.number,
+    )

@@ -1,0 +1,427 @@
+"""The loop from what is wanted to what the cloud is told: claim → plan → tell the cloud → record. It can die at any line.
+
+A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, renews it while a step
+takes long, and writes back only while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after
+telling and before recording is followed by one that tells again. What is left undone is found by `sweeping`, which is the
+only thing that may not be lost.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from django.db import DatabaseError, connection, transaction
+from django.db.models import Q, QuerySet, Sum
+from django.utils import timezone
+
+from billing.budgets.access import why_blocked
+from clusters.clouds.bulkhead import PutOff, lane
+from clusters.clouds.drivers.base import (
+    CloudError,
+    CloudRefused,
+    ImageRef,
+    LocalSource,
+    Mount,
+    NfsSource,
+    NotOurs,
+    Plan,
+    S3Source,
+    Source,
+)
+from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.logs import collect
+from clusters.models import FOUGHT, LOCAL, Cluster, Run
+from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
+from clusters.runs.status import readable, refresh
+from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.catalog import needs, why_not
+from clusters.spec.manifest import ClusterSpec
+from clusters.volumes import lifecycle
+from clusters.wakeups import wake
+from datastores.models import Datastore
+from datastores.sources import SourceError, source_for
+from portal.errors import Invalid
+from portal.events import record
+from portal.models import Appcode
+
+log = logging.getLogger(__name__)
+
+# How soon another takes over from a worker that died, and for how long a step that hangs is waited for.
+CLAIM, LONGEST_STEP = dt.timedelta(seconds=15), dt.timedelta(minutes=3)
+# A cloud that was asked to end a run and has not said so: ask again.
+ASK_AGAIN = dt.timedelta(seconds=30)
+# Pauses after which trouble is tried again: the cloud's, and our own, of which somebody should read in the log.
+CLOUD_PAUSE = dt.timedelta(seconds=5)
+OWN_PAUSE = dt.timedelta(seconds=30)
+LONGEST_PAUSE = dt.timedelta(minutes=1)
+# The key of the advisory lock under which logs of deleted clusters are removed: "purge" in ASCII.
+PURGING = 0x7075726765
+# So many of an appcode's waiting runs are looked at, and told their place, at one time.
+QUEUE_LIMIT = 100
+BUDGET = "BudgetUsedUp"
+# Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
+HELD = ("QuotaExceeded", "AppcodeDisabled", BUDGET)
+TROUBLE = "CloudUnreachable"
+
+
+def reconcile(run_id: int) -> None:
+    """Moves one run as far as it can go now. Does nothing while another worker holds it: that one looks again at its end."""
+    token = uuid.uuid4()
+    while _claim(run_id, token):
+        run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
+        try:
+            with _kept(run_id, token):
+                is_held = _step(run, token)
+        except PutOff as error:
+            _pause(run, token, str(error), CLOUD_PAUSE, is_news=False)
+            return
+        except CloudError as error:
+            why = readable(str(error))
+            log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
+            pause = min(max(CLOUD_PAUSE, dt.timedelta(seconds=error.after or 0)), LONGEST_PAUSE)
+            _pause(run, token, f"The cloud cannot do it now and is asked again: {why}", pause)
+            return
+        except Exception as error:
+            kind = type(error).__name__
+            _pause(run, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
+            raise
+        if not is_held or not _release(run_id, token):
+            return
+
+
+def unsettled(at: dt.datetime) -> Q:
+    """Runs of which the cloud has not yet been told what is wanted, without those that the portal itself holds back."""
+    to_start = (
+        Q(desired="running", verdict="", applied_at=None, refusal="")
+        & (Q(not_before=None) | Q(not_before__lte=at))
+        & (Q(admitted_at__isnull=False) | ~Q(wait_reason__in=HELD))
+    )
+    to_end = (Q(desired="ended") | ~Q(verdict="") | ~Q(refusal="")) & (
+        Q(release_asked_at=None) | Q(release_asked_at__lt=at - ASK_AGAIN)
+    )
+    return Q(gone=False) & (to_start | to_end)
+
+
+def _claim(run_id: int, token: uuid.UUID) -> bool:
+    at = timezone.now()
+    free = Q(claimed_until=None) | Q(claimed_until__lt=at)
+    rows = Run.objects.filter(unsettled(at), free, pk=run_id)
+    return rows.update(claim_token=token, claimed_until=at + CLAIM) == 1
+
+
+@contextmanager
+def _kept(run_id: int, token: uuid.UUID) -> Iterator[None]:
+    """Renews the claim while the step takes. Nothing is asked of the database when it takes as long as usual."""
+    done, end = threading.Event(), time.monotonic() + LONGEST_STEP.total_seconds()
+
+    def renew() -> None:
+        try:
+            while not done.wait(CLAIM.total_seconds() / 3) and time.monotonic() < end:
+                until = timezone.now() + CLAIM
+                Run.objects.filter(pk=run_id, claim_token=token).update(claimed_until=until)
+        except DatabaseError as error:
+            log.warning("run %s: its claim is not renewed: %s", run_id, error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=renew, name=f"claim-{run_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _release(run_id: int, token: uuid.UUID) -> bool:
+    """Gives the claim back. True when it was still ours and the run may need another step (its wants changed meanwhile)."""
+    return Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=None) == 1
+
+
+@transaction.atomic
+def _pause(was: Run, token: uuid.UUID, why: str, pause: dt.timedelta, *, is_news: bool = True) -> None:
+    """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for; what they
+    know of its cloud already says more than what `is_news` is not. `was` is the run as this worker began with it."""
+    run = _ours(was.pk, token)
+    if run is None:
+        return
+    run.claim_token, run.claimed_until = None, timezone.now() + pause
+    if _is_to_end(run) and not _is_to_end(was):
+        # Whoever asked for that found the run held, and their wake-up did nothing. The pause was meant for starting it.
+        run.claimed_until = None
+        transaction.on_commit(lambda: wake(run.pk))
+    run.save(update_fields=["claim_token", "claimed_until"])
+    if is_news or run.wait_reason != TROUBLE:
+        _wait(run, TROUBLE, readable(why))
+
+
+def _is_to_end(run: Run) -> bool:
+    return run.desired == Run.Desired.ENDED or bool(run.verdict or run.refusal)
+
+
+def _step(run: Run, token: uuid.UUID) -> bool:
+    """Whether the claim is still held after it."""
+    run_id = run.pk
+    if _is_to_end(run):
+        if collect.is_wanted(run.cloud) and _waits_for_logs(run_id, token):
+            return False
+        try:
+            with lane(run.cloud):
+                cloud_of(run).delete(run_ref(run))
+        except NotOurs:
+            _never_there(run_id, token)
+        else:
+            return _told(run_id, token, "release_asked_at")
+    elif run.admitted_at is not None or _admit(run_id):
+        try:
+            plan = plan_of(run)
+            with lane(run.cloud):
+                cloud_of(run).apply(plan)
+        except Invalid as refusal:
+            _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
+        except (CloudRefused, SourceError) as refusal:
+            _refuse(run_id, token, str(refusal))
+        else:
+            lifecycle.told(plan)
+            return _told(run_id, token, "applied_at")
+    return True
+
+
+@transaction.atomic
+def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
+    """Whether its logs have to be opened first; then the claim is given back. The run is woken when they are open, and by the
+    sweep when nobody opens them.
+
+    Under the lock of its row, with the claim: whoever has opened the logs looks for a run that nobody holds, and one that is
+    still held at that moment would wait for the sweep.
+    """
+    run = _ours(run_id, token)
+    if run is None:
+        return True
+    if not collect.prepare(run):
+        return False
+    run.claim_token, run.claimed_until = None, timezone.now() + collect.PREPARE
+    run.save(update_fields=["claim_token", "claimed_until"])
+    return True
+
+
+@transaction.atomic
+def _told(run_id: int, token: uuid.UUID, field: str) -> bool:
+    """Writes down that the cloud has been told; what kept us from it is over. The claim is given back with that, unless the run
+    is to end by now, of which the cloud is told next: whether it is still held."""
+    run = _ours(run_id, token)
+    if run is None:
+        return False
+    is_held = field == "applied_at" and _is_to_end(run)
+    setattr(run, field, timezone.now())
+    if not is_held:
+        run.claim_token = run.claimed_until = None
+    run.save(update_fields=[field, "claim_token", "claimed_until"])
+    if run.wait_reason in (TROUBLE, FOUGHT):
+        _wait(run, "", "")
+    log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
+    return is_held
+
+
+@transaction.atomic
+def _never_there(run_id: int, token: uuid.UUID) -> None:
+    """Where it was to run belongs to somebody else: nothing of it is left there, as nothing was made."""
+    run = _ours(run_id, token)
+    if run is not None:
+        run.release_asked_at, run.gone = timezone.now(), True
+        run.save(update_fields=["release_asked_at", "gone"])
+        refresh([run], timezone.now())
+
+
+def _ours(run_id: int, token: uuid.UUID) -> Run | None:
+    """The locked row while the claim is ours, None when it ran out and another worker has taken it."""
+    rows = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode")
+    return rows.filter(pk=run_id, claim_token=token).first()
+
+
+def _wait(run: Run, reason: str, message: str) -> None:
+    if (run.wait_reason, run.wait_message) != (reason, message):
+        run.wait_reason, run.wait_message = reason, message
+        refresh([run], timezone.now(), unsaved=["wait_reason", "wait_message"])
+
+
+@transaction.atomic
+def _admit(run_id: int) -> bool:
+    """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(clusters__runs=run_id)
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
+    if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
+        return run.desired == Run.Desired.RUNNING and not run.verdict
+    older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
+    before = [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
+    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before, _barred(appcode)) else [])
+    return run.admitted_at is not None
+
+
+@transaction.atomic
+def admit_waiting(appcode_id: int) -> list[int]:
+    """Admits the runs of an appcode that fit by now, first come, first served, and tells the others their place.
+
+    Returns those that were admitted. Runs without GPUs wait for nobody's, so they are looked at apart from the queue.
+    """
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(pk=appcode_id)
+    barred = _barred(appcode)
+    queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
+    rows = rows.select_for_update(of=("self",), no_key=True)
+    in_use, before, changed = held(appcode_id), list[int](), list[Run]()
+    for run in rows.select_related("cluster__appcode"):
+        if _judge(run, appcode, in_use, before, barred):
+            changed.append(run)
+        if run.admitted_at is not None:
+            in_use += run.gpus
+        elif 0 < run.gpus <= appcode.gpu_quota:
+            before.append(run.gpus)
+    _save_judged(changed)
+    return [run.pk for run in changed if run.admitted_at is not None]
+
+
+def _barred(appcode: Appcode) -> tuple[str, str]:
+    """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
+    if sentence := why_not(appcode):
+        return "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again."
+    sentence = why_blocked(appcode)
+    return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
+
+
+def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: tuple[str, str]) -> bool:
+    """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
+    quota holds up nobody."""
+    was = (run.admitted_at, run.wait_reason, run.wait_message)
+    if barred[0]:
+        run.wait_reason, run.wait_message = barred
+    else:
+        judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
+        run.wait_reason, run.wait_message = judgement.reason, judgement.message
+        run.admitted_at = timezone.now() if judgement.fits == "now" else None
+    return was != (run.admitted_at, run.wait_reason, run.wait_message)
+
+
+def _save_judged(runs: list[Run]) -> None:
+    if runs:
+        refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message"])
+
+
+def held(appcode_id: int) -> int:
+    """GPUs that count against the quota of an appcode: those of runs that were admitted and are not gone."""
+    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
+    return runs.aggregate(gpus=Sum("gpus"))["gpus"] or 0
+
+
+@transaction.atomic
+def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
+    run = _ours(run_id, token)
+    if run is None:
+        return
+    why = readable(why) or "The cloud refused it and did not say why."
+    if run.tasks.exists():
+        # It was started before and is only to be put right: it goes on as it is.
+        run.applied_at = timezone.now()
+        run.save(update_fields=["applied_at"])
+        record(
+            "run.not_put_right",
+            actor=None,
+            appcode=run.cluster.appcode.code,
+            object=f"cluster {run.cluster}",
+            message=f"It differs from what was submitted and could not be put right; it goes on as it is: {why}",
+            run=run.number,
+        )
+        if run.wait_reason == TROUBLE:
+            _wait(run, "", "")
+    else:
+        run.refusal = why
+        run.save(update_fields=["refusal"])
+        refresh([run], timezone.now())
+
+
+def waiting(appcode_id: int) -> QuerySet[Run]:
+    """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
+    return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
+
+
+def waits(at: dt.datetime) -> Q:
+    """Runs that could start at that time but for the portal."""
+    return Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="") & (
+        Q(not_before=None) | Q(not_before__lte=at)
+    )
+
+
+def plan_of(run: Run) -> Plan:
+    """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
+    spec = ClusterSpec.model_validate(run.spec)
+    found = needs(spec, run.cluster.appcode, run.cloud, run.namespace)
+    ref = run_ref(run)
+    folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
+    mounts = []
+    if found.input:
+        mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input, "")))
+    if found.output:
+        mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
+    counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
+    # A Kubernetes cluster is not asked: names follow from the run.
+    with lane(run.cloud) if run.cloud == LOCAL else nullcontext():
+        addresses = cloud_of(run).reserve(ref, counts)
+    image = found.image
+    return build_plan(
+        ref,
+        spec,
+        image=ImageRef(image.name, image.container, image.environment, image.program),
+        resources={role: Resources(**facts) for role, facts in run.resources.items()},
+        mounts=tuple(mounts),
+        addresses=addresses,
+    )
+
+
+def mount_source(run: Run, store: Datastore, folder: str) -> Source:
+    """What the cloud needs to mount `folder` of a datastore. Raises SourceError when it cannot be mounted any more, and
+    CloudError while another run has it."""
+    if store.kind == Datastore.Kind.VOLUME:
+        return lifecycle.source_for_run(run, store, folder)
+    source = source_for(store, folder)
+    if source.kind == "s3":
+        return S3Source(**source.fields, secret_key=source.secret)
+    return NfsSource(**source.fields) if source.kind == "nfs" else LocalSource(**source.fields)
+
+
+def purge(cluster_id: int) -> None:
+    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone, or while another cluster's are
+    removed: the sweep comes again. So an archive or a cloud that is away holds one thread of all workers, and no run waits.
+
+    A cloud that was taken off the list meanwhile took its logs along.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [PURGING])
+        if not cursor.fetchone()[0]:
+            return
+        try:
+            _purge(cluster_id)
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [PURGING])
+
+
+def _purge(cluster_id: int) -> None:
+    cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
+    if cluster is None or cluster.runs.filter(gone=False).exists():
+        return
+    try:
+        collect.forget(list(cluster.runs.all()))
+        for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
+            cloud_of(run).purge(run_ref(run))
+    except CloudError as error:
+        log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
+    else:
+        Cluster.objects.filter(pk=cluster_id).update(purged=True)

@@ -1,0 +1,99 @@
+"""The sweep: every few seconds it finds by the rows what wake-ups lost and what only time brings about. It may run twice, or at
+once with another; what it finds is done by others, each of which looks for itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q, Window
+from django.db.models.functions import RowNumber
+from django.utils import timezone
+
+from billing.metering.record import price_book
+from billing.metering.segments import MAX_SKEW
+from clusters import wakeups
+from clusters.actions import end_by_portal
+from clusters.logs import collect
+from clusters.models import CloudState, Cluster, Run, Task
+from clusters.runs.reconcile import HELD, unsettled, waits
+from clusters.runs.status import refresh
+from clusters.volumes import lifecycle
+
+SWEEP_LIMIT = 500
+# Of each cloud that is away, so many runs find out whether it is back.
+PROBES = 4
+# A price may hold from a moment before its row could be seen.
+PRICE_SEEN = dt.timedelta(seconds=10)
+# For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
+# than MAX_SKEW, and a sweep may come late.
+AHEAD = 2 * MAX_SKEW
+SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+
+
+def sweep() -> None:
+    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, rates that are old,
+    logs to be copied, and deleted clusters whose logs are left."""
+    at = timezone.now()
+    # Every five seconds for as long as the portal lives: where nothing lives, that is all that is asked of runs.
+    if Run.objects.filter(gone=False).exists():
+        _sweep_runs(at)
+    if Task.objects.filter(collect.is_due(at)).exists():
+        wakeups.wake_logs()
+    alive = Exists(Run.objects.filter(cluster=OuterRef("pk"), gone=False))
+    dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
+    for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
+        wakeups.wake_purge(cluster_id)
+    for volume_id in lifecycle.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_volume(volume_id)
+
+
+def _sweep_runs(at: dt.datetime) -> None:
+    overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
+    for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        _end_overdue(run_id)
+    _renew_costs(at)
+    free = Q(claimed_until=None) | Q(claimed_until__lt=at)
+    # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
+    longest_ago = F("claimed_until").asc(nulls_first=True)
+    away = list(CloudState.objects.exclude(trouble="").values_list("name", flat=True))
+    lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
+    for run_id in lost.exclude(cloud__in=away).values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake(run_id)
+    if away:
+        place = Window(RowNumber(), partition_by="cloud", order_by=[longest_ago, "pk"])
+        probes = lost.filter(cloud__in=away).annotate(place=place).filter(place__lte=PROBES)
+        for run_id in probes.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+            wakeups.wake(run_id)
+    queues = Run.objects.filter(waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
+    for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
+        wakeups.wake_waiting(appcode_id)
+
+
+@transaction.atomic
+def _renew_costs(at: dt.datetime) -> None:
+    """Reckons usage and cost of living runs anew when the rate that they carry is an old one: a price has changed since, or a
+    task began or ended since, by the clock of its node, which was ahead when it told. There may be no more news of it."""
+    since = OuterRef("usage_as_of")
+    overtaken = Q(began_at__gt=since, began_at__lte=at) | Q(finished_at__gt=since, finished_at__lte=at)
+    # In this order, because nearly all living runs are quiet: of those no task is looked at.
+    stale = Q(usage_as_of__gt=at - AHEAD) & Q(Exists(Task.objects.filter(overtaken, run=OuterRef("pk"))))
+    if changed := price_book().last_change(at):
+        stale |= Q(usage_as_of__lt=changed + PRICE_SEEN)
+    rows = Run.objects.filter(stale, gone=False).order_by("pk")
+    rows = rows.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("cluster__appcode")
+    refresh(list(rows[:SWEEP_LIMIT]), timezone.now())
+
+
+@transaction.atomic
+def _end_overdue(run_id: int) -> None:
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
+    if run.desired == Run.Desired.RUNNING and not run.verdict:
+        end_by_portal(run, "TimeLimit", f"It reached its time limit of {span(run.spec['timeLimit'])}.")
+
+
+def span(seconds: int) -> str:
+    """A length of time as people say it, exactly: 90 seconds, 5 minutes, 1 hour, 2 days."""
+    size, unit = next((size, unit) for size, unit in SPANS if seconds % size == 0)
+    return f"{seconds // size} {unit}" + ("" if seconds == size else "s")

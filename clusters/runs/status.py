@@ -1,0 +1,197 @@
+"""Rows → `lifecycle` → rows: recomputes the phase of runs whose facts changed, with the readiness and the cost that lists show.
+
+Used by whoever changes a fact (a person's action, the reconcile loop, the watch), always inside that change's transaction,
+so that the phase on the screen never contradicts the rows beneath it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence, Set
+from dataclasses import fields
+from decimal import Decimal
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Count, Max, Q
+
+from billing.efficiency.waste import note_outcome
+from billing.metering.record import totals
+from clusters import wakeups
+from clusters.models import Run, Task
+from clusters.phase import TROUBLES, RunState, TaskState, next_phase
+from portal.db.bulk_update import update_rows
+from portal.events import record
+
+FIELDS = [
+    "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
+    "finished_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
+]  # fmt: skip
+RECOUNT = dt.timedelta(minutes=1)
+# Of a cost, as its column keeps it.
+SMALLEST = Decimal("1e-9")
+# What a task is judged by.
+FACTS = [each.name for each in fields(TaskState)]
+# A sentence about several tasks is that of the first.
+IN_ORDER = ("role", "index", "-attempt")
+# `TaskState.is_steady`, as the database says it.
+STEADY = Q(phase="Running") & ~Q(reason__in=TROUBLES)
+
+
+def consumer(run: Run) -> str:
+    """The key under which billing knows a run."""
+    return f"run {run.pk}"
+
+
+def readable(text: str, most: int = 4096) -> str:
+    """`text` from outside as a column takes it: its end, without NUL characters and halves of surrogate pairs."""
+    return text[-most:].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def refresh(
+    runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = None, unsaved: Sequence[str] = ()
+) -> None:
+    """Recomputes `runs` (locked rows of this transaction) at `now`, in a number of queries that does not grow with them.
+
+    `metered` names the consumers whose usage may be another now than the rows say, None all; what others have used follows
+    from their rows, but for times ahead of this clock, so that it is added up again after RECOUNT. Unsaved changes of their
+    facts must be saved by the caller, or named by `unsaved` to be saved with the rest; then `metered` is None. A new verdict
+    wakes the loop on commit to end the run; a run that is over wakes those of its appcode that wait for quota.
+    """
+    before = {run.pk: _kept(run) for run in runs}
+    phases = {run.pk: run.phase for run in runs}
+    steady, others = _tasks_of(runs)
+    paused = []
+    for run in runs:
+        decision = next_phase(state_of(run), others[run.pk], now, steady[run.pk])
+        if decision.verdict and not run.verdict:
+            if run.claimed_until is not None and run.claim_token is None:
+                # A pause after trouble with starting it or with putting it right was not meant for its end.
+                paused.append(run.pk)
+            transaction.on_commit(lambda pk=run.pk: wakeups.wake(pk))  # type: ignore[misc]
+        if not run.verdict:
+            # Kept from then on: that its parameter servers were ended does not make a success look half ready.
+            run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}
+        run.phase, run.reason, run.message = decision.phase, decision.reason, decision.message
+        run.verdict, run.verdict_reason, run.verdict_message = (
+            decision.verdict, decision.verdict_reason, decision.verdict_message,
+        )  # fmt: skip
+    if paused:
+        Run.objects.filter(pk__in=paused).update(claimed_until=None)
+    moved = [run for run in runs if run.phase != phases[run.pk]]
+    # Of what no task was ever seen, nothing was used.
+    counted = [run for run in runs if run.usage_as_of or steady[run.pk] or others[run.pk]]
+    if metered is not None:
+        known = {
+            run.pk
+            for run in runs
+            if run.phase == phases[run.pk] and run.usage_as_of and run.usage_as_of > now - RECOUNT
+        }
+        counted = [run for run in counted if run.pk not in known or consumer(run) in metered]
+    money = totals([consumer(run) for run in counted], now) if counted else {}
+    for run in counted:
+        usage = money[consumer(run)]
+        run.usage_as_of, run.gpu_seconds, run.gpu_rate = now, usage.gpu_seconds, usage.gpu_rate
+        run.cost, run.cost_rate = usage.cost, usage.cost_rate
+    for run in moved:
+        run.phase_since = now
+        _phase_changed(run, now)
+    # What the caller has changed is not known here, unless it says what.
+    update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
+
+
+def _kept(run: Run) -> list[Any]:
+    return [getattr(run, name) for name in FIELDS]
+
+
+def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int, list[TaskState]]]:
+    """The tasks of each run as `lifecycle.told_apart` has them, by the database: nearly all of thousands are steady."""
+    steady: dict[int, dict[str, int]] = {run.pk: {} for run in runs}
+    others: dict[int, list[TaskState]] = {run.pk: [] for run in runs}
+    tasks = Task.objects.filter(run__in=runs).order_by()
+    counts = tasks.values("run_id", "role").annotate(
+        last=Max("attempt"), steady=Count("pk", filter=STEADY), all=Count("pk")
+    )
+    again, quiet = set(), True
+    for run_id, role, last, count, of in counts.values_list("run_id", "role", "last", "steady", "all"):
+        steady[run_id][role] = count
+        quiet = quiet and count == of and not last
+        if last:
+            again.add(run_id)
+    if quiet:
+        return steady, others
+    steady |= {run_id: {} for run_id in again}
+    # Not as objects of Django, because little of each is wanted.
+    for run_id, *facts in tasks.filter(~STEADY | Q(run__in=again)).order_by(*IN_ORDER).values_list("run_id", *FACTS):
+        others[run_id].append(TaskState(*facts))
+    return steady, others
+
+
+def _phase_changed(run: Run, now: dt.datetime) -> None:
+    if run.phase == Run.Phase.RUNNING and run.started_at is None:
+        run.started_at = now
+        limit = run.spec.get("timeLimit")
+        run.deadline = now + dt.timedelta(seconds=limit) if limit else None
+    if run.is_terminal:
+        run.finished_at = now
+        note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
+        transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
+        if run.cluster.deleted_at:
+            transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))
+    record(
+        f"run.{run.phase.lower()}",
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=f"Run {run.number} {run.phase}. {run.message}".strip(),
+        run=run.number,
+        reason=run.reason,
+        **_measured(run),
+    )
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    """What programs that listen to runs count: from its start what it holds, and when it is over what it has held and cost.
+
+    The cost is unrounded and at the prices of now; what is told late, discounts and rounding are the invoice's.
+    """
+    if run.started_at is None and not run.is_terminal:
+        return {}
+    found: dict[str, Any] = {"gpus": run.gpus, "started_at": _moment(run.started_at)}
+    if run.is_terminal:
+        found |= {
+            "finished_at": _moment(run.finished_at), "gpu_seconds": run.gpu_seconds,
+            "cost": f"{run.cost.quantize(SMALLEST).normalize():f}", "currency": settings.CURRENCY,
+        }  # fmt: skip
+    return found
+
+
+def _moment(at: dt.datetime | None) -> str | None:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None
+
+
+def state_of(run: Run) -> RunState:
+    return RunState(
+        phase=run.phase,  # type: ignore[arg-type]
+        counts={role: facts["count"] for role, facts in run.roles.items()},
+        mode=run.spec["mode"],
+        completion=run.spec["completion"],
+        retries=run.spec["retries"],
+        desired=run.desired,
+        stop_reason=run.stop_reason,
+        stop_message=run.stop_message,
+        wait_reason=run.wait_reason,
+        wait_message=run.wait_message,
+        refusal=run.refusal,
+        verdict=run.verdict,  # type: ignore[arg-type]
+        verdict_reason=run.verdict_reason,
+        verdict_message=run.verdict_message,
+        storage_state=run.storage_state,
+        storage_message=run.storage_message,
+        gone=run.gone,
+        stored=run.stored,
+        blocked_reason=run.blocked_reason,
+        blocked_message=run.blocked_message,
+        gone_message=run.gone_message,
+    )

@@ -1,0 +1,209 @@
+"""Names in a manifest → rows that exist and may be used. The half of validation that needs the database, in one place.
+
+The form, the API, an import, the preview and every new run go through `resolve`, so all of them refuse the same things with
+the same words at the same field. What can be used depends on the cloud on which the run will land: containers need an image's
+reference, this machine its environment, and not every cloud reaches every kind of datastore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+from django.db.models import QuerySet
+
+from billing.budgets.access import why_blocked
+from clusters.clouds.placement import PLACES, Place, choose, rows_by_kind, title_of
+from clusters.clouds.registry import longest_address, mounts
+from clusters.models import LOCAL, Image
+from clusters.runs.plan import Resources, too_many
+from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.manifest import ClusterSpec
+from clusters.volumes import lifecycle
+from datastores.drivers.addresses import is_loopback
+from datastores.models import Datastore
+from datastores.sources import SourceError, source_for
+from portal.access import OPERATE, appcodes_for, require
+from portal.errors import FieldError, Invalid
+from portal.models import Appcode, User
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A spec whose every name exists, and where it runs. `resources` is by role; datastores are None where it has none."""
+
+    spec: ClusterSpec
+    place: Place
+    image: Image
+    resources: Mapping[str, Resources]
+    input: Datastore | None
+    output: Datastore | None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all tasks together."""
+        return sum(self.resources[role].gpus * spec.count for role, spec in self.spec.active_roles.items())
+
+    @property
+    def resources_json(self) -> dict[str, dict[str, object]]:
+        return {role: asdict(resources) for role, resources in self.resources.items()}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run finds at its start, as it is then; the sizes of its tasks were copied when it was made."""
+
+    image: Image
+    input: Datastore | None
+    output: Datastore | None
+
+
+def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appcode:
+    """The appcode in which `user` may run something now; `found` is its row where it was just read. Raises Invalid (also for
+    one that they cannot see, exactly as for one that does not exist) or PermissionDenied."""
+    appcode = found if found and found.code == code else appcodes_for(user).filter(code=code).first()
+    if appcode is None:
+        raise Invalid.at("metadata", "appcode", message=f"There is no appcode “{code}” that you can use.")
+    require(user, appcode, OPERATE)
+    require_active(appcode)
+    return appcode
+
+
+def require_active(appcode: Appcode) -> None:
+    """Raises Invalid unless the appcode was approved, is not disabled, and no budget blocks new runs of it."""
+    if sentence := why_not(appcode) or why_blocked(appcode):
+        raise Invalid.at("metadata", "appcode", message=sentence)
+
+
+def why_not(appcode: Appcode) -> str:
+    """Why nothing can be started in `appcode` now, or ""."""
+    return {
+        Appcode.State.ACTIVE: "",
+        Appcode.State.REQUESTED: f"{appcode.code} waits for an administrator's approval.",
+        Appcode.State.REFUSED: f"{appcode.code} was refused; its owners can change the request and send it again.",
+        Appcode.State.DISABLED: f"{appcode.code} is disabled; ask an administrator.",
+    }[Appcode.State(appcode.state)]
+
+
+def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
+    """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
+    errors: list[FieldError] = []
+    image = _checked(_images(spec).first(), spec, cloud, errors)
+    stores = _datastores(spec, appcode, cloud, namespace, errors)
+    if errors or image is None:
+        raise Invalid(errors)
+    return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
+
+
+# What is asked for every cluster that is created: where it goes, and whether the names in it exist.
+_NAMED = f"""{PLACES}
+UNION ALL
+SELECT 'image', jsonb_build_object(
+    'id', id, 'name', name, 'title', title, 'description', description, 'container', container,
+    'environment', environment, 'program', program, 'enabled', enabled
+)
+FROM clusters_image WHERE enabled AND name = %(image)s
+UNION ALL
+SELECT 'flavor', jsonb_build_object(
+    'flavor', name, 'cpu_milli', cpu_milli, 'memory_mb', memory_mb, 'gpus', gpus, 'gpu_model', gpu_model
+)
+FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
+"""  # noqa: S608  both are constants
+
+
+def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
+    """Raises Invalid with every field that names something absent, disabled or out of reach. One query for a spec
+    without datastores."""
+    errors: list[FieldError] = []
+    names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
+    found = rows_by_kind(_NAMED, {"nodes": appcode.org_node.ancestors_and_self, **names})
+    place = choose(appcode, found)
+    image = _checked(next((Image(**row) for row in found["image"]), None), spec, place.cloud, errors)
+    flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
+    resources: dict[str, Resources] = {}
+    for role, role_spec in spec.roles.items():
+        if role_spec.flavor in flavors:
+            resources[role] = flavors[role_spec.flavor]
+        else:
+            path = ("spec", "roles", role, "flavor")
+            errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
+
+    stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
+    if sentence := too_many(spec, longest_address(place.cloud)):
+        largest = max(spec.active_roles, key=spec.count)
+        errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
+    if errors or image is None:
+        raise Invalid(errors)
+    resolved = Resolved(spec, place, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
+    if quota.fits == "never":
+        role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
+        raise Invalid.at("spec", "roles", role, "count" if role != "master" else "flavor", message=quota.message)
+    return resolved
+
+
+def _images(spec: ClusterSpec) -> QuerySet[Image]:
+    return Image.objects.filter(name=spec.image, enabled=True)
+
+
+def _checked(image: Image | None, spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | None:
+    """The image that `spec` names; adds an error when it cannot serve there."""
+    if image is None:
+        errors.append(FieldError(("spec", "image"), f"The catalogue has no image “{spec.image}”."))
+    elif not image.runs_on(cloud):
+        has = "container reference" if image.container else "local environment"
+        sentence = f"“{image.title}” has only a {has} and cannot run on {title_of(cloud)}; choose another image."
+        errors.append(FieldError(("spec", "image"), sentence))
+    return image
+
+
+def _datastores(
+    spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, errors: list[FieldError]
+) -> dict[str, Datastore]:
+    """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
+    names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
+    if not names:
+        return {}
+    stores = {
+        store.name: store
+        for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related(
+            "appcode", "volume"
+        )
+    }
+    tasks = sum(role.count for role in spec.active_roles.values())
+    for path, name in names.items():
+        if name not in stores:
+            sentence = f"{appcode.code} has no datastore “{name}”."
+        else:
+            store = stores[name]
+            sentence = _why_not_mounted(store, cloud, writing=path == "output")
+            if store.kind == Datastore.Kind.VOLUME:
+                sentence = sentence or lifecycle.why_not(store, cloud, namespace, tasks)
+        if sentence:
+            errors.append(FieldError(("spec", path), sentence))
+    return stores
+
+
+def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
+    """Why tasks on `cloud` cannot mount `store`, or ""."""
+    if store.kind not in mounts(cloud):
+        kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in mounts(cloud))
+        return (
+            f"“{store.name}” is of kind {store.get_kind_display()}, which {title_of(cloud)} cannot reach; choose a datastore of "
+            f"kind {kinds}."
+        )
+    if cloud != LOCAL and is_loopback(_host(store)):
+        return f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(cloud)} cannot reach."
+    try:
+        source = source_for(store)
+    except SourceError as error:
+        return str(error)
+    if writing and source.read_only:
+        return f"The folder of “{store.name}” may only be read; choose another datastore for output."
+    return ""
+
+
+def _host(store: Datastore) -> str:
+    server = store.spec.get("server", "")
+    return (urlsplit(server).hostname or "") if store.kind == Datastore.Kind.S3 else server

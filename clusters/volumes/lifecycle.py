@@ -1,0 +1,205 @@
+"""Volumes of datastores: made for the run that first mounts one, grown when people want that, deleted with their datastore.
+
+A row of `datastores.Volume` is written before the cloud is told and deleted after it was told, so nothing is forgotten by
+whoever dies in between. A volume lies where it was made: a business line that is placed elsewhere later does not reach it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from typing import cast
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+from pydantic import ValidationError
+
+from clusters.clouds.bulkhead import PutOff, lane
+from clusters.clouds.drivers.base import AccessMode, CloudError, CloudRefused, Plan, VolumeRef, VolumeSource
+from clusters.clouds.drivers.kubernetes.build.network_policy import why_closed
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+from clusters.clouds.placement import place_of, title_of
+from clusters.clouds.registry import cloud, cloud_names
+from clusters.models import LOCAL, KubernetesCluster, Run
+from clusters.runs.status import readable
+from clusters.volumes import metering
+from datastores.models import Datastore, Volume
+from datastores.sources import SourceError
+from datastores.specs import DatastoreSpec
+from portal.errors import FieldError, Invalid
+from portal.models import Appcode
+
+log = logging.getLogger(__name__)
+
+# A cloud that could not do it: ask again.
+TRY_AGAIN = dt.timedelta(seconds=30)
+TOLD = Q(told_at__isnull=False)
+LARGER = TOLD & ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
+# One that was made before volumes were metered is paid for from the next sweep on.
+UNSETTLED = Q(datastore=None) | LARGER | TOLD & Q(metered_mb=0)
+
+
+@transaction.atomic
+def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
+    """What `run` mounts; from now on the volume lies where the run does, and `told` begins its metering. Raises SourceError
+    when it lies elsewhere, and CloudError while another run has it and only one may."""
+    # Nobody deletes the datastore, and no other run makes its volume, meanwhile.
+    locked = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
+    if locked is None:
+        raise SourceError(f"Datastore {store.name} is deleted.")
+    volume, _ = Volume.objects.get_or_create(
+        datastore=locked,
+        defaults={
+            "cloud": run.cloud,
+            "namespace": run.namespace,
+            "appcode": locked.appcode.code,
+            "name": locked.name,
+            "storage_class": locked.spec["storage_class"],
+            "access_mode": locked.spec["access_mode"],
+            "size": locked.size,
+            "told_size": locked.size,
+        },
+    )
+    if sentence := why_not_there(volume, run.cloud, run.namespace):
+        raise SourceError(sentence)
+    if volume.told_at is None and volume.told_size != volume.size:
+        # It was to grow before there was anything.
+        volume.told_size = volume.size
+        volume.save(update_fields=["told_size"])
+    if volume.access_mode == "ReadWriteOnce" and volume.holder != run.pk:
+        living = Run.objects.filter(gone=False).select_related("cluster")
+        if volume.holder and (other := living.filter(pk=volume.holder).first()):
+            raise CloudError(
+                f"The volume of {store.name} is mounted by one task at a time, and {other.cluster.name} has it."
+            )
+        volume.holder = run.pk
+        volume.save(update_fields=["holder"])
+    return _source(volume, volume.told_size, folder)
+
+
+def told(plan: Plan) -> None:
+    """The cloud has taken a plan, and so made what it mounts: from now on that is paid for. Repeated, it changes nothing."""
+    for mount in plan.mounts:
+        if isinstance(mount.source, VolumeSource):
+            with transaction.atomic():
+                at = timezone.now()
+                metering.meter(mount.source.volume.id, mount.source.size, at)
+                Volume.objects.filter(pk=mount.source.volume.id, told_at=None).update(told_at=at)
+
+
+def _source(volume: Volume, size: str, folder: str = "") -> VolumeSource:
+    return VolumeSource(ref(volume), volume.storage_class, size, cast("AccessMode", volume.access_mode), folder)
+
+
+def ref(volume: Volume) -> VolumeRef:
+    return VolumeRef(volume.pk, volume.namespace, volume.appcode, volume.name)
+
+
+def why_not_there(volume: Volume, cloud_name: str, namespace: str) -> str:
+    """Why tasks in `namespace` on a cloud cannot mount the volume, or ""."""
+    if (volume.cloud, volume.namespace) == (cloud_name, namespace):
+        return ""
+    return (
+        f"The volume of “{volume.name}” lies on {title_of(volume.cloud)} in namespace {volume.namespace}, where this does not "
+        "run; choose another datastore."
+    )
+
+
+def why_not(store: Datastore, cloud_name: str, namespace: str, tasks: int) -> str:
+    """Why a run of so many tasks cannot mount the volume of `store`, or ""."""
+    if store.made and (sentence := why_not_there(store.made, cloud_name, namespace)):
+        return sentence
+    if tasks < 2 or store.spec["access_mode"] != "ReadWriteOnce":
+        return ""
+    return (
+        f"The volume of “{store.name}” is mounted by one task at a time (ReadWriteOnce), and this has {tasks}; choose one that "
+        "many tasks mount (ReadWriteMany), or another kind of datastore."
+    )
+
+
+def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
+    """What is wrong with a datastore where `appcode` runs now; see `datastores.placing`."""
+    wanted = spec.volume
+    if wanted is None and spec.s3 is None:
+        return []
+    try:
+        place = place_of(appcode)
+    except Invalid:
+        return []  # It runs nowhere yet; that is said where something is to run.
+    if wanted is None:
+        closed = spec.s3 and place.cloud != LOCAL and why_closed(spec.s3.server, _settings(place.cloud))
+        return [FieldError(("spec", "s3", "server"), closed)] if closed else []
+    if place.cloud == LOCAL:
+        sentence = f"{appcode.code} runs on {place.title}, which has no volumes; use S3 or a folder of the machine."
+        return [FieldError(("metadata", "appcode"), sentence)]
+    settings = _settings(place.cloud)
+    errors = []
+    if settings.storage_classes and wanted.storage_class not in settings.storage_classes:
+        sentence = f"{place.title} offers these storage classes: {', '.join(settings.storage_classes)}."
+        errors.append(FieldError(("spec", "volume", "storage_class"), sentence))
+    if quantity(wanted.size) > quantity(settings.largest_volume):
+        sentence = f"A volume on {place.title} has at most {settings.largest_volume}."
+        errors.append(FieldError(("spec", "volume", "size"), sentence))
+    return errors
+
+
+def _settings(name: str) -> Settings:
+    try:
+        return Settings.read(KubernetesCluster.objects.get(name=name).settings)
+    except ValidationError:
+        return Settings()  # The cloud says what is wrong with its settings when something is to run.
+
+
+def unsettled(at: dt.datetime) -> QuerySet[Volume]:
+    """Volumes of which their cloud has not been told what is wanted, those that were tried longest ago first."""
+    due = Q(tried_at=None) | Q(tried_at__lt=at - TRY_AGAIN)
+    return Volume.objects.filter(UNSETTLED, due).order_by(F("tried_at").asc(nulls_first=True), "pk")
+
+
+def settle(volume_id: int) -> None:
+    """Tells the cloud of one volume what is wanted of it. May run twice or at once: telling twice is free."""
+    volume = Volume.objects.filter(UNSETTLED, pk=volume_id).first()
+    if volume is None:
+        return
+    rows = Volume.objects.filter(pk=volume_id)
+    rows.update(tried_at=timezone.now())
+    try:
+        if volume.datastore_id is None:
+            _delete(volume)
+        else:
+            metering.meter(volume.pk, volume.told_size, timezone.now())
+            if volume.size not in (volume.told_size, volume.refused_size):
+                _grow(volume)
+    except PutOff as error:
+        # What people know already says more. It had its turn all the same: many of a cloud that is away hold up no others.
+        rows.filter(trouble="").update(trouble=readable(str(error)))
+    except CloudError as error:
+        log.warning("volume %s: its cloud cannot do it now: %s", volume, error)
+        rows.update(trouble=readable(str(error)))
+
+
+def _delete(volume: Volume) -> None:
+    # A cloud that was taken off the list took its volumes along.
+    if volume.cloud in cloud_names():
+        with lane(volume.cloud):
+            cloud(volume.cloud).delete_volume(ref(volume))
+    with transaction.atomic():
+        metering.meter(volume.pk, "", timezone.now())
+        Volume.objects.filter(pk=volume.pk).delete()
+    log.info("volume %s: its cloud was told to delete it", volume)
+
+
+def _grow(volume: Volume) -> None:
+    # Only what was asked for: meanwhile somebody may have asked for more.
+    rows = Volume.objects.filter(pk=volume.pk, size=volume.size)
+    try:
+        with lane(volume.cloud):
+            cloud(volume.cloud).apply_volume(_source(volume, volume.size))
+    except CloudRefused as refusal:
+        rows.update(refused_size=volume.size, trouble=readable(str(refusal)))
+    else:
+        with transaction.atomic():
+            metering.meter(volume.pk, volume.size, timezone.now())
+            rows.update(told_size=volume.size, trouble="")
+        log.info("volume %s: its cloud was told to let it grow to %s", volume, volume.size)

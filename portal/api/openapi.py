@@ -1,0 +1,112 @@
+"""How the API describes itself: pydantic manifests as schemas, the bearer token, and problem details for every operation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pydantic
+from drf_spectacular.contrib.pydantic import PydanticExtension
+from drf_spectacular.drainage import set_override, warn
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_scheme_object
+
+REFERENCE = "#/components/schemas/"
+# An address belongs to the first of these words that it contains; "" is in all of them.
+TAGS = {
+    "webhooks": "Webhooks",
+    "usage": "Usage",
+    "invoices": "Invoices",
+    "months": "Invoices",
+    "prices": "Prices and credits",
+    "discounts": "Prices and credits",
+    "credits": "Prices and credits",
+    "runs": "Runs, tasks and logs",
+    "clusters": "Clusters",
+    "datastores": "Datastores",
+    "appcodes": "Appcodes",
+    "flavors": "Catalogue",
+    "images": "Catalogue",
+    "kubernetes": "Clouds",
+    "placements": "Clouds",
+    "": "Me",
+}
+
+
+class FieldProblem(pydantic.BaseModel):
+    """One field to mend: its path in the manifest that was sent, or the name of a query parameter."""
+
+    path: str
+    message: str
+
+
+class Problem(pydantic.BaseModel):
+    """Problem details (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: list[FieldProblem] = []
+    id: str = pydantic.Field(default="", description="The number of an internal error, to tell an administrator.")
+
+
+class ManifestSchema(PydanticExtension):  # type: ignore[no-untyped-call]
+    """A pydantic model as it is sent (defaults may be left out) or as it is answered (they are always there)."""
+
+    priority = 1
+    named: ClassVar[dict[str, type]] = {}
+
+    def get_name(self, auto_schema: Any, direction: str) -> str:
+        """The class's name; two models with one name would silently become one, so that is a warning (an error in tests)."""
+        name: str = self.target.__name__
+        set_override(self.target, "suppress_collision_warning", True)
+        if self.named.setdefault(name, self.target) is not self.target:
+            warn(f"Two different models are called {name}.")
+        return name
+
+    def map_serializer(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        suffix = "Request" if direction == "request" else ""
+        schema, parts = schema_of(self.target, request=direction == "request", suffix=suffix)
+        for name, part in parts.items():
+            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, part, name)  # type: ignore[no-untyped-call]
+            auto_schema.registry.register_on_missing(component)
+        return schema
+
+
+class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "portal.api.tokens.BearerAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        scheme: dict[str, Any] = build_bearer_security_scheme_object(header_name="Authorization", token_prefix="Bearer")  # noqa: S106
+        return {**scheme, "description": "A token made on your profile page."}
+
+
+def schema_of(
+    model: type[pydantic.BaseModel], *, request: bool = False, suffix: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON schema of `model` and, by component name, those of its parts."""
+    schema = model.model_json_schema(
+        ref_template=REFERENCE + "{model}" + suffix, mode="validation" if request else "serialization"
+    )
+    schema.pop("title", None)
+    return schema, {name + suffix: part for name, part in schema.pop("$defs", {}).items()}
+
+
+def finish(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """What holds for all operations, said once: each may answer with a problem, and is listed under what it is about."""
+    schemas = result.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"], parts = schema_of(Problem)
+    schemas.update(parts)
+    answer = {
+        "description": "What is wrong, as problem details (RFC 9457).",
+        "content": {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}},
+    }
+    for path, operations in result["paths"].items():
+        words = path.split("/")
+        tag = next(title for word, title in TAGS.items() if word in words)
+        for operation in operations.values():
+            operation["responses"]["default"] = answer
+            operation["tags"] = [tag]
+    return result

@@ -1,0 +1,244 @@
+"""How people get in: allauth with local accounts, and OpenID Connect when it is configured.
+
+Every page needs a signed-in person unless its view says otherwise (`login_not_required`), so forgetting it is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
+
+import requests
+from allauth.account import views
+from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordKeyForm
+from allauth.account.signals import password_changed, password_reset
+from allauth.account.utils import filter_users_by_email, filter_users_by_username
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.providers.openid_connect import views as openid_views
+from django import forms
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.contrib.auth.views import redirect_to_login
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+
+from portal import actions, events
+from portal.api.problems import CHOOSE_ANOTHER, problem
+from portal.models import User
+from portal.pages import layout
+
+log = logging.getLogger(__name__)
+
+# A one-time password was seen by two people: it opens nothing but the choice of another.
+LABELS = {"oldpassword": "Present password", "password1": "New password", "password2": "New password, again"}
+ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
+
+
+class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
+    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message).
+
+    Wrong passwords are counted for an account, whichever of its names is typed and wherever from, and for an address. Links in
+    mails begin with PORTAL_ORIGIN, whatever the request called the portal.
+    """
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        return bool(settings.PORTAL_OPEN_SIGNUP)
+
+    def add_message(
+        self, request: HttpRequest, level: int, message_template: str | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if message_template and message_template.endswith(("/logged_in.txt", "/logged_out.txt")):
+            return
+        super().add_message(request, level, message_template, *args, **kwargs)
+
+    def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
+        """allauth's own has the Host in it, so that each name of the portal would be another number of attempts."""
+        login: str = credentials.get("email") or credentials["username"]
+        found = [*filter_users_by_email(login), *filter_users_by_username(login)]
+        return f"account {found[0].pk}" if found else f"nobody {login.lower()}"
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """Everybody on this machine has one address: counting it would let ten wrong passwords lock all of them out."""
+        address: str = super().get_client_ip(request)
+        return f"{address}-{secrets.token_hex(8)}" if ip_address(address).is_loopback else address
+
+    def get_reset_password_from_key_url(self, key: str) -> str:
+        path = reverse("account_reset_password_from_key", kwargs={"uidb36": "UID", "key": "KEY"})
+        return f"{settings.PORTAL_ORIGIN}{path.replace('UID-KEY', quote(key))}"
+
+    def send_password_reset_mail(self, user: User, email: str, context: dict[str, Any]) -> None:
+        """Who signs in by the identity provider has no password here and gets none by mail."""
+        if user.has_usable_password():
+            super().send_password_reset_mail(user, email, context)
+
+    def get_password_change_redirect_url(self, request: HttpRequest) -> str:
+        return reverse("profile")
+
+
+class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
+    """The identity provider decides who comes in; there is no page of connected accounts to go back to."""
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: object) -> bool:
+        return True
+
+    def on_authentication_error(
+        self, request: HttpRequest, provider: object, error: str | None = None, exception: Exception | None = None,
+        extra_context: object = None,
+    ) -> None:  # fmt: skip
+        log.warning("Nobody was signed in by the identity provider: %s", exception or error)
+
+    def get_connect_redirect_url(self, request: HttpRequest, socialaccount: object) -> str:
+        return reverse("profile")
+
+
+class SignInForm(LoginForm):  # type: ignore[misc]
+    """allauth's form in our words; the page itself says what to do about a forgotten password."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["login"].label = "User name or e-mail"
+        _plain(self)
+
+
+class _AnotherPassword(forms.Form):
+    """What is asked of a new password however one comes to choose it: that it is new, and what becomes of one's API tokens.
+
+    Who chooses a new password because somebody may know the old one wants tokens to end that were made with it, so the box is
+    ticked; it is there only when there are any.
+    """
+
+    user: User
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if count := self.user.auth_token_set.count() if self.user else 0:
+            self.fields["end_tokens"] = forms.BooleanField(
+                label=f"End my {count} API tokens, too" if count > 1 else "End my API token, too",
+                help_text="What uses a token will be refused. Keep tokens only if nobody can have seen the old password.",
+                initial=True,
+                required=False,
+            )
+        for name, label in LABELS.items():
+            if name in self.fields:
+                self.fields[name].label = label
+        _plain(self)
+
+    def clean_password1(self) -> str:
+        chosen: str = self.cleaned_data["password1"]
+        if self.user.check_password(chosen):
+            raise forms.ValidationError("This is your present password; choose another one.")
+        return chosen
+
+    @transaction.atomic
+    def save(self) -> None:
+        super().save()  # type: ignore[misc]  # of the form that this is put before
+        if self.cleaned_data.get("end_tokens"):
+            actions.end_tokens(self.user, acting_user=self.user)
+
+
+class NewPasswordForm(_AnotherPassword, ChangePasswordForm):  # type: ignore[misc]
+    """Of who knows the present one."""
+
+
+class ForgottenPasswordForm(_AnotherPassword, ResetPasswordKeyForm):  # type: ignore[misc]
+    """Of who got a mail."""
+
+
+def _plain(form: forms.Form) -> None:
+    """Labels are enough: no placeholders that repeat them, no link to a mail that may never be sent."""
+    for name, field in form.fields.items():
+        if name in ("password", "oldpassword"):
+            field.help_text = ""
+        field.widget.attrs.pop("placeholder", None)
+
+
+def change_password(request: HttpRequest) -> HttpResponseBase:
+    if request.user.is_authenticated and not request.user.has_usable_password():
+        return render(request, "account/password_elsewhere.html")
+    return cast("HttpResponseBase", views.password_change(request))
+
+
+@login_not_required
+def ask_for_new_password(request: HttpRequest) -> HttpResponseBase:
+    """By mail; where no mail is sent, a key in the log would be for whoever reads logs, so an administrator is asked."""
+    if not layout.sends_mail():
+        return render(request, "account/password_reset_closed.html")
+    return cast("HttpResponseBase", views.password_reset(request))
+
+
+@login_not_required
+def go_to_provider(request: HttpRequest, provider_id: str) -> HttpResponseBase:
+    """allauth asks the provider for its addresses first, and looks for its failures only on the way back."""
+    try:
+        return cast("HttpResponseBase", openid_views.login(request, provider_id))
+    except requests.RequestException as error:
+        log.warning("The identity provider is out of reach: %s", error)
+        return render(request, "socialaccount/authentication_error.html", status=503)
+
+
+@login_not_required
+def provider_knows_too_little(request: HttpRequest) -> HttpResponse:
+    """Where allauth would let people type the address that the identity provider left out or that somebody has already."""
+    return render(request, "account/provider_conflict.html", status=409)
+
+
+class SignInMiddleware(LoginRequiredMiddleware):
+    """Sends people without a session to sign in and afterwards back to where they were.
+
+    A fragment (htmx) gets 401 instead, so that a page with half a form in it is never replaced by the sign-in page. What was
+    sent by POST cannot be repeated: they come back to the page with the form, and the browser fills in what they typed.
+    """
+
+    def process_view(
+        self,
+        request: HttpRequest,
+        view_func: Callable[..., Any],
+        view_args: tuple[Any, ...],
+        view_kwargs: dict[str, Any],
+    ) -> HttpResponseBase | None:
+        must_change = request.user.is_authenticated and getattr(request.user, "must_change_password", False)
+        name = request.resolver_match.url_name if request.resolver_match else None
+        if must_change and name not in ONE_TIME_PASSWORD_OPENS:
+            if request.path.startswith("/api/"):
+                return problem(request.path, 403, "password-to-choose", CHOOSE_ANOTHER)
+            return HttpResponseRedirect(reverse("account_change_password"))
+        return super().process_view(request, view_func, view_args, view_kwargs)
+
+    def handle_no_permission(  # type: ignore[override]  # the stubs say that it only redirects
+        self, request: HttpRequest, view_func: Callable[..., Any]
+    ) -> HttpResponseBase:
+        if request.headers.get("HX-Request") == "true":
+            return HttpResponse("You have been signed out.", status=401, content_type="text/plain")
+        back = request.get_full_path() if request.method in ("GET", "HEAD") else _referer_path(request)
+        return redirect_to_login(back, settings.LOGIN_URL)
+
+
+def _referer_path(request: HttpRequest) -> str:
+    referer = request.headers.get("Referer", "")
+    if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
+        return "/"
+    parts = urlsplit(referer)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def connect() -> None:
+    """Called once when the portal starts."""
+    password_changed.connect(_password_chosen, dispatch_uid="portal.password_chosen")
+    password_reset.connect(_password_chosen, dispatch_uid="portal.password_chosen_by_mail")
+
+
+def _password_chosen(sender: object, request: HttpRequest, user: User, **kwargs: Any) -> None:
+    """A password of one's own replaces the one-time password."""
+    with transaction.atomic():
+        user.must_change_password = False
+        user.save(update_fields=["must_change_password"])
+        events.record("person.password", actor=user, object=f"person {user.username}", message="chose a new password")

@@ -1,0 +1,237 @@
+"""Pages of platform administrators: appcodes to approve, business lines, people, the audit log. To others they are 404."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from portal import access, actions, costs
+from portal.errors import Conflict, Invalid
+from portal.models import Appcode, OrgNode, User
+from portal.pages import layout
+from portal.pages.appcodes import attempt, get_or_post, person
+from portal.pages.forms import NoteForm, OrgNodeForm, PersonForm, show_errors
+from portal.specs import MAX_GPU_QUOTA
+
+View = Callable[..., HttpResponse]
+
+
+def for_administrators(view: View) -> View:
+    @wraps(view)
+    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        access.require_administrator(person(request))
+        return view(request, *args, **kwargs)
+
+    return wrapped
+
+
+# Appcodes
+
+
+@require_GET
+@for_administrators
+def requests(request: HttpRequest) -> HttpResponse:
+    """What waits for a decision, the oldest first; and how many there are of each state."""
+    waiting = access.appcodes_for(person(request)).filter(state=Appcode.State.REQUESTED).order_by("created_at")
+    waiting = waiting.select_related("requested_by").prefetch_related("memberships__user")
+    lines = dict(OrgNode.objects.exclude(namespace=None).values_list("path", "namespace"))
+    rows = [
+        (each, next((lines[p] for p in reversed(each.org_node.ancestors_and_self) if p in lines), None))
+        for each in waiting
+    ]
+    counts = Appcode.objects.values_list("state").annotate(n=Count("pk"))
+    context = {
+        "rows": rows, "counts": dict(counts), "note_form": NoteForm(), "prices": costs.gpu_prices(None) if rows else None,
+    }  # fmt: skip
+    return render(request, "portal/admin_appcodes.html", context)
+
+
+@require_POST
+@for_administrators
+def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
+    """approve, refuse, disable or quota; afterwards back to where the button was."""
+    user = person(request)
+    appcode = access.appcode_for(user, code)
+    note, quota = request.POST.get("note", ""), _quota(request)
+    done = {
+        "approve": (lambda: actions.approve_appcode(appcode, gpu_quota=quota, acting_user=user), f"{code} is active."),
+        "refuse": (
+            lambda: actions.refuse_appcode(appcode, note, acting_user=user),
+            f"{code} is refused; its owners see why.",
+        ),
+        "disable": (
+            lambda: actions.disable_appcode(appcode, note, acting_user=user),
+            f"{code} is disabled. What runs goes on.",
+        ),
+        "quota": (
+            lambda: actions.set_quota(appcode, -1 if quota is None else quota, acting_user=user),
+            f"{code} may hold {quota} GPUs at one time.",
+        ),
+    }
+    action, said = done[verdict]
+    attempt(request, action, said)
+    return redirect("admin_appcodes") if request.POST.get("from") == "list" else redirect("appcode", code)
+
+
+def _quota(request: HttpRequest) -> int | None:
+    """None when nothing was typed; what is no number becomes one that the action refuses."""
+    typed = request.POST.get("gpu_quota", "").strip()
+    if not typed:
+        return None
+    return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 9 else MAX_GPU_QUOTA + 1
+
+
+# The organisation
+
+
+@require_GET
+@for_administrators
+def org_nodes(request: HttpRequest) -> HttpResponse:
+    nodes = OrgNode.objects.annotate(appcode_count=Count("appcodes"))
+    found = layout.matching(nodes, layout.words(request), "path", "title", "namespace")
+    return render(request, "portal/admin_orgs.html", {"nodes": found})
+
+
+@get_or_post
+@for_administrators
+def org_node(request: HttpRequest, pk: int | None = None) -> HttpResponse:
+    node = _org_node(pk) if pk else OrgNode()
+    form = OrgNodeForm(
+        request.POST or None, initial={"path": node.path, "title": node.title, "namespace": node.namespace or ""}
+    )
+    form.fields["path"].disabled = pk is not None
+    if request.method == "POST" and form.is_valid():
+        node.path, node.title = form.cleaned_data["path"], form.cleaned_data["title"]
+        node.namespace = form.cleaned_data["namespace"] or None
+        try:
+            actions.save_org_node(node, acting_user=person(request))
+        except Invalid as error:
+            show_errors(form, error, {name: name for name in form.fields})
+        else:
+            messages.success(request, f"{node.path} is saved.")
+            return redirect("admin_orgs")
+    return render(request, "portal/admin_org.html", {"form": form, "node": node if pk else None})
+
+
+@require_POST
+@for_administrators
+def delete_org_node(request: HttpRequest, pk: int) -> HttpResponse:
+    node = _org_node(pk)
+    attempt(request, lambda: actions.delete_org_node(node, acting_user=person(request)), f"{node.path} is deleted.")
+    return redirect("admin_orgs")
+
+
+def _org_node(pk: int) -> OrgNode:
+    node = OrgNode.objects.filter(pk=pk).first()
+    if node is None:
+        raise Http404("There is no such org node.")
+    return node
+
+
+# People
+
+
+@require_GET
+@for_administrators
+def people(request: HttpRequest) -> HttpResponse:
+    rows = access.people_for(person(request)).annotate(appcode_count=Count("memberships"))
+    kind = layout.words(request, "kind")
+    kinds = {"administrators": Q(is_superuser=True), "inactive": Q(is_active=False)}
+    rows = rows.filter(kinds[kind]) if kind in kinds else rows
+    rows = layout.matching(rows, layout.words(request), "username", "first_name", "last_name", "email")
+    found, following = layout.page_of(request, rows, "username")
+    return render(request, "portal/admin_people.html", {"people": found, "next_cursor": following})
+
+
+@get_or_post
+@for_administrators
+@never_cache
+def new_person(request: HttpRequest) -> HttpResponse:
+    """The one-time password is in the answer to the form and nowhere else."""
+    form = PersonForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            user, password = actions.create_person(**form.cleaned_data, acting_user=person(request))
+        except Invalid as error:
+            show_errors(form, error, {name: name for name in form.fields})
+        else:
+            return render(request, "portal/admin_password.html", {"person": user, "password": password, "new": True})
+    return render(request, "portal/admin_person_new.html", {"form": form})
+
+
+@require_GET
+@for_administrators
+def one_person(request: HttpRequest, username: str) -> HttpResponse:
+    someone = _person(request, username)
+    context = {
+        "person": someone, "itself": someone.pk == person(request).pk,
+        "memberships": someone.memberships.select_related("appcode").order_by("appcode__code"),
+        "tokens": someone.auth_token_set.order_by("-created"),
+        "activity": access.events_for(person(request)).filter(actor_id=someone.pk)[:20],
+    }  # fmt: skip
+    return render(request, "portal/admin_person.html", context)
+
+
+@require_POST
+@for_administrators
+def change_person(request: HttpRequest, username: str, verb: str) -> HttpResponse:
+    """activate, deactivate, administrator (grant) or member (take the rights away)."""
+    me, someone = person(request), _person(request, username)
+    try:
+        if verb in ("activate", "deactivate"):
+            orphans = actions.set_person_active(someone, verb == "activate", acting_user=me)
+            messages.success(
+                request, f"{username} {'may sign in again' if verb == 'activate' else 'is out, with all tokens'}."
+            )
+            if orphans:
+                messages.warning(
+                    request, f"Now without an active owner: {', '.join(orphans)}. Name somebody else there."
+                )
+        else:
+            actions.set_administrator(someone, verb == "administrator", acting_user=me)
+            messages.success(
+                request, f"{username} is {'a' if verb == 'administrator' else 'no'} platform administrator now."
+            )
+    except Conflict as error:
+        messages.error(request, str(error))
+    return redirect("admin_person", username)
+
+
+@require_POST
+@for_administrators
+@never_cache
+def reset_password(request: HttpRequest, username: str) -> HttpResponse:
+    someone = _person(request, username)
+    password = actions.reset_password(someone, acting_user=person(request))
+    return render(request, "portal/admin_password.html", {"person": someone, "password": password})
+
+
+def _person(request: HttpRequest, username: str) -> User:
+    someone = access.people_for(person(request)).filter(username=username).first()
+    if someone is None:
+        raise Http404(f"There is nobody called “{username}”.")
+    return someone
+
+
+# The log
+
+
+@require_GET
+@for_administrators
+def audit(request: HttpRequest) -> HttpResponse:
+    rows = access.events_for(person(request))
+    if code := layout.words(request, "appcode"):
+        rows = rows.filter(appcode=code)
+    if actor := layout.words(request, "actor"):
+        rows = rows.filter(actor_name=actor)
+    rows = layout.matching(rows, layout.words(request), "actor_name", "verb", "object", "appcode", "message")
+    found, following = layout.page_of(request, rows, "-id")
+    return render(request, "portal/admin_audit.html", {"events": found, "next_cursor": following})

