@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from billing.accounts import credit_notes
-from billing.invoices import access, closing, pdf
+from billing.invoices import access, closing
 from billing.invoices.models import Closing
 from billing.invoices.serializers import (
     ClosingDocument,
@@ -183,6 +183,9 @@ def _file(request: Request, code: str, month: dt.date, kind: Literal["pdf", "csv
     sheet = access.sheet(appcode, month, floor(timezone.now()))
     name = sheet.document.number if sheet.row else f"{code}-{month:%Y-%m}-{sheet.state}"
     if kind == "pdf":
+        # Imported here, because it holds 10 MB and hardly anybody asks for it.
+        from billing.invoices import pdf
+
         return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")
     if kind == "csv":
         return csv_file(name, access.LINE_HEAD, access.line_cells(sheet))

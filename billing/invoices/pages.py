@@ -19,7 +19,7 @@ from billing.accounts import credit_notes
 from billing.dashboards.usage import period_query
 from billing.exports.files import FORMATS
 from billing.forms import CreditNoteForm
-from billing.invoices import access, closing, pdf
+from billing.invoices import access, closing
 from billing.invoices.access import (
     ENTRY_HEAD,
     LINE_HEAD,
@@ -94,6 +94,9 @@ def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
         case "csv":
             return csv_file(name, LINE_HEAD, line_cells(sheet))
         case "pdf":
+            # Imported here, because it holds 10 MB and hardly anybody asks for it.
+            from billing.invoices import pdf
+
             return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")
         case "json":
             if sheet.row is None:
