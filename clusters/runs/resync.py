@@ -22,6 +22,8 @@ from clusters.runs.status import refresh
 from clusters.volumes import lifecycle
 
 SWEEP_LIMIT = 500
+# A run that is younger has its own wake-up under way; another one would only make busy workers busier.
+WAKEUP_LOST = dt.timedelta(seconds=5)
 # Of each cloud that is away, so many runs find out whether it is back.
 PROBES = 4
 # A price may hold from a moment before its row could be seen.
@@ -58,7 +60,7 @@ def _sweep_runs(at: dt.datetime) -> None:
     # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
     longest_ago = F("claimed_until").asc(nulls_first=True)
     away = list(CloudState.objects.exclude(trouble="").values_list("name", flat=True))
-    lost = Run.objects.filter(unsettled(at), free).order_by(longest_ago, "pk")
+    lost = Run.objects.filter(unsettled(at), free, created_at__lt=at - WAKEUP_LOST).order_by(longest_ago, "pk")
     for run_id in lost.exclude(cloud__in=away).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake(run_id)
     if away:

@@ -382,6 +382,9 @@ def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogu
     monkeypatch.setattr(resync.wakeups, "wake", woken.append)
     runs = [current(actions.create_cluster(manifest(f"c{n}"), acting_user=people.bob)).pk for n in range(4)]
     del woken[:]
+    resync.sweep()
+    assert woken == [], "their own wake-ups are still on their way"
+    Run.objects.update(created_at=now() - resync.WAKEUP_LOST)
     for _ in range(2):
         resync.sweep()
         Run.objects.filter(pk__in=woken).update(claimed_until=now() - dt.timedelta(seconds=1))

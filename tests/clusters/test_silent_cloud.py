@@ -108,6 +108,7 @@ def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
     lost = set(create_away(people, manifest, 7).values_list("pk", flat=True))
     actions.create_cluster(manifest("here"), acting_user=people.bob)
     here = Run.objects.get(cloud="local").pk
+    Run.objects.update(created_at=now() - resync.WAKEUP_LOST)
     CloudState.objects.create(name="away", trouble="The API server does not answer.")
     # Two of them were tried just now; one that was tried long ago comes after those that never were.
     busy = sorted(lost)[:2]
