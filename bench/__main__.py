@@ -67,7 +67,7 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
-        seed.analyze()
+        seed.settle()
         found = _parts(measures.PARTS, only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)
     finally:

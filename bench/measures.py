@@ -43,8 +43,8 @@ def idle(portal: Portal, tenants: Seeded) -> list[Result]:
     time.sleep(15)
     whole, servers = idling.watch(portal.process.pid, IDLE_SECONDS)
     return [
-        Result("Idle: resident memory of all processes", whole.rss / MB, "MB", 1200, servers.rss / MB),
-        Result("Idle: the same, shared pages counted once", whole.pss / MB, "MB", None, servers.pss / MB),
+        Result("Idle: memory of all processes, shared pages counted once", whole.pss / MB, "MB", 1200, servers.pss / MB),
+        Result("Idle: the same, shared pages counted in each process", whole.rss / MB, "MB", None, servers.rss / MB),
         Result(
             "Idle: processor time", whole.cpu / IDLE_SECONDS * 100, "% of a core", None,
             servers.cpu / IDLE_SECONDS * 100, times=2,

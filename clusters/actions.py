@@ -19,7 +19,7 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.clouds.placement import hold
 from clusters.models import Cluster, Run
-from clusters.runs.status import refresh
+from clusters.runs.ending import ask_to_end
 from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode
 from clusters.spec.manifest import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, require
@@ -116,7 +116,7 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
     if cluster.deleted_at is None:
         run = cluster.current_run
         if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
-            _ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
+            ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
         cluster.deleted_at = timezone.now()
         cluster.save(update_fields=["deleted_at", "changed_at"])
         _record("cluster.deleted", cluster, acting_user, "Deleted.")
@@ -156,38 +156,9 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
     if run.is_terminal or run.desired == Run.Desired.ENDED:
         return run
     check(run)
-    _ask_to_end(run, reason, f"{reason} by {acting_user.display_name}.")
+    ask_to_end(run, reason, f"{reason} by {acting_user.display_name}.")
     _record(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} {verb}.", run=run.number)
     return run
-
-
-def _ask_to_end(run: Run, reason: str, message: str) -> None:
-    """Shared with the time limit (`sweeping`): the run's row must be locked or freshly read in this transaction."""
-    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
-    run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
-    run.wait_reason = run.wait_message = ""
-    if run.admitted_at is None:
-        # No cloud has ever heard of it, and none will (`reconcile` admits only what is wanted): it is over now.
-        run.gone = True
-    if run.claim_token is None:
-        # Nobody works on it; a pause after trouble with the cloud was not meant for this.
-        run.claimed_until = None
-    wanted = ["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
-    refresh([run], timezone.now(), unsaved=wanted)
-    transaction.on_commit(lambda: wakeups.wake(run.pk))
-
-
-def end_by_portal(run: Run, reason: str, message: str) -> None:
-    """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
-    _ask_to_end(run, reason, message)
-    record(
-        "run.ended",
-        actor=None,
-        appcode=run.cluster.appcode.code,
-        object=f"cluster {run.cluster}",
-        message=message,
-        run=run.number,
-    )
 
 
 def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequence[Event], *, scheduled: bool) -> Run:

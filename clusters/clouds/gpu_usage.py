@@ -16,7 +16,7 @@ from billing.efficiency.measured import Use
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.registry import cloud, cloud_names
 from clusters.models import LOCAL, KubernetesCluster
-from clusters.runs.status import readable
+from portal.text import readable
 
 log = logging.getLogger(__name__)
 

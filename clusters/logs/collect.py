@@ -34,7 +34,7 @@ from clusters.clouds.drivers.base import Cloud, CloudError, Seen, TaskSeen
 from clusters.logs.archive import archive, folder_of
 from clusters.logs.copy import Job, Outcome, copy
 from clusters.models import Run, Task
-from clusters.runs.status import readable
+from portal.text import readable
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 
 from billing.budgets import access
 from billing.budgets.access import Order
-from clusters.actions import end_by_portal
+from clusters.runs.ending import end_by_portal
 from clusters.models import Run
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.health import age
 from clusters.models import CloudState, KubernetesCluster, Run, Task
 from clusters.runs import task_status
-from clusters.runs.status import readable, refresh
+from clusters.runs.status import refresh
+from portal.text import readable
 from clusters.volumes import metering
 from clusters.volumes.lifecycle import ref
 from datastores.models import Volume

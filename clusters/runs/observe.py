@@ -38,7 +38,8 @@ from clusters.clouds.drivers.base import (
 from clusters.models import FOUGHT, CloudState, Run, Task
 from clusters.phase import TERMINAL
 from clusters.runs import task_status
-from clusters.runs.status import readable, refresh
+from clusters.runs.status import refresh
+from portal.text import readable
 from clusters.runs.task_status import ENDED
 from portal.db.bulk_update import update_rows
 from portal.events import entry, record_all

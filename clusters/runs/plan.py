@@ -13,28 +13,16 @@ from clusters.clouds.drivers.base import (
     RestartPolicy,
     RolePlan,
     RunRef,
-    expand,
     literal,
 )
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Addresses
+from clusters.frameworks.size import too_long
+from clusters.spec.resources import Resources
 from clusters.spec.manifest import ClusterSpec, Mode, RoleName
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
-# Linux starts no program with a longer argument or variable, its name and a NUL included.
-LONGEST_TEXT = 128 * 1024
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one task of a role holds; copied from the flavor when a run is made, because flavors change."""
-
-    flavor: str
-    cpu_milli: int
-    memory_mb: int
-    gpus: int
-    gpu_model: str
 
 
 def build_plan(
@@ -77,36 +65,9 @@ def build_plan(
         shared=framework.shared(spec, addresses),
     )
     for each in plan.roles:
-        if sentence := _too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):
+        if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):
             raise CloudRefused(sentence)
     return plan
-
-
-def too_many(spec: ClusterSpec, longest_address: int) -> str:
-    """Why the tasks of `spec` cannot all be named where addresses have at most so many characters; "" when they can."""
-    tasks = sum(each.count for each in spec.active_roles.values())
-    if 2 * tasks * longest_address < LONGEST_TEXT:  # by far: nothing has to be written for that
-        return ""
-    framework = FRAMEWORKS[spec.framework]
-    addresses: Addresses = {
-        (role, n): "x" * longest_address for role, each in spec.active_roles.items() for n in range(each.count)
-    }
-    shared = framework.shared(spec, addresses)
-    found = (_too_long(role, framework.environment(spec, role, addresses), shared, tasks) for role in spec.active_roles)
-    return next(filter(None, found), "")
-
-
-def _too_long(role: str, env: Mapping[str, str], shared: Mapping[str, str], tasks: int) -> str:
-    whole = {**shared, **{name: expand(value, shared) for name, value in env.items()}}
-    for name, value in whole.items():
-        size = len(name) + len(value.encode()) + 2
-        if size > LONGEST_TEXT:
-            return (
-                f"{name} of a {role} would be longer than the {LONGEST_TEXT // 1024} KiB that Linux takes, because it names all "
-                f"{tasks:,} tasks; about {tasks * LONGEST_TEXT // size // 10 * 10:,} fit. "
-                "Ask for fewer."
-            )
-    return ""
 
 
 def restart_policy(mode: Mode, role: RoleName) -> RestartPolicy:

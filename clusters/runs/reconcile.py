@@ -37,12 +37,14 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
 from clusters.logs import collect
 from clusters.models import FOUGHT, LOCAL, Cluster, Run
-from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, Resources, build_plan, output_folder
-from clusters.runs.status import readable, refresh
+from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, build_plan, output_folder
+from clusters.runs.status import refresh
+from portal.text import readable
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.catalog import needs, why_not
 from clusters.spec.manifest import ClusterSpec
 from clusters.volumes import lifecycle
+from clusters.spec.resources import Resources
 from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for

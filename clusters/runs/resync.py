@@ -14,7 +14,7 @@ from django.utils import timezone
 from billing.metering.record import price_book
 from billing.metering.segments import MAX_SKEW
 from clusters import wakeups
-from clusters.actions import end_by_portal
+from clusters.runs.ending import end_by_portal
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task
 from clusters.runs.reconcile import HELD, unsettled, waits

@@ -44,11 +44,6 @@ def consumer(run: Run) -> str:
     return f"run {run.pk}"
 
 
-def readable(text: str, most: int = 4096) -> str:
-    """`text` from outside as a column takes it: its end, without NUL characters and halves of surrogate pairs."""
-    return text[-most:].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-
-
 def refresh(
     runs: Sequence[Run], now: dt.datetime, metered: Set[str] | None = None, unsaved: Sequence[str] = ()
 ) -> None:

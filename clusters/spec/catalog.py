@@ -17,7 +17,8 @@ from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, rows_by_kind, title_of
 from clusters.clouds.registry import longest_address, mounts
 from clusters.models import LOCAL, Image
-from clusters.runs.plan import Resources, too_many
+from clusters.frameworks.size import too_many
+from clusters.spec.resources import Resources
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.manifest import ClusterSpec
 from clusters.volumes import lifecycle

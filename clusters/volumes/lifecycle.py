@@ -22,11 +22,11 @@ from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 from clusters.clouds.placement import place_of, title_of
 from clusters.clouds.registry import cloud, cloud_names
 from clusters.models import LOCAL, KubernetesCluster, Run
-from clusters.runs.status import readable
 from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from datastores.sources import SourceError
 from datastores.specs import DatastoreSpec
+from portal.text import readable
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode
 

@@ -1,0 +1,41 @@
+"""How many tasks can find each other: Linux takes variables only up to a length, and some name every task. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clusters.clouds.drivers.base import expand
+from clusters.frameworks import FRAMEWORKS
+from clusters.frameworks.base import Addresses
+from clusters.spec.manifest import ClusterSpec
+
+# Linux starts no program with a longer argument or variable, its name and a NUL included.
+LONGEST_TEXT = 128 * 1024
+
+
+def too_many(spec: ClusterSpec, longest_address: int) -> str:
+    """Why the tasks of `spec` cannot all be named where addresses have at most so many characters; "" when they can."""
+    tasks = sum(each.count for each in spec.active_roles.values())
+    if 2 * tasks * longest_address < LONGEST_TEXT:  # by far: nothing has to be written for that
+        return ""
+    framework = FRAMEWORKS[spec.framework]
+    addresses: Addresses = {
+        (role, n): "x" * longest_address for role, each in spec.active_roles.items() for n in range(each.count)
+    }
+    shared = framework.shared(spec, addresses)
+    found = (too_long(role, framework.environment(spec, role, addresses), shared, tasks) for role in spec.active_roles)
+    return next(filter(None, found), "")
+
+
+def too_long(role: str, env: Mapping[str, str], shared: Mapping[str, str], tasks: int) -> str:
+    """Why a task of `role` with these variables cannot be started; "" when it can."""
+    whole = {**shared, **{name: expand(value, shared) for name, value in env.items()}}
+    for name, value in whole.items():
+        size = len(name) + len(value.encode()) + 2
+        if size > LONGEST_TEXT:
+            return (
+                f"{name} of a {role} would be longer than the {LONGEST_TEXT // 1024} KiB that Linux takes, because it names all "
+                f"{tasks:,} tasks; about {tasks * LONGEST_TEXT // size // 10 * 10:,} fit. "
+                "Ask for fewer."
+            )
+    return ""

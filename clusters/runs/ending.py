@@ -1,0 +1,40 @@
+"""How a run is ended: by a person (clusters/actions.py), a time limit, or a budget. Written down only; `reconcile` tells the cloud."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.utils import timezone
+
+from clusters import wakeups
+from clusters.models import Run
+from clusters.runs.status import refresh
+from portal.events import record
+
+
+def ask_to_end(run: Run, reason: str, message: str) -> None:
+    """Asks for the end of a run: the run's row must be locked or freshly read in this transaction."""
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
+    run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
+    run.wait_reason = run.wait_message = ""
+    if run.admitted_at is None:
+        # No cloud has ever heard of it, and none will (`reconcile` admits only what is wanted): it is over now.
+        run.gone = True
+    if run.claim_token is None:
+        # Nobody works on it; a pause after trouble with the cloud was not meant for this.
+        run.claimed_until = None
+    wanted = ["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
+    refresh([run], timezone.now(), unsaved=wanted)
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
+
+
+def end_by_portal(run: Run, reason: str, message: str) -> None:
+    """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
+    ask_to_end(run, reason, message)
+    record(
+        "run.ended",
+        actor=None,
+        appcode=run.cluster.appcode.code,
+        object=f"cluster {run.cluster}",
+        message=message,
+        run=run.number,
+    )
