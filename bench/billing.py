@@ -100,7 +100,7 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
 
     from billing.metering import record
     from billing.models import Observation
-    from clusters.management.commands.controller import tune
+    from clusters.runs.follower import tune
 
     tune()
     shares = [

@@ -34,8 +34,8 @@ from clusters.clouds.drivers.base import Plan
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes
 from clusters.clouds.drivers.kubernetes.api.client import path_of
 from clusters.clouds.drivers.kubernetes.build import names
-from clusters.management.commands.controller import tune
 from clusters.models import CloudState, Run
+from clusters.runs.follower import tune
 from clusters.runs.reconcile import plan_of
 from portal.models import Appcode
 from tests.kube.following import PORTAL_USER, portal_kubeconfig

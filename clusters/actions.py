@@ -18,13 +18,14 @@ from django.utils import timezone
 
 from clusters import wakeups
 from clusters.clouds.placement import hold
+from clusters.events import cluster_event, run_event
+from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
 from clusters.runs.ending import ask_to_end
 from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode
-from clusters.spec.manifest import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
-from portal.events import entry, record, record_all
+from portal.events import record_all
 from portal.models import Appcode, Event, User
 
 
@@ -56,7 +57,11 @@ def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | Non
         run_count=_runs_before(appcode, manifest.metadata.name),
     )
     _new_run(
-        cluster, acting_user, resolved, [_entry("cluster.created", cluster, acting_user, "Created.")], scheduled=True
+        cluster,
+        acting_user,
+        resolved,
+        [cluster_event("cluster.created", cluster, acting_user, "Created.")],
+        scheduled=True,
     )
     return cluster
 
@@ -76,7 +81,13 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
     if spec != cluster.spec:
         cluster.spec = spec
         cluster.save(update_fields=["spec", "changed_at"])
-        _record("cluster.changed", cluster, acting_user, "Changed; the next deployment uses the new definition.")
+        record_all(
+            [
+                cluster_event(
+                    "cluster.changed", cluster, acting_user, "Changed; the next deployment uses the new definition."
+                )
+            ]
+        )
     return cluster
 
 
@@ -119,7 +130,7 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
             ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
         cluster.deleted_at = timezone.now()
         cluster.save(update_fields=["deleted_at", "changed_at"])
-        _record("cluster.deleted", cluster, acting_user, "Deleted.")
+        record_all([cluster_event("cluster.deleted", cluster, acting_user, "Deleted.")])
         transaction.on_commit(lambda: wakeups.wake_purge(cluster.pk))
 
 
@@ -135,14 +146,8 @@ def note_command(
     arguments = f" with {count} argument{'' if count == 1 else 's'}" if count else ""
     program = PurePosixPath(argv[0]).name[:60]
     by = f", by {who} at the portal's machine" if who else ""
-    record(
-        "task.exec",
-        actor=acting_user,
-        appcode=run.cluster.appcode.code,
-        object=f"cluster {run.cluster}",
-        message=f"“{program}”{arguments} was run in {role}-{index}{by}.",
-        run=run.number,
-    )
+    message = f"“{program}”{arguments} was run in {role}-{index}{by}."
+    record_all([run_event("task.exec", run, message, actor=acting_user)])
 
 
 @transaction.atomic
@@ -157,7 +162,7 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
         return run
     check(run)
     ask_to_end(run, reason, f"{reason} by {acting_user.display_name}.")
-    _record(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} {verb}.", run=run.number)
+    record_all([cluster_event(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} {verb}.", run=run.number)])
     return run
 
 
@@ -189,7 +194,7 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     )
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])
-    deployed = _entry("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
+    deployed = cluster_event("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)
     record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
@@ -225,11 +230,3 @@ def _require_alive(cluster: Cluster) -> None:
     """Raises Conflict for a cluster that somebody deleted while this was being asked for."""
     if cluster.deleted_at is not None:
         raise Conflict(f"{cluster.name} was deleted.")
-
-
-def _record(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> None:
-    record_all([_entry(verb, cluster, actor, message, **data)])
-
-
-def _entry(verb: str, cluster: Cluster, actor: User, message: str, **data: object) -> Event:
-    return entry(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)

@@ -6,7 +6,7 @@ from celery import shared_task
 
 from clusters.clouds import gpu_usage
 from clusters.logs import collect
-from clusters.runs import budgets, reconcile, resync
+from clusters.runs import budgets, quota, reconcile, resync
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 
@@ -18,7 +18,7 @@ def reconcile_run(run_id: int) -> None:
 
 @shared_task(name="clusters.tasks.admit_waiting")
 def admit_waiting(appcode_id: int) -> None:
-    for run_id in reconcile.admit_waiting(appcode_id):
+    for run_id in quota.admit_waiting(appcode_id):
         wake(run_id)
 
 

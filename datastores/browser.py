@@ -29,9 +29,9 @@ from datastores.models import Datastore
 from datastores.uses import uses_of
 from datastores.views import address, may_operate
 from portal.access import OPERATE
-from portal.api.limits import LOOKS, TRANSFERS, Sending
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
+from portal.limits import LOOKS, TRANSFERS, Sending
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person
 

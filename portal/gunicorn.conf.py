@@ -7,7 +7,7 @@ from portal import logs
 bind = os.environ.get("PORTAL_WEB_BIND") or f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 worker_class = "gthread"
-# A live log holds a thread while somebody reads it; three are left for pages when all places of portal/api/limits.py are taken.
+# A live log holds a thread while somebody reads it; three are left for pages when all places of portal/limits.py are taken.
 threads = 20
 preload_app = True
 timeout = 60

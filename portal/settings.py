@@ -110,7 +110,7 @@ MIDDLEWARE = [
     "portal.pages.layout.RequestIdMiddleware",
     "portal.headers.HeadersMiddleware",
     "portal.gateway.GatewayMiddleware",
-    "portal.api.limits.RequestLimits",
+    "portal.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -272,8 +272,8 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["portal.api.limits.JsonBody"],
-    "DEFAULT_THROTTLE_CLASSES": ["portal.api.limits.PerPerson"],
+    "DEFAULT_PARSER_CLASSES": ["portal.limits.JsonBody"],
+    "DEFAULT_THROTTLE_CLASSES": ["portal.limits.PerPerson"],
     "EXCEPTION_HANDLER": "portal.api.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -324,7 +324,7 @@ STORAGES = {
 # A manifest file or a form; data goes to datastores, never through here.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Logs, commands and exports that a web process may stream at one time; each holds one of its threads (portal/api/limits.py).
+# Logs, commands and exports that a web process may stream at one time; each holds one of its threads (portal/limits.py).
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # One file sent through the portal; larger ones go by an S3 client.

@@ -23,11 +23,11 @@ from billing.exports import files
 from billing.exports.files import CONTENT_TYPES, FORMATS, Format
 from billing.periods import MONTH_PATTERN
 from portal.access import appcodes_for
-from portal.api.limits import STREAMS, Place, is_gone
 from portal.api.pagination import text
 from portal.api.problems import Unavailable
 from portal.api.views import person
 from portal.errors import Invalid
+from portal.limits import STREAMS, Place, is_gone
 
 log = logging.getLogger(__name__)
 

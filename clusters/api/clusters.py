@@ -36,10 +36,10 @@ from clusters.api.documents import (
     usage_document,
 )
 from clusters.clouds.health import silences
+from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image, Run
 from clusters.runs.preview import preview
 from clusters.runs.status import consumer
-from clusters.spec.manifest import ClusterManifest
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcode_for
 from portal.api.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, page, text, whole

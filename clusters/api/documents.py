@@ -20,9 +20,9 @@ from billing.dashboards.usage_serializers import UsagePart, usage_parts
 from billing.sums.access import SegmentRow
 from billing.sums.makeup import Part
 from clusters.clouds.health import silence_of
+from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.runs.preview import Preview
-from clusters.spec.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
 from portal.api.documents import Answer
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path

@@ -25,12 +25,12 @@ from clusters.actions import note_command
 from clusters.api.logs import AnyAccept, PlainText
 from clusters.clouds.drivers.base import CloudError, Session
 from clusters.clouds.registry import cloud_of, run_ref
-from clusters.spec.manifest import ROLES
+from clusters.manifest import ROLES
 from portal.access import OPERATE, require
-from portal.api.limits import STREAMS, Place, is_gone
 from portal.api.problems import Unavailable
 from portal.api.views import person
 from portal.errors import Conflict, FieldError, Invalid
+from portal.limits import STREAMS, Place, is_gone
 from portal.manifests import Strict, errors_by_path
 
 log = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from rest_framework.views import APIView
 from clusters.access import run_for
 from clusters.clouds.drivers.base import CloudError
 from clusters.logs.read import CHUNK, FOLLOW_SECONDS, LogSource, LogStream, RunLogs
+from clusters.manifest import ROLES
 from clusters.models import Run
-from clusters.spec.manifest import ROLES
-from portal.api.limits import STREAMS, is_gone
 from portal.api.pagination import flag, number, whole
 from portal.api.problems import Unavailable
 from portal.api.views import person
 from portal.errors import Invalid
+from portal.limits import STREAMS, is_gone
 
 MAX_NUMBER, MAX_OFFSET = 1_000_000, 2**53
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from clusters.spec.manifest import ClusterSpec, RoleName
+from clusters.manifest import ClusterSpec, RoleName
 
 Addresses = Mapping[tuple[str, int], str]
 

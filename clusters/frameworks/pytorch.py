@@ -8,7 +8,7 @@ computed for it: the same values serve all tasks of a role. MASTER_ADDR and MAST
 from __future__ import annotations
 
 from clusters.frameworks.base import Addresses
-from clusters.spec.manifest import ClusterSpec, RoleName
+from clusters.manifest import ClusterSpec, RoleName
 
 
 class PyTorch:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from clusters.clouds.drivers.base import expand
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Addresses
-from clusters.spec.manifest import ClusterSpec
+from clusters.manifest import ClusterSpec
 
 # Linux starts no program with a longer argument or variable, its name and a NUL included.
 LONGEST_TEXT = 128 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from clusters.frameworks.base import Addresses, addresses_of
-from clusters.spec.manifest import ClusterSpec, RoleName
+from clusters.manifest import ClusterSpec, RoleName
 
 # The part of TF_CONFIG that all tasks share: with a thousand tasks a hundred kilobytes.
 CLUSTER = "TF_CONFIG_CLUSTER"

@@ -17,7 +17,7 @@ from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
 from clusters.logs.archive import archive, key_of
 from clusters.logs.collect import is_wanted
 from clusters.models import Run, Task
-from portal.api.limits import Place
+from portal.limits import Place
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
 from clusters.api.documents import to_manifest
 from clusters.clouds.health import notes, silence_of
+from clusters.manifest import ROLES, ClusterSpec
 from clusters.models import Cluster, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
@@ -31,7 +32,6 @@ from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, w
 from clusters.runs.plan import output_folder
 from clusters.runs.preview import cost_of
 from clusters.runs.status import consumer
-from clusters.spec.manifest import ROLES, ClusterSpec
 from clusters.spec.search import page
 from portal.access import OPERATE, may
 from portal.errors import Invalid

@@ -13,10 +13,10 @@ from typing import Any
 from django import forms
 from pydantic import ValidationError
 
+from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
 from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of, polite
 from clusters.pages.raw_text import Words
-from clusters.spec.manifest import ClusterManifest
 from portal.errors import FieldError
 from portal.manifests import errors_by_path
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from clusters.spec.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
+from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
 from portal.errors import FieldError
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.

@@ -17,13 +17,13 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.clouds.health import notes
+from clusters.manifest import MAX_NAME, ClusterManifest
 from clusters.models import Cluster
 from clusters.pages.choices import Offer
 from clusters.pages.cluster_form import ClusterForm
 from clusters.pages.conversion import fields_of, manifest_of, short_document
 from clusters.pages.importing import ImportForm, read_manifests
 from clusters.runs.preview import NOTHING, Preview, preview
-from clusters.spec.manifest import MAX_NAME, ClusterManifest
 from datastores.access import datastores_for
 from portal.access import OPERATE, appcodes_for
 from portal.errors import Conflict, FieldError, Invalid

@@ -9,9 +9,9 @@ import orjson
 from django import forms
 from pydantic import ValidationError
 
+from clusters.manifest import ClusterManifest
 from clusters.pages.conversion import polite
 from clusters.pages.raw_text import Words
-from clusters.spec.manifest import ClusterManifest
 from portal.errors import FieldError, Invalid
 from portal.manifests import errors_by_path
 

@@ -34,8 +34,8 @@ from billing.periods import month
 from billing.sums.access import Amount, usage_by_appcode
 from clusters.access import clusters_for
 from clusters.clouds.health import notes_of, silences_of
+from clusters.manifest import ROLES
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
-from clusters.spec.manifest import ROLES
 from clusters.spec.search import Search, page
 from portal.access import OPERATE, appcodes_for
 from portal.models import Appcode, Membership, User

@@ -22,8 +22,8 @@ from clusters.clouds.drivers.base import CloudError, LogChunk
 from clusters.logs.read import CHUNK, LogSource, RunLogs
 from clusters.models import Run, Task
 from clusters.pages.cluster import Page, TaskRow, failed_first, page_of, task_rows
-from portal.api.limits import TRANSFERS, Sending
 from portal.api.problems import Unavailable
+from portal.limits import TRANSFERS, Sending
 from portal.pages.appcodes import person
 
 # For one answer, divided among the tasks that are asked for; a longer log comes in several answers.

@@ -25,9 +25,9 @@ from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry
 from datastores.drivers.patience import within
 from datastores.models import Datastore
-from portal.api.limits import LOOKS
 from portal.api.problems import Unavailable
 from portal.charts import Chart, Line, draw, number
+from portal.limits import LOOKS
 from portal.pages.appcodes import person
 
 REMEMBER_SECONDS = 3600

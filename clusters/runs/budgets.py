@@ -13,8 +13,8 @@ from django.db.models import Q, QuerySet
 
 from billing.budgets import access
 from billing.budgets.access import Order
-from clusters.runs.ending import end_by_portal
 from clusters.models import Run
+from clusters.runs.ending import end_by_portal
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ there is found and ended as any run that is over (`watch._found_again`), and the
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from django.db import transaction
@@ -21,18 +20,19 @@ from clusters.clouds.drivers.base import CloudError, Unanswered
 from clusters.clouds.drivers.kubernetes.api.preflight import uid_of
 from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.health import age
+from clusters.events import run_event
 from clusters.models import CloudState, KubernetesCluster, Run, Task
 from clusters.runs import task_status
 from clusters.runs.status import refresh
-from portal.text import readable
 from clusters.volumes import metering
 from clusters.volumes.lifecycle import ref
 from datastores.models import Volume
 from portal.access import require_administrator
 from portal.db.bulk_update import update_rows
 from portal.errors import Conflict
-from portal.events import entry, record, record_all
-from portal.models import Event, User
+from portal.events import record, record_all
+from portal.models import User
+from portal.text import readable
 
 # Whoever was heard within this time may only be cut off for a moment.
 HEARD = dt.timedelta(minutes=5)
@@ -191,7 +191,12 @@ def _end_runs(row: KubernetesCluster, loss: Loss, by: str, acting_user: User | N
     for run in runs.values():
         _end(run, sentence)
     update_rows(runs.values(), ENDED)
-    record_all(_run_events(list(runs.values()), sentence, acting_user))
+    record_all(
+        [
+            run_event("run.given_up", run, f"Run {run.number} was on it: {sentence}", actor=acting_user)
+            for run in runs.values()
+        ]
+    )
     refresh(list(runs.values()), at)
     return True
 
@@ -207,20 +212,6 @@ def _end(run: Run, sentence: str) -> None:
     run.wait_reason = run.wait_message = run.blocked_reason = run.blocked_message = ""
     # Whoever works on it at this moment has nothing to say about it any more.
     run.claim_token = run.claimed_until = None
-
-
-def _run_events(runs: Sequence[Run], sentence: str, acting_user: User | None) -> list[Event]:
-    return [
-        entry(
-            "run.given_up",
-            actor=acting_user,
-            appcode=run.cluster.appcode.code,
-            object=f"cluster {run.cluster}",
-            message=f"Run {run.number} was on it: {sentence}",
-            run=run.number,
-        )
-        for run in runs
-    ]
 
 
 @transaction.atomic

@@ -1,4 +1,4 @@
-"""How a run is ended: by a person (clusters/actions.py), a time limit, or a budget. Written down only; `reconcile` tells the cloud."""
+"""How a run is ended, by a person, a time limit or a budget: written down only, `reconcile` tells the cloud."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from django.db import transaction
 from django.utils import timezone
 
 from clusters import wakeups
+from clusters.events import run_event
 from clusters.models import Run
 from clusters.runs.status import refresh
-from portal.events import record
+from portal.events import record_all
 
 
 def ask_to_end(run: Run, reason: str, message: str) -> None:
@@ -30,11 +31,4 @@ def ask_to_end(run: Run, reason: str, message: str) -> None:
 def end_by_portal(run: Run, reason: str, message: str) -> None:
     """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
     ask_to_end(run, reason, message)
-    record(
-        "run.ended",
-        actor=None,
-        appcode=run.cluster.appcode.code,
-        object=f"cluster {run.cluster}",
-        message=message,
-        run=run.number,
-    )
+    record_all([run_event("run.ended", run, message)])

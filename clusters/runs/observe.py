@@ -35,15 +35,16 @@ from clusters.clouds.drivers.base import (
     TaskSeen,
     Unreadable,
 )
+from clusters.events import run_event
 from clusters.models import FOUGHT, CloudState, Run, Task
 from clusters.phase import TERMINAL
 from clusters.runs import task_status
 from clusters.runs.status import refresh
-from portal.text import readable
 from clusters.runs.task_status import ENDED
 from portal.db.bulk_update import update_rows
 from portal.events import entry, record_all
 from portal.models import Event
+from portal.text import readable
 
 log = logging.getLogger(__name__)
 
@@ -283,10 +284,10 @@ def _note(run: Run, item: Seen) -> None:
         run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message
     elif isinstance(item, StorageSeen):
         if item.state == "failed" and run.storage_state != "failed":
-            record_all([_cloud_event(run, "run.storage_failed", item.message)])
+            record_all([run_event("run.storage_failed", run, item.message)])
         run.storage_state, run.storage_message = item.state, item.message
         if item.warning and item.warning != run.data_warning:
-            record_all([_cloud_event(run, "run.data_warning", item.warning)])
+            record_all([run_event("run.data_warning", run, item.warning)])
             run.data_warning = item.warning
     elif isinstance(item, RunGone):
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
@@ -304,7 +305,7 @@ def _put_right(run: Run, message: str) -> None:
         # Whoever applies it at this moment may have been there before the change: their word counts no more.
         run.claim_token = run.claimed_until = None
     if run.fights < FIGHTS:
-        record_all([_cloud_event(run, "run.changed_by_hand", f"{message} The run is applied again.")])
+        record_all([run_event("run.changed_by_hand", run, f"{message} The run is applied again.")])
         transaction.on_commit(lambda: wakeups.wake(run.pk))
         return
     pause = min(dt.timedelta(seconds=2 ** min(run.fights - FIGHTS + 2, 10)), LONGEST_TRUCE)
@@ -315,13 +316,13 @@ def _put_right(run: Run, message: str) -> None:
         f"{pause.total_seconds():.0f} s; whoever may change objects there should take away what does it, say an autoscaler."
     )
     if run.fights == FIGHTS:
-        record_all([_cloud_event(run, "run.fought_over", run.wait_message)])
+        record_all([run_event("run.fought_over", run, run.wait_message)])
 
 
 def _found_again(run: Run) -> None:
     """The cloud has a run that was gone: somebody's order to start it came late, after the one to end it. It is to be ended
     again, and holds what it holds until then."""
-    record_all([_cloud_event(run, "run.found", "The cloud has this run again although it is over; it is ended.")])
+    record_all([run_event("run.found", run, "The cloud has this run again although it is over; it is ended.")])
     run.gone, run.release_asked_at = False, None
     transaction.on_commit(lambda: wakeups.wake(run.pk))
 
@@ -376,7 +377,7 @@ def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
     for run, item in failed:
         exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
         message = f"{item.role}-{item.index} ended{exit_code} ({item.reason}). {item.message}".strip()
-        events.append(_cloud_event(run, "task.failed", message))
+        events.append(run_event("task.failed", run, message))
     record_all(events)
 
 
@@ -399,17 +400,6 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
     run.applied_at = None
     run.blocked_reason = run.blocked_message = ""
     run.save(update_fields=NOTED)
-    record_all([_cloud_event(run, "run.vanished", "The cloud no longer knew this run.")])
+    record_all([run_event("run.vanished", run, "The cloud no longer knew this run.")])
     refresh([run], at)
     transaction.on_commit(lambda: wakeups.wake(run.pk))
-
-
-def _cloud_event(run: Run, verb: str, message: str) -> Event:
-    return entry(
-        verb,
-        actor=None,
-        appcode=run.cluster.appcode.code,
-        object=f"cluster {run.cluster}",
-        message=message,
-        run=run.number,
-    )

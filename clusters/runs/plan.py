@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
@@ -18,8 +17,8 @@ from clusters.clouds.drivers.base import (
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Addresses
 from clusters.frameworks.size import too_long
+from clusters.manifest import ClusterSpec, Mode, RoleName
 from clusters.spec.resources import Resources
-from clusters.spec.manifest import ClusterSpec, Mode, RoleName
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"

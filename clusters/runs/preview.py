@@ -17,11 +17,11 @@ from billing.prices.rates import hourly, planned
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
+from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState
-from clusters.runs.reconcile import held, waiting
+from clusters.runs.quota import held, waiting
 from clusters.spec.admission import Fits, Quota, judge_capacity, judge_quota, judge_room, worst
 from clusters.spec.catalog import Resolved, resolve, usable_appcode
-from clusters.spec.manifest import ClusterManifest, ClusterSpec
 from portal.models import Appcode, User
 
 

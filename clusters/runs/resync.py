@@ -14,10 +14,11 @@ from django.utils import timezone
 from billing.metering.record import price_book
 from billing.metering.segments import MAX_SKEW
 from clusters import wakeups
-from clusters.runs.ending import end_by_portal
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task
-from clusters.runs.reconcile import HELD, unsettled, waits
+from clusters.runs.ending import end_by_portal
+from clusters.runs.quota import HELD, waits
+from clusters.runs.reconcile import unsettled
 from clusters.runs.status import refresh
 from clusters.volumes import lifecycle
 

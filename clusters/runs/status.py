@@ -19,10 +19,11 @@ from django.db.models import Count, Max, Q
 from billing.efficiency.waste import note_outcome
 from billing.metering.record import totals
 from clusters import wakeups
+from clusters.events import run_event
 from clusters.models import Run, Task
 from clusters.phase import TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
-from portal.events import record
+from portal.events import record_all
 
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
@@ -134,16 +135,8 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
         if run.cluster.deleted_at:
             transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))
-    record(
-        f"run.{run.phase.lower()}",
-        actor=None,
-        appcode=run.cluster.appcode.code,
-        object=f"cluster {run.cluster}",
-        message=f"Run {run.number} {run.phase}. {run.message}".strip(),
-        run=run.number,
-        reason=run.reason,
-        **_measured(run),
-    )
+    message = f"Run {run.number} {run.phase}. {run.message}".strip()
+    record_all([run_event(f"run.{run.phase.lower()}", run, message, reason=run.reason, **_measured(run))])
 
 
 def _measured(run: Run) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from django.db.models import QuerySet
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, rows_by_kind, title_of
 from clusters.clouds.registry import longest_address, mounts
-from clusters.models import LOCAL, Image
 from clusters.frameworks.size import too_many
-from clusters.spec.resources import Resources
+from clusters.manifest import ClusterSpec
+from clusters.models import LOCAL, Image
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.manifest import ClusterSpec
+from clusters.spec.resources import Resources
 from clusters.volumes import lifecycle
 from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore

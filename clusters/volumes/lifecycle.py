@@ -26,9 +26,9 @@ from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from datastores.sources import SourceError
 from datastores.specs import DatastoreSpec
-from portal.text import readable
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode
+from portal.text import readable
 
 log = logging.getLogger(__name__)
 

@@ -317,7 +317,7 @@ def catalogue_for_forms(db):
 def test_pages_fit_and_every_control_has_a_label(live_server, people, three, catalogue_for_forms, width, scheme):
     """With PORTAL_SHOTS a folder gets a picture of each."""
     from clusters.actions import create_cluster
-    from clusters.spec.manifest import ClusterManifest
+    from clusters.manifest import ClusterManifest
 
     spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}}
     body = {"metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": spec}

@@ -13,8 +13,8 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Price
 from clusters.actions import create_cluster
+from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
-from clusters.spec.manifest import ClusterManifest
 from datastores import placing
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
 from tests.browser import SOON, chromium

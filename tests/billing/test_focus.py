@@ -23,7 +23,7 @@ from billing.exports import files, focus
 from billing.invoices import closing, drafts, spans
 from billing.ledger import posting
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
-from portal.api import limits
+from portal import limits
 from portal.files import inert
 from portal.models import Appcode
 from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record

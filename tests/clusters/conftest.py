@@ -58,7 +58,7 @@ def catalogue(transactional_db):
 @pytest.fixture
 def manifest():
     """manifest("demo", "echo hi", workers=2, flavor="one-gpu", retries=0, …) → ClusterManifest in ops-demo."""
-    from clusters.spec.manifest import ClusterManifest
+    from clusters.manifest import ClusterManifest
 
     def make(name="demo", command="true", *, flavor="small", ps=0, workers=0, appcode="ops-demo", **spec):
         roles = {
@@ -84,10 +84,10 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.models import Run
-        from clusters.runs import reconcile
+        from clusters.runs import quota, reconcile
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
-            reconcile.admit_waiting(appcode_id)
+            quota.admit_waiting(appcode_id)
         for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
             reconcile.reconcile(run_id)
 

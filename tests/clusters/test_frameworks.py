@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
 from clusters.clouds.drivers.kubernetes.build.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs.plan import build_plan
 from clusters.frameworks.size import too_many
+from clusters.manifest import ClusterSpec
+from clusters.runs.plan import build_plan
 from clusters.spec.resources import Resources
-from clusters.spec.manifest import ClusterSpec
 
 SMALL = Resources("small", 1000, 1024, 0, "")
 

@@ -8,7 +8,7 @@ from billing.models import Observation, UsageSegment
 from clusters import actions
 from clusters.clouds.registry import cloud
 from clusters.models import Cluster, Run, Task
-from clusters.runs import reconcile, resync
+from clusters.runs import quota, reconcile, resync
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 
@@ -135,7 +135,7 @@ def test_a_worker_that_dies_after_telling_the_cloud_is_followed_by_one_that_tell
     run = Run.objects.get(current_of=cluster)
     # Dead after apply and before writing that down: the claim is left behind and runs out.
     assert reconcile._claim(run.pk, uuid.uuid4())
-    assert reconcile._admit(run.pk)
+    assert quota.admit(run.pk)
     cloud("local").apply(reconcile.plan_of(run))
     loop.work()
     assert Run.objects.get(pk=run.pk).applied_at is None, "the claim of the dead worker still holds"

@@ -18,7 +18,7 @@ from clusters import actions
 from clusters.clouds.bulkhead import BUSY, PutOff
 from clusters.clouds.drivers.base import CloudError
 from clusters.models import Cluster, Flavor, Run
-from clusters.runs import reconcile, resync
+from clusters.runs import quota, reconcile, resync
 from clusters.runs.preview import preview
 from portal.actions import approve_appcode, disable_appcode
 from portal.errors import Conflict, Invalid
@@ -69,18 +69,18 @@ def test_two_workers_never_admit_more_than_the_quota(catalogue, people, manifest
         current(actions.create_cluster(manifest(f"c{n}", flavor="one-gpu", workers=1), acting_user=people.bob))
         for n in range(6)
     ]
-    results = at_once(*(lambda pk=run.pk: reconcile._admit(pk) for run in runs))
+    results = at_once(*(lambda pk=run.pk: quota.admit(pk) for run in runs))
     assert sum(result is True for result in results) == 1, results
-    assert at_once(*(lambda: reconcile.admit_waiting(people.ops.pk) for _ in range(4))) == [[], [], [], []]
-    assert reconcile.held(people.ops.pk) == 2
+    assert at_once(*(lambda: quota.admit_waiting(people.ops.pk) for _ in range(4))) == [[], [], [], []]
+    assert quota.held(people.ops.pk) == 2
 
 
 def test_a_run_that_was_admitted_meanwhile_does_not_wait_for_itself(catalogue, people, manifest):
     people.ops.gpu_quota = 1
     people.ops.save()
     run = current(actions.create_cluster(manifest(flavor="one-gpu"), acting_user=people.bob))
-    assert reconcile._admit(run.pk)
-    assert reconcile._admit(run.pk)
+    assert quota.admit(run.pk)
+    assert quota.admit(run.pk)
     run.refresh_from_db()
     assert (run.wait_reason, run.reason) == ("", "Submitted")
 
@@ -91,13 +91,13 @@ def test_what_starts_tomorrow_and_what_cannot_fit_stand_in_nobodys_way(catalogue
     large = current(actions.create_cluster(manifest("large", flavor="one-gpu", workers=3), acting_user=people.bob))
     people.ops.gpu_quota = 2
     people.ops.save()
-    assert not reconcile._admit(large.pk)
+    assert not quota.admit(large.pk)
     large.refresh_from_db()
     assert "raise the quota" in large.message
     assert preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).fits != "never"
     assert "queue" not in preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).sentence
     small = current(actions.create_cluster(manifest("small", flavor="one-gpu"), acting_user=people.bob))
-    assert reconcile._admit(small.pk)
+    assert quota.admit(small.pk)
 
 
 def test_the_queue_moves_in_order_and_tells_everybody_their_place(catalogue, people, manifest):
@@ -106,10 +106,10 @@ def test_the_queue_moves_in_order_and_tells_everybody_their_place(catalogue, peo
     runs = [
         current(actions.create_cluster(manifest(f"c{n}", flavor="one-gpu"), acting_user=people.bob)) for n in range(4)
     ]
-    assert [reconcile._admit(run.pk) for run in runs] == [True, False, False, False]
+    assert [quota.admit(run.pk) for run in runs] == [True, False, False, False]
     assert "number 3 in the queue" in Run.objects.get(pk=runs[3].pk).message
     Run.objects.filter(pk=runs[0].pk).update(gone=True)
-    assert reconcile.admit_waiting(people.ops.pk) == [runs[1].pk]
+    assert quota.admit_waiting(people.ops.pk) == [runs[1].pk]
     assert "number 2 in the queue" in Run.objects.get(pk=runs[3].pk).message
 
 
@@ -132,7 +132,7 @@ def test_what_no_cloud_has_heard_of_ends_at_once(catalogue, people, manifest, no
     run = actions.cancel(cluster, acting_user=people.bob)
     assert current(cluster).phase == "Stopped"
     assert current(cluster).message == "Cancelled by bob."
-    assert not reconcile._admit(run.pk), "a worker that had begun to look at it leaves it alone"
+    assert not quota.admit(run.pk), "a worker that had begun to look at it leaves it alone"
     assert actions.deploy(cluster, acting_user=people.bob).number == 2
     actions.delete_cluster(cluster, acting_user=people.bob)
     assert not Run.objects.filter(gone=False).exists()
@@ -273,7 +273,7 @@ def test_clicks_workers_and_sweeps_at_once_end_in_order(loop, people, manifest):
         lambda: reconcile.reconcile(pk),
         lambda: actions.disable(cluster, acting_user=people.bob),
         lambda: actions.delete_cluster(cluster, acting_user=people.alice),
-        lambda: reconcile.admit_waiting(people.ops.pk),
+        lambda: quota.admit_waiting(people.ops.pk),
         resync.sweep,
         lambda: loop.listen(),
     )
@@ -314,7 +314,7 @@ def test_the_next_cluster_of_a_name_goes_on_counting(catalogue, people, manifest
 
 def test_a_flavor_and_a_quota_that_go_do_not_fail_a_run_that_was_accepted(loop, people, manifest):
     cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=1), acting_user=people.bob)
-    assert reconcile._admit(current(cluster).pk)
+    assert quota.admit(current(cluster).pk)
     Flavor.objects.all().delete()
     Appcode.objects.update(gpu_quota=0)
     assert loop.until_phase(cluster, "Succeeded", "Failed").message == "The master has finished."

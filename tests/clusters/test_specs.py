@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from clusters.spec.manifest import ClusterManifest, format_env, parse_env
+from clusters.manifest import ClusterManifest, format_env, parse_env
 from portal.manifests import errors_by_path
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from datastores.drivers import driver_for, patience, s3
 from datastores.drivers.base import Driver, DriverError
-from portal.api.limits import LOOKS, TRANSFERS
+from portal.limits import LOOKS, TRANSFERS
 from tests.kube.certificates import Authority
 
 pytestmark = pytest.mark.timeout(240)

@@ -78,7 +78,7 @@ class Loops:
             self._worker.join()
 
     def start_controller(self) -> None:
-        from clusters.management.commands.controller import Follower
+        from clusters.runs.follower import Follower
 
         self._controller = Follower("kubernetes", 1)
         self._controller.start()
@@ -98,7 +98,7 @@ class Loops:
         from django.utils.timezone import now
 
         from clusters.models import Run
-        from clusters.runs import reconcile
+        from clusters.runs import quota, reconcile
 
         def step(run_id: int) -> None:
             try:
@@ -110,7 +110,7 @@ class Loops:
             while not self._stopped.wait(0.2):
                 appcodes = Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True)
                 for appcode_id in list(appcodes.distinct()):
-                    reconcile.admit_waiting(appcode_id)
+                    quota.admit_waiting(appcode_id)
                 due = Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)
                 for done in [threads.submit(step, run_id) for run_id in list(due)]:
                     done.result()
@@ -120,7 +120,7 @@ class Loops:
 
     def create(self, people: Any, name: str = "mnist", **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.spec.manifest import ClusterManifest
+        from clusters.manifest import ClusterManifest
 
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
         flavor = spec.pop("flavor", "one-gpu")

@@ -128,7 +128,7 @@ def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
     """What a controller does, until `happened`."""
 
     def work() -> None:
-        from clusters.management.commands.controller import Follower
+        from clusters.runs.follower import Follower
 
         controller = Follower("kubernetes", 1)
         controller.start()

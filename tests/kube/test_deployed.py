@@ -25,7 +25,7 @@ import pytest
 import urllib3
 from django.test import override_settings
 
-from clusters.management.commands.controller import LEADER_LOCK
+from clusters.runs.follower import LEADER_LOCK
 from portal.up import servers, services
 from portal.up.services import Service, free_port
 from tests.kube import images

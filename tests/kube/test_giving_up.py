@@ -23,7 +23,7 @@ SECONDS = 90.0
 @pytest.fixture
 def loops(plane: Plane, people: Any, settings: Any) -> Iterator[Loops]:
     """With the real controller, which finds out by itself which clouds there are."""
-    from clusters.management.commands.controller import follow_all
+    from clusters.runs.follower import follow_all
 
     settings.LOCAL_CLOUD_SOCKET = ""
     loops = Loops(plane, f"lost-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))
@@ -46,7 +46,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     from billing.models import UsageSegment
     from clusters.clouds import actions
     from clusters.models import CloudState, KubernetesCluster, Run
-    from clusters.runs import decommission, reconcile
+    from clusters.runs import decommission
     from portal.errors import Conflict
     from portal.models import Event
 
@@ -71,7 +71,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
         assert (loops.run(one).phase, loops.run(one).reason) == ("Stopped", "Disabled")
         assert (loops.run(two).phase, loops.run(two).reason) == ("Failed", "Lost")
         assert not Run.objects.filter(gone=False).exists()
-        assert reconcile.held(people.ops.pk) == 0
+        assert quota.held(people.ops.pk) == 0
         found = list(UsageSegment.objects.all())
         assert len(found) == 3
         assert {tuple(each.flags) for each in found} == {("end-estimated",)}

@@ -338,7 +338,7 @@ class Portal:
 
     def create(self, script: str, name: str = "demo", workers: int = 0, **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.spec.manifest import ClusterManifest
+        from clusters.manifest import ClusterManifest
 
         roles = {"master": {"flavor": "small", "count": 1}, "worker": {"flavor": "small", "count": workers}}
         body = {"image": "shell", "command": script, "roles": roles, "retries": 0, **spec}

@@ -36,10 +36,10 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.models import Run
-        from clusters.runs import reconcile
+        from clusters.runs import quota, reconcile
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
-            reconcile.admit_waiting(appcode_id)
+            quota.admit_waiting(appcode_id)
         for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
             reconcile.reconcile(run_id)
 
@@ -102,7 +102,7 @@ def loop(plane: Plane, people: Any) -> Iterator[Loop]:
 @pytest.fixture
 def create(people: Any) -> Callable[..., Any]:
     from clusters.actions import create_cluster
-    from clusters.spec.manifest import ClusterManifest
+    from clusters.manifest import ClusterManifest
 
     def make(**spec: Any) -> Any:
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}

@@ -156,8 +156,8 @@ def test_living_runs_are_not_taken_out_of_sight(
 ) -> None:
     from clusters.actions import create_cluster
     from clusters.clouds import actions
+    from clusters.manifest import ClusterManifest
     from clusters.models import Flavor, Image, KubernetesCluster, Run
-    from clusters.spec.manifest import ClusterManifest
     from portal.errors import Conflict
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
@@ -219,9 +219,9 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
 ) -> None:
     from clusters.actions import create_cluster
     from clusters.clouds import actions
+    from clusters.manifest import ClusterManifest
     from clusters.models import Flavor, Image, Placement, Run
     from clusters.runs import reconcile
-    from clusters.spec.manifest import ClusterManifest
     from portal.models import OrgNode
 
     # Those of the other lines are this portal's.

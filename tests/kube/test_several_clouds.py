@@ -41,7 +41,7 @@ class Portal:
 
     def start_controller(self) -> threading.Event:
         """Returns what ends it."""
-        from clusters.management.commands.controller import follow_all
+        from clusters.runs.follower import follow_all
 
         self._stops.append(threading.Event())
         self._start(follow_all, self._stops[-1])
@@ -65,7 +65,7 @@ class Portal:
         from django.utils.timezone import now
 
         from clusters.models import Run
-        from clusters.runs import reconcile
+        from clusters.runs import quota, reconcile
 
         def step(run_id: int) -> None:
             try:
@@ -76,7 +76,7 @@ class Portal:
         with ThreadPoolExecutor(4) as threads:
             while not stopped.wait(0.2):
                 for appcode in (self.people.ops, self.people.flight):
-                    reconcile.admit_waiting(appcode.pk)
+                    quota.admit_waiting(appcode.pk)
                 free = Q(claimed_until=None) | Q(claimed_until__lt=now())
                 for run_id in list(Run.objects.filter(reconcile.unsettled(now()), free).values_list("pk", flat=True)):
                     threads.submit(step, run_id)
@@ -86,7 +86,7 @@ class Portal:
 
     def create(self, name: str, appcode: str, command: str = "exec sleep 600", **spec: Any) -> Any:
         from clusters.actions import create_cluster
-        from clusters.spec.manifest import ClusterManifest
+        from clusters.manifest import ClusterManifest
 
         body = {"image": "python", "command": command, "roles": {"master": {"flavor": "one-gpu"}}, **spec}
         document = {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body}

@@ -235,7 +235,7 @@ def loop(plane: Plane, transactional_db: None, people: Any) -> Iterator[Loop]:
 
 
 def wish(kind: str, name: str, spec: dict[str, Any]) -> Any:
-    from clusters.spec.manifest import ClusterManifest
+    from clusters.manifest import ClusterManifest
     from datastores.specs import DatastoreManifest
 
     model = ClusterManifest if kind == "cluster" else DatastoreManifest

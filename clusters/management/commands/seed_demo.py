@@ -33,8 +33,8 @@ from billing.budgets import turn
 from billing.models import Price
 from clusters.actions import create_cluster
 from clusters.clouds.drivers.local.agent import gpus
+from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
-from clusters.spec.manifest import ClusterManifest
 from datastores.actions import create_datastore
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest

@@ -62,8 +62,8 @@ def document() -> Any:
 def make_cluster(catalogue: None, people: Any, document: Any) -> Any:
     """make_cluster("demo", phase="Running", workers=2, by=bob) → Cluster whose first run was left in that phase."""
     from clusters.actions import create_cluster
+    from clusters.manifest import ClusterManifest
     from clusters.models import Run
-    from clusters.spec.manifest import ClusterManifest
 
     def make(
         name: str = "demo", *, phase: str = "Queued", by: Any = None, run: dict[str, Any] | None = None, **spec: Any

@@ -21,7 +21,7 @@ TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezon
 
 @st.composite
 def manifests(draw):
-    from clusters.spec.manifest import RESERVED_ENV
+    from clusters.manifest import RESERVED_ENV
 
     framework = draw(st.sampled_from(["tensorflow", "pytorch"]))
     counts = {
@@ -56,10 +56,10 @@ def manifests(draw):
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(document=manifests())
 def test_every_manifest_survives_the_form(document):
+    from clusters.manifest import ClusterManifest
     from clusters.pages.choices import Offer
     from clusters.pages.cluster_form import ClusterForm
     from clusters.pages.conversion import fields_of
-    from clusters.spec.manifest import ClusterManifest
 
     manifest = ClusterManifest.model_validate(document)
     offer = Offer([], "", [], [], [])

@@ -1,0 +1,18 @@
+"""What happened to clusters and runs, for the event log (portal/events.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusters.models import Cluster, Run
+from portal.events import entry
+from portal.models import Event, User
+
+
+def cluster_event(verb: str, cluster: Cluster, actor: User | None, message: str, **data: Any) -> Event:
+    """Of a person, or of the portal itself (None). Not written yet; `record_all` does it."""
+    return entry(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)
+
+
+def run_event(verb: str, run: Run, message: str, *, actor: User | None = None, **data: Any) -> Event:
+    return cluster_event(verb, run.cluster, actor, message, run=run.number, **data)

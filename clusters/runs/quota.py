@@ -1,0 +1,108 @@
+"""Which runs count against the quota of their appcode, and which wait for it: first come, first served.
+
+Whoever decides holds the lock of the appcode's row, so that no two runs are admitted to the same GPUs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.db import transaction
+from django.db.models import Q, QuerySet, Sum
+from django.utils import timezone
+
+from billing.budgets.access import why_blocked
+from clusters.models import Run
+from clusters.runs.status import refresh
+from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.catalog import why_not
+from portal.models import Appcode
+
+# So many of an appcode's waiting runs are looked at, and told their place, at one time.
+QUEUE_LIMIT = 100
+BUDGET = "BudgetUsedUp"
+# Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
+HELD = ("QuotaExceeded", "AppcodeDisabled", BUDGET)
+
+
+@transaction.atomic
+def admit(run_id: int) -> bool:
+    """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(clusters__runs=run_id)
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
+    if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
+        return run.desired == Run.Desired.RUNNING and not run.verdict
+    older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
+    before = [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
+    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before, _barred(appcode)) else [])
+    return run.admitted_at is not None
+
+
+@transaction.atomic
+def admit_waiting(appcode_id: int) -> list[int]:
+    """Admits the runs of an appcode that fit by now, first come, first served, and tells the others their place.
+
+    Returns those that were admitted. Runs without GPUs wait for nobody's, so they are looked at apart from the queue.
+    """
+    appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
+    appcode = appcodes.get(pk=appcode_id)
+    barred = _barred(appcode)
+    queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
+    rows = rows.select_for_update(of=("self",), no_key=True)
+    in_use, before, changed = held(appcode_id), list[int](), list[Run]()
+    for run in rows.select_related("cluster__appcode"):
+        if _judge(run, appcode, in_use, before, barred):
+            changed.append(run)
+        if run.admitted_at is not None:
+            in_use += run.gpus
+        elif 0 < run.gpus <= appcode.gpu_quota:
+            before.append(run.gpus)
+    _save_judged(changed)
+    return [run.pk for run in changed if run.admitted_at is not None]
+
+
+def _barred(appcode: Appcode) -> tuple[str, str]:
+    """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
+    if sentence := why_not(appcode):
+        return "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again."
+    sentence = why_blocked(appcode)
+    return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
+
+
+def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: tuple[str, str]) -> bool:
+    """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
+    quota holds up nobody."""
+    was = (run.admitted_at, run.wait_reason, run.wait_message)
+    if barred[0]:
+        run.wait_reason, run.wait_message = barred
+    else:
+        judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
+        run.wait_reason, run.wait_message = judgement.reason, judgement.message
+        run.admitted_at = timezone.now() if judgement.fits == "now" else None
+    return was != (run.admitted_at, run.wait_reason, run.wait_message)
+
+
+def _save_judged(runs: list[Run]) -> None:
+    if runs:
+        refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message"])
+
+
+def held(appcode_id: int) -> int:
+    """GPUs that count against the quota of an appcode: those of runs that were admitted and are not gone."""
+    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
+    return runs.aggregate(gpus=Sum("gpus"))["gpus"] or 0
+
+
+def waiting(appcode_id: int) -> QuerySet[Run]:
+    """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
+    return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
+
+
+def waits(at: dt.datetime) -> Q:
+    """Runs that could start at that time but for the portal."""
+    return Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="") & (
+        Q(not_before=None) | Q(not_before__lte=at)
+    )
