@@ -9,9 +9,9 @@ from django import forms
 from datastores import exports
 from datastores.access import allowed_folders
 from datastores.models import Datastore
-from datastores.serializers import parse
 from datastores.specs import DatastoreManifest, Kind
 from portal.errors import Invalid
+from portal.manifests import parse
 from portal.models import Appcode
 from portal.pages.forms import Words
 
@@ -60,7 +60,7 @@ class DatastoreForm(forms.Form):
         # What is left empty takes the manifest's own default.
         given = {name: value for name, value in typed.items() if value or self.fields[name].required}
         fields = {self.renamed.get(name, name): value for name, value in given.items()}
-        return parse({"metadata": metadata, "spec": {self.kind: fields}})
+        return parse(DatastoreManifest, {"metadata": metadata, "spec": {self.kind: fields}})
 
     def _shown(self, store: Datastore) -> dict[str, str]:
         back = {name: field for field, name in self.renamed.items()}

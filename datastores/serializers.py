@@ -9,15 +9,14 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from datastores.actions import Outcome
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
 from datastores.uses import uses_of
 from portal.api.documents import Answer
-from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import parse
 
 
 class S3Shown(BaseModel):
@@ -85,22 +84,7 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Datast
     What the address says may be left out of the metadata, but not contradicted. Raises Invalid.
     """
     address = {"appcode": appcode} if name is None else {"appcode": appcode, "name": name}
-    if isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
-        body = {**body, "metadata": {**address, **body.get("metadata", {})}}
-    manifest = parse(body)
-    for key, said in address.items():
-        if getattr(manifest.metadata, key) != said:
-            raise Invalid.at("metadata", key, message=f"The address of this request says “{said}”.")
-    return manifest
-
-
-def parse(body: Any) -> DatastoreManifest:
-    """Raises Invalid. What was sent stays out of its sentences."""
-    try:
-        return DatastoreManifest.model_validate(body)
-    except ValidationError as error:
-        found = errors_by_path(error.errors(include_url=False, include_input=False))
-        raise Invalid([FieldError(path, message) for path, message in found]) from None
+    return parse(DatastoreManifest, body, **address)
 
 
 def to_manifest(store: Datastore) -> dict[str, Any]:

@@ -7,10 +7,13 @@ the same things. Whether a name in it exists is the database's business; what ca
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+
+from portal.errors import FieldError, Invalid
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
@@ -42,24 +45,45 @@ DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63), AfterV
 
 
 def field_error(message: str, *path: str) -> ValueError:
-    """A ValueError for a rule over several fields that carries the path of the field to mend (see `errors_by_path`)."""
+    """A ValueError for a rule over several fields that carries the path of the field to mend (see `mistakes`)."""
     error = ValueError(message)
     error.field_path = path  # type: ignore[attr-defined]
     return error
 
 
-def errors_by_path(errors: list[Any]) -> list[tuple[tuple[str, ...], str]]:
-    """Pydantic's `ValidationError.errors()` as (path, sentence) pairs; paths are JSON keys, e.g. ("spec","orgNode")."""
+Value = TypeVar("Value", bound=BaseModel)
+
+
+def parse(model: type[Value], body: Any, **address: str) -> Value:
+    """`body` as a `model`. What the address of a request says may be left out of the metadata, and not contradicted.
+
+    Raises Invalid; what was sent stays out of its sentences.
+    """
+    if address and isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
+        body = {**body, "metadata": {**address, **body.get("metadata", {})}}
+    try:
+        value = model.model_validate(body)
+    except ValidationError as error:
+        raise Invalid(mistakes(error)) from None
+    for key, said in address.items():
+        if getattr(value.metadata, key) != said:  # type: ignore[attr-defined]
+            raise Invalid.at("metadata", key, message=f"The address of this request says “{said}”.")
+    return value
+
+
+def mistakes(error: ValidationError) -> list[FieldError]:
+    """What pydantic found, by paths of JSON keys, e.g. ("spec", "orgNode")."""
     out = []
-    for item in errors:
+    for item in error.errors(include_url=False, include_input=False):
         cause = (item.get("ctx") or {}).get("error")
         path = tuple(str(part) for part in item["loc"] if part != "[key]")
         path += tuple(getattr(cause, "field_path", ()))
-        out.append((path, str(cause) if cause is not None else sentence(item["type"], item["msg"])))
+        said = str(cause) if cause is not None else sentence(item["type"], item["msg"], item.get("ctx") or {})
+        out.append(FieldError(path, said))
     return out
 
 
-def sentence(kind: str, message: str) -> str:
+def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
     """Pydantic's words as one would say them beside a field."""
     plain = {
         "missing": "Fill this in.",
@@ -69,4 +93,11 @@ def sentence(kind: str, message: str) -> str:
         "too_short": "Fill this in.",
         "int_parsing": "Give a whole number.",
     }
+    limits = {
+        "less_than_equal": "At most {le}.",
+        "greater_than_equal": "At least {ge}.",
+        "string_too_long": "At most {max_length} characters.",
+    }
+    if kind in limits:
+        return limits[kind].format(**facts)
     return plain.get(kind, message[:1].upper() + message[1:] + ("" if message.endswith(".") else "."))

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, extend_schema
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -26,8 +26,8 @@ from portal.access import require_administrator
 from portal.api.documents import Answer
 from portal.api.pagination import everything
 from portal.api.views import person
-from portal.errors import FieldError, Invalid
-from portal.manifests import Strict, errors_by_path
+from portal.errors import Invalid
+from portal.manifests import Strict, parse
 from portal.models import OrgNode, User
 
 EXAMPLE = OpenApiExample(
@@ -212,11 +212,7 @@ class GiveUp(APIView):
     def post(self, request: Request, name: str) -> Response:
         user = _administrator(request)
         row = _cluster(name)
-        try:
-            said = GiveUpSpec.model_validate(request.data)
-        except ValidationError as error:
-            found = errors_by_path(error.errors(include_url=False, include_input=False))
-            raise Invalid([FieldError(*each) for each in found]) from None
+        said = parse(GiveUpSpec, request.data)
         if said.name != row.name:
             raise Invalid.at("name", message=f"Say “{row.name}” here, too: this cannot be taken back.")
         decommission.give_up(row, acting_user=user)
@@ -249,11 +245,7 @@ class OnePlacement(APIView):
         line = OrgNode.objects.filter(path=path).first()
         if line is None:
             raise Http404(f"There is no business line “{path}”.")
-        try:
-            wanted = PlacementSpec.model_validate(request.data)
-        except ValidationError as error:
-            found = errors_by_path(error.errors(include_url=False, include_input=False))
-            raise Invalid([FieldError(*each) for each in found]) from None
+        wanted = parse(PlacementSpec, request.data)
         actions.place(line, wanted.cloud, acting_user=user)
         return Response(_placement(OrgNode.objects.select_related("placement__cluster").get(pk=line.pk), _default()))
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from django.conf import settings
 from django.utils import timezone
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from billing.dashboards.usage_serializers import UsagePart, usage_parts
@@ -24,8 +24,7 @@ from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.runs.preview import Preview
 from portal.api.documents import Answer
-from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import parse
 
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
 # Running costs are an estimate until they are billed; a millionth is exact enough for that and stays readable.
@@ -200,17 +199,7 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Cluste
     What the address says may be left out of the metadata, but not contradicted. Raises Invalid.
     """
     address = {"appcode": appcode} if name is None else {"appcode": appcode, "name": name}
-    if isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
-        body = {**body, "metadata": {**address, **body.get("metadata", {})}}
-    try:
-        manifest = ClusterManifest.model_validate(body)
-    except ValidationError as error:
-        found = errors_by_path(error.errors(include_url=False, include_input=False))
-        raise Invalid([FieldError(path, message) for path, message in found]) from error
-    for key, said in address.items():
-        if getattr(manifest.metadata, key) != said:
-            raise Invalid.at("metadata", key, message=f"The address of this request says “{said}”.")
-    return manifest
+    return parse(ClusterManifest, body, **address)
 
 
 def to_manifest(

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import orjson
 from django.http import Http404, StreamingHttpResponse
 from drf_spectacular.utils import OpenApiExample, extend_schema
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -29,9 +29,9 @@ from clusters.manifest import ROLES
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.api.views import person
-from portal.errors import Conflict, FieldError, Invalid
+from portal.errors import Conflict
 from portal.limits import STREAMS, Place, is_gone
-from portal.manifests import Strict, errors_by_path
+from portal.manifests import Strict, parse
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class TaskExec(APIView):
         # The body comes straight from whoever sends it, at their pace, so there is a place before it is read.
         place = STREAMS.enter(person(request).pk)
         try:
-            command = _read(request.data)
+            command = parse(Command, request.data)
             task = row.tasks.filter(role=role, index=index).order_by("-attempt").first()
             if task is None or task.phase != "Running":
                 raise Conflict(f"{role}-{index} of run {run} does not run{f' ({task.phase})' if task else ''}.")
@@ -107,14 +107,6 @@ class TaskExec(APIView):
         # For proxies that would otherwise collect a stream before they pass it on.
         response["X-Accel-Buffering"] = "no"
         return response
-
-
-def _read(body: Any) -> Command:
-    try:
-        return Command.model_validate(body)
-    except ValidationError as error:
-        found = errors_by_path(error.errors(include_url=False, include_input=False))
-        raise Invalid([FieldError(path, message) for path, message in found]) from error
 
 
 class CommandStream:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
 from clusters.clouds.drivers.kubernetes.settings import Settings
-from portal.errors import FieldError, Invalid
-from portal.manifests import Manifest, Strict, dns_label, errors_by_path, field_error
+from portal.manifests import Manifest, Strict, dns_label, field_error, parse
 from portal.specs import Line
 
 LOCAL = "local"
@@ -94,13 +93,4 @@ class KubernetesManifest(Manifest):
 
 def read_manifest(body: Any, *, name: str | None = None) -> KubernetesManifest:
     """The manifest in a body; `name` is what the address says. Raises Invalid; what was sent stays out of its sentences."""
-    if name is not None and isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
-        body = {**body, "metadata": {"name": name, **body.get("metadata", {})}}
-    try:
-        manifest = KubernetesManifest.model_validate(body)
-    except ValidationError as error:
-        found = errors_by_path(error.errors(include_url=False, include_input=False))
-        raise Invalid([FieldError(path, message) for path, message in found]) from None
-    if name is not None and manifest.metadata.name != name:
-        raise Invalid.at("metadata", "name", message=f"The address of this request says “{name}”.")
-    return manifest
+    return parse(KubernetesManifest, body, **({} if name is None else {"name": name}))

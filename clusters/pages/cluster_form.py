@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
-from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of, polite
+from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of
 from clusters.pages.raw_text import Words
 from portal.errors import FieldError
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 
 FOLDED = (
     "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
@@ -132,9 +132,7 @@ class ClusterForm(forms.Form):
         try:
             self.manifest = ClusterManifest.model_validate(document)
         except ValidationError as error:
-            complaints += [
-                FieldError(*each) for each in errors_by_path(error.errors(include_url=False, include_input=False))
-            ]
+            complaints += mistakes(error)
         if complaints:
             self.manifest = None
             self.complain(complaints)
@@ -145,10 +143,10 @@ class ClusterForm(forms.Form):
         for error in errors:
             field = field_of(error.path)
             if field is None:
-                self.add_error(None, f"{'.'.join(error.path)}: {polite(error.message)}")
+                self.add_error(None, f"{'.'.join(error.path)}: {error.message}")
             elif field not in self.errors:
                 variable = f"{error.path[2]}: " if field == "env" and len(error.path) > 2 else ""
-                self.add_error(field, variable + polite(error.message))
+                self.add_error(field, variable + error.message)
 
     def fix(self, *names: str) -> None:
         """Makes fields unchangeable: what they are filled with stands, whatever is sent."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,18 +37,6 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     **{("spec", "roles", role): f"{role}_flavor" for role in ROLES},
     **{("spec", "roles", role, "count"): f"{role}_count" for role in ROLES if role != "master"},
 }
-
-# Pydantic's own sentences, in the portal's words.
-POLITE = {
-    "Field required": "This is needed.",
-    "String should have at least 1 character": "This is needed.",
-    "Input should be a valid integer, unable to parse string as an integer": "Give a whole number.",
-}
-
-LIMIT = re.compile(
-    r"(Input should be (less|greater) than or equal to|String should have at (most|least)) (?P<number>\d+)"
-    r"(?P<what> characters?)?"
-)
 
 
 def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
@@ -111,16 +98,6 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
 def field_of(path: tuple[str, ...]) -> str | None:
     """The form's field for a path in the manifest: the longest beginning of the path that has one; None when there is none."""
     return next((FIELD_OF_PATH[path[:n]] for n in range(len(path), 0, -1) if path[:n] in FIELD_OF_PATH), None)
-
-
-def polite(message: str) -> str:
-    """Pydantic's sentence in the portal's words; ours as they are."""
-    if message in POLITE:
-        return POLITE[message]
-    if limit := LIMIT.fullmatch(message):
-        most = "less" in message or "at most" in message
-        return f"At {'most' if most else 'least'} {limit['number']}{limit['what'] or ''}."
-    return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
 def short_document(manifest: ClusterManifest) -> dict[str, Any]:

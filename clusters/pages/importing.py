@@ -10,10 +10,9 @@ from django import forms
 from pydantic import ValidationError
 
 from clusters.manifest import ClusterManifest
-from clusters.pages.conversion import polite
 from clusters.pages.raw_text import Words
 from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 
 MAX_IMPORT = 100
 MAX_IMPORT_BYTES = 1024 * 1024
@@ -56,9 +55,7 @@ class ImportForm(forms.Form):
     def complain(self, errors: Iterable[FieldError]) -> None:
         field = "file" if self.cleaned_data.get("file") else "manifest"
         for error in errors:
-            self.add_error(
-                field, f"{'.'.join(error.path)}: {polite(error.message)}" if error.path else polite(error.message)
-            )
+            self.add_error(field, f"{'.'.join(error.path)}: {error.message}" if error.path else error.message)
 
 
 def read_manifests(text: str) -> list[ClusterManifest]:
@@ -84,10 +81,7 @@ def read_manifests(text: str) -> list[ClusterManifest]:
         try:
             manifests.append(ClusterManifest.model_validate(document))
         except ValidationError as error:
-            errors += [
-                FieldError((*where, *path), polite(message))
-                for path, message in errors_by_path(error.errors(include_url=False, include_input=False))
-            ]
+            errors += [FieldError((*where, *each.path), each.message) for each in mistakes(error)]
     if errors:
         raise Invalid(errors)
     return manifests

@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import parse
 from portal.models import Appcode, Membership, User
 from portal.specs import AppcodeManifest
 
@@ -58,11 +57,7 @@ def read_appcode(body: Any, *, code: str | None = None) -> AppcodeManifest:
     """The manifest in a body, sent to /appcodes[/`code`]; the address may say the code instead. Raises Invalid."""
     if code is not None and isinstance(body, dict):
         body = {"metadata": {"name": code}, **body}
-    try:
-        return AppcodeManifest.model_validate(body)
-    except ValidationError as error:
-        found = errors_by_path(error.errors(include_url=False, include_input=False))
-        raise Invalid([FieldError(path, message) for path, message in found]) from error
+    return parse(AppcodeManifest, body)
 
 
 def appcode_document(appcode: Appcode) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 
 from portal.errors import Conflict, FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def problem_details(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
         case Invalid():
             return _invalid(path, exc.errors)
         case pydantic.ValidationError():
-            return _invalid(path, invalid(exc).errors)
+            return _invalid(path, mistakes(exc))
         case Conflict():
             return problem(path, HTTPStatus.CONFLICT, "conflict", str(exc))
         case Http404():
@@ -127,12 +127,6 @@ def problem(
         **members,
     }
     return JsonResponse(body, status=status, content_type="application/problem+json", headers=dict(headers or {}))
-
-
-def invalid(error: pydantic.ValidationError) -> Invalid:
-    """What pydantic found, as our own error."""
-    found = errors_by_path(error.errors(include_url=False, include_input=False))
-    return Invalid([FieldError(path, message) for path, message in found])
 
 
 @login_not_required

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django import forms
-from pydantic import ValidationError
 
-from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.errors import Invalid
+from portal.manifests import parse
 from portal.models import Appcode, Membership, OrgNode
 from portal.specs import MAX_EMAILS, MAX_OWNERS, MAX_REMARK, MAX_TOKEN_DAYS, AppcodeManifest
 
@@ -126,11 +125,7 @@ class AppcodeForm(forms.Form):
             spec["gpuQuota"] = typed["gpu_quota"]
         if typed.get("storage_quota_gib"):
             spec["storageQuotaGib"] = typed["storage_quota_gib"]
-        try:
-            return AppcodeManifest.model_validate({"metadata": {"name": typed["code"]}, "spec": spec})
-        except ValidationError as error:
-            found = errors_by_path(list(error.errors()))
-            raise Invalid([FieldError(path, message) for path, message in found]) from error
+        return parse(AppcodeManifest, {"metadata": {"name": typed["code"]}, "spec": spec})
 
     @staticmethod
     def fields_of(appcode: Appcode) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from django import forms
 from pydantic import ValidationError
 
 from portal.errors import FieldError, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 from portal.models import Webhook
 from portal.pages.forms import Words
 from portal.webhooks.specs import EVERYTHING, GROUPS, PLATFORM_GROUPS, WebhookManifest
@@ -76,8 +76,9 @@ class WebhookForm(forms.Form):
         try:
             return WebhookManifest.model_validate({"metadata": {"name": typed["name"]}, "spec": spec})
         except ValidationError as error:
-            found = errors_by_path(error.errors(include_url=False, include_input=False))
-            raise Invalid([FieldError(_field(path, len(chosen)), said) for path, said in found]) from error
+            raise Invalid(
+                [FieldError(_field(each.path, len(chosen)), each.message) for each in mistakes(error)]
+            ) from error
 
 
 def _field(path: tuple[str, ...], chosen: int) -> tuple[str, ...]:

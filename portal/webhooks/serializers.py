@@ -6,10 +6,10 @@ import datetime as dt
 import json
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from portal.api.documents import Answer
-from portal.api.problems import invalid
+from portal.manifests import parse
 from portal.models import Delivery, Webhook
 from portal.webhooks import sending, specs
 from portal.webhooks.specs import WebhookManifest, WebhookSpec
@@ -88,10 +88,7 @@ def read_webhook(body: Any, *, name: str | None = None) -> WebhookManifest:
         if isinstance(named, dict):
             named = {key: value for key, value in named.items() if key != "appcode"}
         body = {**body, "metadata": named}
-    try:
-        return WebhookManifest.model_validate(body)
-    except ValidationError as error:
-        raise invalid(error) from error
+    return parse(WebhookManifest, body)
 
 
 def webhook_document(webhook: Webhook) -> dict[str, Any]:

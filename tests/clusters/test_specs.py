@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusters.manifest import ClusterManifest, format_env, parse_env
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 
 
 def manifest(name="demo", **spec):
@@ -21,7 +21,7 @@ def manifest(name="demo", **spec):
 def refused(body):
     with pytest.raises(ValidationError) as caught:
         ClusterManifest.model_validate(body)
-    return dict(errors_by_path(caught.value.errors()))
+    return {each.path: each.message for each in mistakes(caught.value)}
 
 
 def roles(**counts):
@@ -118,4 +118,4 @@ def test_whatever_is_sent_is_a_manifest_or_a_list_of_errors_with_paths(body):
     # A random value is never a whole manifest; what matters is that refusing it always says where.
     with pytest.raises(ValidationError) as caught:
         ClusterManifest.model_validate(body)
-    assert errors_by_path(caught.value.errors())
+    assert mistakes(caught.value)

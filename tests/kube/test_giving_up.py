@@ -46,7 +46,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     from billing.models import UsageSegment
     from clusters.clouds import actions
     from clusters.models import CloudState, KubernetesCluster, Run
-    from clusters.runs import decommission
+    from clusters.runs import decommission, quota
     from portal.errors import Conflict
     from portal.models import Event
 

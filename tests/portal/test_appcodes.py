@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from portal import actions
 from portal.errors import Conflict, Invalid
-from portal.manifests import errors_by_path
+from portal.manifests import mistakes
 from portal.models import Appcode, Event, Membership, User
 from portal.specs import AppcodeManifest
 
@@ -63,7 +63,7 @@ def test_a_manifest_refuses(case: str) -> None:
     changes, path = BAD[case]
     with pytest.raises(ValidationError) as caught:
         manifest(**changes)
-    assert [".".join(where) for where, _ in errors_by_path(list(caught.value.errors()))] == [path]
+    assert [".".join(each.path) for each in mistakes(caught.value)] == [path]
 
 
 def test_a_manifest_accepts_the_limits_themselves() -> None:

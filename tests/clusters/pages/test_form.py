@@ -161,24 +161,6 @@ def test_bad_input_is_refused_at_its_field(typed, field, make_cluster, stores, p
         )
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("Input should be less than or equal to 1000", "At most 1000."),
-        ("Input should be greater than or equal to 0", "At least 0."),
-        ("String should have at most 40 characters", "At most 40 characters."),
-        ("String should have at least 1 character", "This is needed."),
-        ("Field required", "This is needed."),
-        ("Choose another.", "Choose another."),
-        ("Not good", "Not good."),
-    ],
-)
-def test_errors_are_said_shortly(said, shown):
-    from clusters.pages.conversion import polite
-
-    assert polite(said) == shown
-
-
 def test_every_error_is_told_at_once(catalogue, people, as_person):
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode())
