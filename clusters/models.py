@@ -2,7 +2,7 @@
 
 A Cluster is a definition; deploying it makes a Run, which keeps a copy of the spec that it ran with. A Task is one pod of
 a run (a retry is another row). `Run.desired` is what people want, `phase` and everything on Task is what was seen;
-`reconcile.py` moves the cloud towards the first and `watch.py` writes the second.
+`runs/reconcile.py` moves the cloud towards the first and `runs/observe.py` writes the second.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Run(models.Model):
 class Task(models.Model):
     """One pod of a run, as last seen. `attempt` counts the pods of one (role, index) from 0.
 
-    `log_*` belong to archiving.py: how far the copy of its log is, for clouds that lose logs with their pods.
+    `log_*` belong to logs/collect.py: how far the copy of its log is, for clouds that lose logs with their pods.
     """
 
     class LogState(models.TextChoices):

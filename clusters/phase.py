@@ -117,7 +117,7 @@ def latest(tasks: Iterable[TaskState]) -> dict[tuple[str, int], TaskState]:
 
 def told_apart(tasks: Iterable[TaskState]) -> tuple[Mapping[str, int], list[TaskState]]:
     """How many tasks of each role are steady, and the others: all that `next_phase` needs to know of thousands of them. This is
-    the law; `observe` has the database do it.
+    the law; `runs.status` has the database do it.
 
     Where a task was started again nobody is counted, because only its newest attempt may be.
     """

@@ -205,7 +205,7 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Cluste
 def to_manifest(
     cluster: Cluster, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The cluster as a manifest. `notices` are `news.silences`; with them, and `appcode` and `current_run` joined, no query."""
+    """The cluster as a manifest. `notices` are `health.silences`; with them, and `appcode` and `current_run` joined, no query."""
     run, now = cluster.current_run, now or timezone.now()
     return {
         "kind": "cluster",

@@ -103,7 +103,7 @@ def hold(place: Place) -> None:
     if place.is_local:
         return
     with connection.cursor() as cursor:
-        # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`registration.remove`).
+        # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`actions.remove`).
         cursor.execute(
             "SELECT given_up_at FROM clusters_kubernetescluster WHERE name = %s FOR KEY SHARE", [place.cloud]
         )

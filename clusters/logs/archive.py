@@ -2,7 +2,7 @@
 
     logs/<cloud>/<run id>/<role>-<index>-<attempt>.log
 
-Objects are written in parts and read by ranges. There are no rows in here and no clouds; `archiving.py` decides what is
+Objects are written in parts and read by ranges. There are no rows in here and no clouds; `collect.py` decides what is
 copied when.
 """
 

@@ -7,7 +7,7 @@ transaction of that news and can still be read then; `Holding` keeps the control
 was done, for HOLD_SECONDS at most.
 
 `copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
-something is due, so it may die anywhere. Each log is copied by a thread (`log_copying`). Neither metering nor the controller
+something is due, so it may die anywhere. Each log is copied by a thread (`copy`). Neither metering nor the controller
 ever waits for a log.
 
 Of a run with more tasks than can be followed at a time (FOLLOWED in each loop), the logs of the others are copied as they

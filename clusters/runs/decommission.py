@@ -2,7 +2,7 @@
 
 What nobody saw is not billed: usage ends, as an estimate, when the cloud was last heard. Every step is a transaction of its
 own and may be repeated, so whoever dies in between begins again. The cloud is followed on: should it come back, what is left
-there is found and ended as any run that is over (`watch._found_again`), and the ends that are told then replace the estimates.
+there is found and ended as any run that is over (`observe._found_again`), and the ends that are told then replace the estimates.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _ended(error: CloudError) -> str:
 @transaction.atomic
 def _begin(row: KubernetesCluster, by: str, acting_user: User | None) -> Loss:
     """From here on nothing new is made there, and who follows it begins with a listing."""
-    # Not only against changes: `places.hold` must wait.
+    # Not only against changes: `placement.hold` must wait.
     now = KubernetesCluster.objects.select_for_update().filter(pk=row.pk).first()
     if now is None:
         raise Conflict(f"Somebody else has removed {row.name} meanwhile.")

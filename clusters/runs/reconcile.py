@@ -2,7 +2,7 @@
 
 A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, renews it while a step
 takes long, and writes back only while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after
-telling and before recording is followed by one that tells again. What is left undone is found by `sweeping`, which is the
+telling and before recording is followed by one that tells again. What is left undone is found by `resync`, which is the
 only thing that may not be lost.
 """
 

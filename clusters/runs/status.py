@@ -1,4 +1,4 @@
-"""Rows → `lifecycle` → rows: recomputes the phase of runs whose facts changed, with the readiness and the cost that lists show.
+"""Rows → `phase` → rows: recomputes the phase of runs whose facts changed, with the readiness and the cost that lists show.
 
 Used by whoever changes a fact (a person's action, the reconcile loop, the watch), always inside that change's transaction,
 so that the phase on the screen never contradicts the rows beneath it.
@@ -102,7 +102,7 @@ def _kept(run: Run) -> list[Any]:
 
 
 def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int, list[TaskState]]]:
-    """The tasks of each run as `lifecycle.told_apart` has them, by the database: nearly all of thousands are steady."""
+    """The tasks of each run as `phase.told_apart` has them, by the database: nearly all of thousands are steady."""
     steady: dict[int, dict[str, int]] = {run.pk: {} for run in runs}
     others: dict[int, list[TaskState]] = {run.pk: [] for run in runs}
     tasks = Task.objects.filter(run__in=runs).order_by()

@@ -1,6 +1,6 @@
 """Rows of tasks: what was seen of pods, written once and never backwards, and what billing may know of them.
 
-Called by `watch` inside its transaction. Which pod an item is about is told by its uid; (run, role, index, attempt) is its place.
+Called by `observe` in its transaction. Which pod an item is about is told by its uid; (run, role, index, attempt) is its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ends of pods that were deleted: whose fault each was, by what `verdicts` says of its Job and by its owner, and when to
+"""The ends of pods that were deleted: whose fault each was, by what `job_history` says of its Job and by its owner, and when to
 tell. As long as nobody can know, it is told that the end is near. No network in here.
 """
 

@@ -37,7 +37,7 @@ KINDS: dict[type[CloudError], str] = {CloudRefused: "refused", WatchExpired: "ex
 
 
 class Server:
-    """Answers requests; see wire.py for their form."""
+    """Answers requests; see protocol.py for their form."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -48,7 +48,7 @@ def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:
 
 
 async def execute(folder: Path, request: Mapping[str, Any], peer: int) -> None:
-    """See `Cloud.exec`. The descriptor `peer` is handed over to the process that runs the command (inside.py)."""
+    """See `Cloud.exec`. The descriptor `peer` is handed over to the process that runs the command (task/exec.py)."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", task_exec.__file__, str(folder), str(peer)),
         stdin=asyncio.subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 Run as `python -I -S holder.py FOLDER LOCK` (see processes.py). In the network there is nothing but a loopback of its own,
 so the run's tasks reach each other by 127.0.0.1, and no other run, no server of this machine, no other machine; abstract
-Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to the internet (leading_out.py); it is a
+Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to the internet (outside.py); it is a
 child of the holder that ends with it, and the holder ends with pasta.
 
 The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands

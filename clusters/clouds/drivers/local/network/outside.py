@@ -1,4 +1,4 @@
-"""Leads the network of one run to the outside, and closes what is not for tenants: `python -I leading_out.py PID`.
+"""Leads the network of one run to the outside, and closes what is not for tenants: `python -I outside.py PID`.
 
 pasta, which holder.py has started, puts an interface with this machine's address into the network of the process PID and
 carries what goes through it by ordinary sockets. Routes decide where that may be: public addresses, and a name server that

@@ -1,4 +1,4 @@
-"""Runs one command inside a running task: `python -I -S inside.py FOLDER SOCKET` joins the namespaces of its PID 1.
+"""Runs one command inside a running task: `python -I -S exec.py FOLDER SOCKET` joins the namespaces of its PID 1.
 
 What to run comes as JSON by standard input, so that arguments are not seen in this machine's list of processes. The command
 gets the task's environment, uid, limits and lack of privileges. The descriptor SOCKET leads to whoever asked

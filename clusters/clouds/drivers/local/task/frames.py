@@ -1,6 +1,6 @@
 """What a session in a task sends over its socket, both ways: one byte that says what it is, four for the length, the bytes.
 
-Imported by `inside.py`, which must start quickly: only the standard library's smallest modules.
+Imported by `exec.py`, which must start quickly: only the standard library's smallest modules.
 """
 
 from __future__ import annotations
