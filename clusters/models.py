@@ -21,7 +21,7 @@ from clusters.phase import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
 # The cloud that is this machine; every other one is a KubernetesCluster.
-# Why a run waits to be put right; written by watch.py, taken away when it is.
+# Why a run waits to be put right; written by runs/observe.py, taken away when it is.
 FOUGHT = "ChangedAgainAndAgain"
 LOCAL = "local"
 
@@ -101,8 +101,8 @@ class Cluster(models.Model):
 class KubernetesCluster(models.Model):
     """A Kubernetes cluster that runs can be placed on. `name` is kept with everything that was seen there.
 
-    `kubeconfig` is what `kubernetes.kubeconfig.read` made of the one that was given, as JSON, encrypted at rest and never
-    shown again; None stands for the credentials of the pod that the portal runs in. `settings` is a
+    `kubeconfig` is what `kubeconfig.read` (clouds/drivers/kubernetes/api) made of the one that was given, as JSON, encrypted
+    at rest and never shown again; None stands for the credentials of the pod that the portal runs in. `settings` is a
     `kubernetes.settings.Settings` as JSON. `revision` counts how often any of these has changed: processes that use the
     cluster look at it. `uid` tells the Kubernetes cluster itself from others (it is that of its namespace kube-system). A
     disabled one takes no new runs; those that live there go on. `given_up_at` is set while a disabled one counts as lost.
@@ -154,9 +154,10 @@ class Placement(models.Model):
 class Run(models.Model):
     """One deployment of a cluster. `cloud` and `namespace` say where it was made, and where it stays.
 
-    Written by people (actions.py): `desired`, `stop_*`. Written by reconcile.py: `wait_*`, `admitted_at`, `applied_at`,
-    `release_asked_at`, `claim_*`, `refusal`. Written by watch.py: everything else. `usage_*`, `gpu_*` and `cost_*` are sums
-    over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live cost without a join.
+    Written by people (actions.py): `desired`, `stop_*`. By runs/reconcile.py and runs/quota.py: `wait_*`, `admitted_at`,
+    `applied_at`, `release_asked_at`, `claim_*`, `refusal`. By runs/observe.py and runs/status.py: everything else. `usage_*`,
+    `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live
+    cost without a join.
     """
 
     class Desired(models.TextChoices):

@@ -28,7 +28,7 @@ WAITING = {"Unschedulable": "WaitingForGPUs", "WaitingForResources": "WaitingFor
 
 @dataclass(frozen=True)
 class TaskState:
-    """One attempt of one task, as last seen (see `clouds.base.TaskSeen`)."""
+    """One attempt of one task, as last seen (see `drivers.base.TaskSeen`)."""
 
     role: str
     index: int
