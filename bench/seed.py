@@ -21,7 +21,7 @@ from billing.ledger import posting
 from billing.models import Price, UsageSegment
 from clusters.models import Cluster, Flavor, Image, Run
 from clusters.runs.status import consumer
-from portal.actions import make_token
+from portal.actions.tokens import make_token
 from portal.models import Appcode, Membership, OrgNode, User
 
 APPCODES, CLUSTERS, LINES = 500, 10_000, 10

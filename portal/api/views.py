@@ -12,8 +12,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from portal import actions
 from portal.access import MANAGE, appcode_for, appcodes_for
+from portal.actions import appcodes as appcodes_actions
 from portal.api.documents import AppcodeDocument, AppcodePage, Me, appcode_document, me, read_appcode
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
 from portal.models import Appcode, User
@@ -61,7 +61,7 @@ class Appcodes(APIView):
         examples=[EXAMPLE],
     )
     def post(self, request: Request) -> Response:
-        appcode = actions.request_appcode(read_appcode(request.data), acting_user=person(request))
+        appcode = appcodes_actions.request_appcode(read_appcode(request.data), acting_user=person(request))
         address = request.build_absolute_uri(f"{request.path}/{appcode.code}")
         return Response(appcode_document(appcode), status=status.HTTP_201_CREATED, headers={"Location": address})
 
@@ -81,7 +81,7 @@ class OneAppcode(APIView):
     )
     def put(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code, MANAGE)
-        actions.change_appcode(appcode, read_appcode(request.data, code=code), acting_user=person(request))
+        appcodes_actions.change_appcode(appcode, read_appcode(request.data, code=code), acting_user=person(request))
         return Response(appcode_document(appcode_for(person(request), code)))
 
 

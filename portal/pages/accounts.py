@@ -31,7 +31,8 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from portal import actions, events
+from portal import events
+from portal.actions import tokens as tokens_actions
 from portal.api.problems import CHOOSE_ANOTHER, problem
 from portal.models import User
 from portal.pages import layout
@@ -142,7 +143,7 @@ class _AnotherPassword(forms.Form):
     def save(self) -> None:
         super().save()  # type: ignore[misc]  # of the form that this is put before
         if self.cleaned_data.get("end_tokens"):
-            actions.end_tokens(self.user, acting_user=self.user)
+            tokens_actions.end_tokens(self.user, acting_user=self.user)
 
 
 class NewPasswordForm(_AnotherPassword, ChangePasswordForm):  # type: ignore[misc]

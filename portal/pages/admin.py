@@ -13,7 +13,10 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from portal import access, actions, costs
+from portal import access, costs
+from portal.actions import appcodes as appcodes_actions
+from portal.actions import org as org_actions
+from portal.actions import people as people_actions
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, OrgNode, User
 from portal.pages import layout
@@ -62,17 +65,20 @@ def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
     appcode = access.appcode_for(user, code)
     note, quota = request.POST.get("note", ""), _quota(request)
     done = {
-        "approve": (lambda: actions.approve_appcode(appcode, gpu_quota=quota, acting_user=user), f"{code} is active."),
+        "approve": (
+            lambda: appcodes_actions.approve_appcode(appcode, gpu_quota=quota, acting_user=user),
+            f"{code} is active.",
+        ),
         "refuse": (
-            lambda: actions.refuse_appcode(appcode, note, acting_user=user),
+            lambda: appcodes_actions.refuse_appcode(appcode, note, acting_user=user),
             f"{code} is refused; its owners see why.",
         ),
         "disable": (
-            lambda: actions.disable_appcode(appcode, note, acting_user=user),
+            lambda: appcodes_actions.disable_appcode(appcode, note, acting_user=user),
             f"{code} is disabled. What runs goes on.",
         ),
         "quota": (
-            lambda: actions.set_quota(appcode, -1 if quota is None else quota, acting_user=user),
+            lambda: appcodes_actions.set_quota(appcode, -1 if quota is None else quota, acting_user=user),
             f"{code} may hold {quota} GPUs at one time.",
         ),
     }
@@ -112,7 +118,7 @@ def org_node(request: HttpRequest, pk: int | None = None) -> HttpResponse:
         node.path, node.title = form.cleaned_data["path"], form.cleaned_data["title"]
         node.namespace = form.cleaned_data["namespace"] or None
         try:
-            actions.save_org_node(node, acting_user=person(request))
+            org_actions.save_org_node(node, acting_user=person(request))
         except Invalid as error:
             show_errors(form, error, {name: name for name in form.fields})
         else:
@@ -125,7 +131,7 @@ def org_node(request: HttpRequest, pk: int | None = None) -> HttpResponse:
 @for_administrators
 def delete_org_node(request: HttpRequest, pk: int) -> HttpResponse:
     node = _org_node(pk)
-    attempt(request, lambda: actions.delete_org_node(node, acting_user=person(request)), f"{node.path} is deleted.")
+    attempt(request, lambda: org_actions.delete_org_node(node, acting_user=person(request)), f"{node.path} is deleted.")
     return redirect("admin_orgs")
 
 
@@ -159,7 +165,7 @@ def new_person(request: HttpRequest) -> HttpResponse:
     form = PersonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            user, password = actions.create_person(**form.cleaned_data, acting_user=person(request))
+            user, password = people_actions.create_person(**form.cleaned_data, acting_user=person(request))
         except Invalid as error:
             show_errors(form, error, {name: name for name in form.fields})
         else:
@@ -187,7 +193,7 @@ def change_person(request: HttpRequest, username: str, verb: str) -> HttpRespons
     me, someone = person(request), _person(request, username)
     try:
         if verb in ("activate", "deactivate"):
-            orphans = actions.set_person_active(someone, verb == "activate", acting_user=me)
+            orphans = people_actions.set_person_active(someone, verb == "activate", acting_user=me)
             messages.success(
                 request, f"{username} {'may sign in again' if verb == 'activate' else 'is out, with all tokens'}."
             )
@@ -196,7 +202,7 @@ def change_person(request: HttpRequest, username: str, verb: str) -> HttpRespons
                     request, f"Now without an active owner: {', '.join(orphans)}. Name somebody else there."
                 )
         else:
-            actions.set_administrator(someone, verb == "administrator", acting_user=me)
+            people_actions.set_administrator(someone, verb == "administrator", acting_user=me)
             messages.success(
                 request, f"{username} is {'a' if verb == 'administrator' else 'no'} platform administrator now."
             )
@@ -210,7 +216,7 @@ def change_person(request: HttpRequest, username: str, verb: str) -> HttpRespons
 @never_cache
 def reset_password(request: HttpRequest, username: str) -> HttpResponse:
     someone = _person(request, username)
-    password = actions.reset_password(someone, acting_user=person(request))
+    password = people_actions.reset_password(someone, acting_user=person(request))
     return render(request, "portal/admin_password.html", {"person": someone, "password": password})
 
 

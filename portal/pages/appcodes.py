@@ -16,8 +16,11 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from portal import access, actions, costs
+from portal import access, costs
 from portal.access import MANAGE
+from portal.actions import appcodes as appcodes_actions
+from portal.actions import members as members_actions
+from portal.actions import tokens as tokens_actions
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, Membership, User
 from portal.pages import layout
@@ -178,7 +181,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
     form = AppcodeForm(request.POST or None, administrator=user.is_administrator, initial=first)
     if request.method == "POST":
         try:
-            appcode = actions.request_appcode(form.manifest(), acting_user=user)
+            appcode = appcodes_actions.request_appcode(form.manifest(), acting_user=user)
         except Invalid as error:
             show_errors(form, error, form.PATHS)
         else:
@@ -223,7 +226,7 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
     )
     if request.method == "POST":
         try:
-            changed = actions.change_appcode(appcode, form.manifest(), acting_user=user)
+            changed = appcodes_actions.change_appcode(appcode, form.manifest(), acting_user=user)
         except Invalid as error:
             show_errors(form, error, form.PATHS)
         else:
@@ -241,7 +244,7 @@ def set_member(request: HttpRequest, code: str) -> HttpResponse:
     appcode = access.appcode_for(user, code, MANAGE)
     name, role = request.POST.get("username", "").replace("\0", "").strip(), request.POST.get("role", "")
     try:
-        actions.set_member(appcode, name, role or None, acting_user=user)
+        members_actions.set_member(appcode, name, role or None, acting_user=user)
     except Conflict as error:
         messages.error(request, str(error))
     except Invalid as error:
@@ -270,7 +273,9 @@ def profile(request: HttpRequest) -> HttpResponse:
     form, made = TokenForm(request.POST or None), None
     if request.method == "POST" and form.is_valid():
         try:
-            token, text = actions.make_token(form.cleaned_data["name"], form.cleaned_data["days"], acting_user=user)
+            token, text = tokens_actions.make_token(
+                form.cleaned_data["name"], form.cleaned_data["days"], acting_user=user
+            )
         except Invalid as error:
             show_errors(form, error, {"name": "name", "days": "days"})
         except Conflict as error:
@@ -289,7 +294,7 @@ def revoke_token(request: HttpRequest, token_key: str) -> HttpResponse:
     token = access.token_for(person(request), token_key)
     attempt(
         request,
-        lambda: actions.revoke_token(token, acting_user=person(request)),
+        lambda: tokens_actions.revoke_token(token, acting_user=person(request)),
         f"The token “{token.name}” is revoked.",
     )
     return redirect("profile")

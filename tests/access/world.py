@@ -22,7 +22,8 @@ from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.models import Flavor, Image
 from datastores.models import AllowedFolder
-from portal import actions, events
+from portal import events
+from portal.actions import tokens as tokens_actions
 from portal.models import Delivery
 from tests.access.table import PEOPLE
 from tests.api.client import SPEC, appcode, manifest
@@ -70,7 +71,7 @@ class World:
 def make(bucket: str) -> World:
     people = new_people()
     users = {name: getattr(people, name) for name in PEOPLE if name != "anonymous"}
-    tokens = {name: actions.make_token("test", 10, acting_user=user)[1] for name, user in users.items()}
+    tokens = {name: tokens_actions.make_token("test", 10, acting_user=user)[1] for name, user in users.items()}
 
     def post(name: str, path: str, body: Any) -> Any:
         given = {"Authorization": f"Bearer {tokens[name]}"}
@@ -122,7 +123,7 @@ def make(bucket: str) -> World:
         "discounts/{id}": discount.pk, "discounts/{pk}": discount.pk, "segments/{id}": UsageSegment.objects.get().pk,
         "{number}/{pk}": UsageSegment.objects.get().pk, "orgs/{pk}": people.ops.org_node_id,
         "folders/{pk}": AllowedFolder.objects.create(path="/srv/data").pk,
-        "tokens/{token_key}": actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
+        "tokens/{token_key}": tokens_actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
     }  # fmt: skip
     absent = {
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",

@@ -41,7 +41,7 @@ from billing.models import (
 from billing.prices import actions, terms
 from billing.prices.actions import Scope
 from billing.sums import metrics
-from portal import actions as portal_actions
+from portal.actions import appcodes
 from portal.errors import Conflict
 from portal.models import Appcode, Delivery, Event, OrgNode, Webhook
 
@@ -179,7 +179,7 @@ def test_an_example_stays_disabled(people, client):
     history.make(timezone.now(), owner=people.alice)
     example = Appcode.objects.get(code="example-ads")
     with pytest.raises(Conflict, match="generated example and stays disabled"):
-        portal_actions.approve_appcode(example, acting_user=people.root)
+        appcodes.approve_appcode(example, acting_user=people.root)
     client.force_login(people.root)
     page = client.post("/appcodes/example-ads/approve", follow=True).content.decode()
     assert "stays disabled; request an appcode of your own" in page

@@ -15,7 +15,7 @@ from clusters import actions
 from clusters.models import Run
 from clusters.wakeups import wake_logs
 from portal import wakeups
-from portal.actions import make_token
+from portal.actions.tokens import make_token
 from portal.up import servers, services
 
 pytestmark = pytest.mark.django_db(transaction=True)

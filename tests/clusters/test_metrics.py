@@ -19,7 +19,7 @@ from billing.metering.segments import PodState
 from billing.models import LedgerEntry, Price, Quarantined, UsageSegment
 from billing.sums import metrics
 from clusters.models import CloudState, Cluster, Run
-from portal import actions
+from portal.actions import tokens
 
 TOKEN = "scrape-me-0123456789"
 
@@ -195,7 +195,7 @@ def test_who_may_look(people, settings):
         client = Client()
         client.force_login(getattr(people, name))
         assert client.get("/metrics").status_code == status
-        _, token = actions.make_token("scrape", 10, acting_user=getattr(people, name))
+        _, token = tokens.make_token("scrape", 10, acting_user=getattr(people, name))
         assert Client(headers={"authorization": f"Bearer {token}"}).get("/metrics").status_code == status
     settings.METRICS_TOKEN = TOKEN
     assert Client(headers={"authorization": "Bearer scrape-me"}).get("/metrics").status_code == 401

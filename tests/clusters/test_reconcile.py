@@ -20,7 +20,7 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.models import Cluster, Flavor, Run
 from clusters.runs import quota, reconcile, resync
 from clusters.runs.preview import preview
-from portal.actions import approve_appcode, disable_appcode
+from portal.actions.appcodes import approve_appcode, disable_appcode
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode
 

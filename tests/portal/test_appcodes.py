@@ -11,7 +11,7 @@ from django.http import Http404
 from django.test import Client
 from pydantic import ValidationError
 
-from portal import actions
+from portal.actions import appcodes, members
 from portal.errors import Conflict, Invalid
 from portal.manifests import mistakes
 from portal.models import Appcode, Event, Membership, User
@@ -81,19 +81,19 @@ def test_a_status_that_comes_back_is_ignored() -> None:
 
 
 def test_a_request_waits_for_an_administrator(people: Any) -> None:
-    appcode = actions.request_appcode(manifest(), acting_user=people.alice)
+    appcode = appcodes.request_appcode(manifest(), acting_user=people.alice)
     assert (appcode.state, appcode.name, appcode.gpu_quota) == ("requested", "npe_ix_test_gpu", 8)
     assert [(each.user.username, each.role) for each in appcode.memberships.all()] == [("alice", "owner")]
     assert Event.objects.filter(verb="appcode.requested", appcode="npe_ix_test_gpu", actor=people.alice).count() == 1
     with pytest.raises(Http404):
-        actions.approve_appcode(appcode, acting_user=people.alice)
-    assert actions.approve_appcode(appcode, gpu_quota=2, acting_user=people.root).gpu_quota == 2
+        appcodes.approve_appcode(appcode, acting_user=people.alice)
+    assert appcodes.approve_appcode(appcode, gpu_quota=2, acting_user=people.root).gpu_quota == 2
     with pytest.raises(Conflict, match="active already"):
-        actions.approve_appcode(appcode, acting_user=people.root)
+        appcodes.approve_appcode(appcode, acting_user=people.root)
 
 
 def test_an_administrators_own_request_is_active_at_once(people: Any) -> None:
-    assert actions.request_appcode(manifest(gpuQuota=100), acting_user=people.root).state == "active"
+    assert appcodes.request_appcode(manifest(gpuQuota=100), acting_user=people.root).state == "active"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_action_refuses_what_only_the_database_knows(
     people: Any, changes: dict[str, Any], path: str, word: str
 ) -> None:
     with pytest.raises(Invalid) as caught:
-        actions.request_appcode(manifest(**changes), acting_user=people.alice)
+        appcodes.request_appcode(manifest(**changes), acting_user=people.alice)
     assert [".".join(error.path) for error in caught.value.errors] == [path]
     assert word in caught.value.errors[0].message
     assert Appcode.objects.count() == 2
@@ -121,42 +121,44 @@ def test_an_action_refuses_what_only_the_database_knows(
 def test_a_deactivated_person_cannot_become_an_owner(people: Any) -> None:
     User.objects.filter(username="bob").update(is_active=False)
     with pytest.raises(Invalid, match="nobody called “bob”"):
-        actions.request_appcode(manifest(owners=["alice", "bob"]), acting_user=people.alice)
+        appcodes.request_appcode(manifest(owners=["alice", "bob"]), acting_user=people.alice)
 
 
 def test_a_refused_request_is_changed_and_sent_again(people: Any) -> None:
-    appcode = actions.request_appcode(manifest(), acting_user=people.alice)
+    appcode = appcodes.request_appcode(manifest(), acting_user=people.alice)
     with pytest.raises(Invalid):
-        actions.refuse_appcode(appcode, "  ", acting_user=people.root)
-    refused = actions.refuse_appcode(appcode, "Say what it is for.", acting_user=people.root)
+        appcodes.refuse_appcode(appcode, "  ", acting_user=people.root)
+    refused = appcodes.refuse_appcode(appcode, "Say what it is for.", acting_user=people.root)
     assert (refused.state, refused.note) == ("refused", "Say what it is for.")
-    again = actions.change_appcode(refused, manifest(remark="Image search"), acting_user=people.alice)
+    again = appcodes.change_appcode(refused, manifest(remark="Image search"), acting_user=people.alice)
     assert (again.state, again.note, again.remark) == ("requested", "", "Image search")
 
 
 def test_disabling_and_enabling(people: Any) -> None:
-    assert actions.disable_appcode(people.ops, "Nobody pays.", acting_user=people.root).state == "disabled"
+    assert appcodes.disable_appcode(people.ops, "Nobody pays.", acting_user=people.root).state == "disabled"
     with pytest.raises(Conflict):
-        actions.disable_appcode(people.ops, "again", acting_user=people.root)
-    assert actions.approve_appcode(people.ops, acting_user=people.root).note == ""
+        appcodes.disable_appcode(people.ops, "again", acting_user=people.root)
+    assert appcodes.approve_appcode(people.ops, acting_user=people.root).note == ""
 
 
 def test_changing_everything_that_an_owner_may(people: Any) -> None:
     wanted = manifest(code="ops-demo", name="Operations", owners=["bob"], emails=["new@example.com"], remark="ours")
-    changed = actions.change_appcode(people.ops, wanted, acting_user=people.alice)
+    changed = appcodes.change_appcode(people.ops, wanted, acting_user=people.alice)
     assert (changed.name, changed.emails, changed.remark) == ("Operations", ["new@example.com"], "ours")
     roles = dict(changed.memberships.values_list("user__username", "role"))
     assert roles == {"alice": "developer", "bob": "owner", "victor": "viewer"}
     with pytest.raises(PermissionDenied):
-        actions.change_appcode(people.ops, wanted, acting_user=people.alice)
+        appcodes.change_appcode(people.ops, wanted, acting_user=people.alice)
 
 
 def test_code_org_node_and_quota_are_not_an_owners_to_change(people: Any) -> None:
     with pytest.raises(Invalid) as caught:
-        actions.change_appcode(people.ops, manifest(orgNode="qunarcorp.flight", gpuQuota=100), acting_user=people.alice)
+        appcodes.change_appcode(
+            people.ops, manifest(orgNode="qunarcorp.flight", gpuQuota=100), acting_user=people.alice
+        )
     assert [".".join(error.path) for error in caught.value.errors] == ["metadata.name", "spec.orgNode", "spec.gpuQuota"]
     moved = manifest(code="ops-demo", orgNode="qunarcorp.flight", gpuQuota=100)
-    assert actions.change_appcode(people.ops, moved, acting_user=people.root).gpu_quota == 100
+    assert appcodes.change_appcode(people.ops, moved, acting_user=people.root).gpu_quota == 100
 
 
 # Members
@@ -165,37 +167,37 @@ def test_code_org_node_and_quota_are_not_an_owners_to_change(people: Any) -> Non
 def test_an_appcode_keeps_an_owner(people: Any) -> None:
     for role in ("developer", "viewer", None):
         with pytest.raises(Invalid, match="needs an owner"):
-            actions.set_member(people.ops, "alice", role, acting_user=people.alice)
+            members.set_member(people.ops, "alice", role, acting_user=people.alice)
     assert people.ops.memberships.get(user=people.alice).role == "owner"
 
 
 def test_there_is_no_fifth_owner(people: Any) -> None:
     for name in ("bob", "victor", "mallory"):
-        actions.set_member(people.ops, name, "owner", acting_user=people.alice)
+        members.set_member(people.ops, name, "owner", acting_user=people.alice)
     with pytest.raises(Invalid, match="4 owners at most"):
-        actions.set_member(people.ops, "root", "owner", acting_user=people.alice)
+        members.set_member(people.ops, "root", "owner", acting_user=people.alice)
     assert people.ops.memberships.count() == 4
 
 
 def test_members_come_go_and_change(people: Any) -> None:
-    actions.set_member(people.ops, "mallory", "viewer", acting_user=people.alice)
-    actions.set_member(people.ops, "mallory", "developer", acting_user=people.alice)
-    actions.set_member(people.ops, "bob", None, acting_user=people.alice)
+    members.set_member(people.ops, "mallory", "viewer", acting_user=people.alice)
+    members.set_member(people.ops, "mallory", "developer", acting_user=people.alice)
+    members.set_member(people.ops, "bob", None, acting_user=people.alice)
     roles = dict(people.ops.memberships.values_list("user__username", "role"))
     assert roles == {"alice": "owner", "victor": "viewer", "mallory": "developer"}
     with pytest.raises(Conflict, match="not a member"):
-        actions.set_member(people.ops, "bob", None, acting_user=people.alice)
+        members.set_member(people.ops, "bob", None, acting_user=people.alice)
     said = list(Event.objects.filter(verb="appcode.members").values_list("message", flat=True))
     assert said == ["bob no longer developer", "mallory developer", "mallory viewer"]
 
 
 def test_a_wrong_role_or_person_is_refused(people: Any) -> None:
     with pytest.raises(Invalid, match="Choose owner"):
-        actions.set_member(people.ops, "mallory", "king", acting_user=people.alice)
+        members.set_member(people.ops, "mallory", "king", acting_user=people.alice)
     with pytest.raises(Invalid, match="nobody called"):
-        actions.set_member(people.ops, "nobody", "viewer", acting_user=people.alice)
+        members.set_member(people.ops, "nobody", "viewer", acting_user=people.alice)
     with pytest.raises(PermissionDenied):
-        actions.set_member(people.ops, "mallory", "viewer", acting_user=people.bob)
+        members.set_member(people.ops, "mallory", "viewer", acting_user=people.bob)
 
 
 # The database keeps the same limits, whoever writes
@@ -244,7 +246,7 @@ def test_the_database_keeps_one_to_four_owners(people: Any) -> None:
 
 
 def test_nobody_rewrites_the_log(people: Any) -> None:
-    actions.set_quota(people.ops, 3, acting_user=people.root)
+    appcodes.set_quota(people.ops, 3, acting_user=people.root)
     with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
         Event.objects.update(message="it was mallory")
     with pytest.raises(IntegrityError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
@@ -328,7 +330,7 @@ def test_a_quota_that_is_none_is_refused(client: Client, people: Any, quota: str
 
 
 def test_an_administrator_decides_from_the_list(client: Client, people: Any) -> None:
-    actions.request_appcode(manifest(), acting_user=people.alice)
+    appcodes.request_appcode(manifest(), acting_user=people.alice)
     client.force_login(people.root)
     page = client.get("/admin/appcodes").content.decode()
     assert "npe_ix_test_gpu" in page

@@ -15,7 +15,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal import actions
+from portal.actions import appcodes as appcodes_actions
 from portal.models import Appcode, Event
 from portal.pages import appcodes as pages_appcodes
 from portal.pages import error_pages, layout
@@ -201,7 +201,7 @@ def test_odd_questions_are_answered(client: Client, people: Any, path: str, quer
 @pytest.mark.django_db
 def test_the_log_is_searched_and_paged(client: Client, people: Any) -> None:
     for quota in range(1, 61):
-        actions.set_quota(people.ops, quota, acting_user=people.root)
+        appcodes_actions.set_quota(people.ops, quota, acting_user=people.root)
     client.force_login(people.root)
     page = client.get("/admin/audit")
     assert len(page.context["events"]) == layout.PAGE

@@ -44,9 +44,9 @@ def test_an_owner_who_leaves_lands_on_the_list(client: Client, people: Any) -> N
 
 
 def test_tokens_of_others_cannot_be_revoked(client: Client, people: Any) -> None:
-    from portal import actions
+    from portal.actions import tokens
 
-    token, _ = actions.make_token("laptop", 10, acting_user=people.alice)
+    token, _ = tokens.make_token("laptop", 10, acting_user=people.alice)
     client.force_login(people.mallory)
     assert client.post(f"/profile/tokens/{token.token_key}/revoke").status_code == 404
     assert people.alice.auth_token_set.count() == 1

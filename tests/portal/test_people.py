@@ -9,7 +9,8 @@ from django.core.cache import cache
 from django.http import Http404
 from django.test import Client
 
-from portal import actions
+from portal.actions import appcodes, org, tokens
+from portal.actions import people as people_actions
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode, User
 
@@ -70,15 +71,15 @@ def test_a_person_that_cannot_be(client: Client, people: Any, changes: dict[str,
 
 def test_a_deactivated_person_is_out_at_once(client: Client, people: Any) -> None:
     client.force_login(people.alice)
-    _, token = actions.make_token("laptop", 10, acting_user=people.alice)
+    _, token = tokens.make_token("laptop", 10, acting_user=people.alice)
     assert client.get("/appcodes").status_code == 200
-    assert actions.set_person_active(people.alice, False, acting_user=people.root) == ["ops-demo"]
+    assert people_actions.set_person_active(people.alice, False, acting_user=people.root) == ["ops-demo"]
     assert client.get("/appcodes")["Location"].startswith("/accounts/login/")
     assert Client().get("/api/v1/me", headers={"Authorization": f"Bearer {token}"}).status_code == 401
     stranger = Client()
     sign_in(stranger, "alice", "alice-password")
     assert "_auth_user_id" not in stranger.session
-    actions.set_person_active(people.alice, True, acting_user=people.root)
+    people_actions.set_person_active(people.alice, True, acting_user=people.root)
     assert client.get("/appcodes").status_code == 302, "a session that has ended does not come back"
     client.force_login(User.objects.get(username="alice"))
     assert client.get("/appcodes").status_code == 200
@@ -86,8 +87,8 @@ def test_a_deactivated_person_is_out_at_once(client: Client, people: Any) -> Non
 
 def test_a_new_password_ends_the_sessions(client: Client, people: Any) -> None:
     client.force_login(people.bob)
-    _, token = actions.make_token("laptop", 10, acting_user=people.bob)
-    password = actions.reset_password(people.bob, acting_user=people.root)
+    _, token = tokens.make_token("laptop", 10, acting_user=people.bob)
+    password = people_actions.reset_password(people.bob, acting_user=people.root)
     assert client.get("/appcodes").status_code == 302
     assert bearer(token).status_code == 401
     sign_in(client, "bob", password)
@@ -99,9 +100,9 @@ def bearer(token: str) -> Any:
 
 
 def test_with_a_one_time_password_the_api_is_closed_like_the_pages(client: Client, people: Any) -> None:
-    actions.reset_password(people.bob, acting_user=people.root)
+    people_actions.reset_password(people.bob, acting_user=people.root)
     bob = User.objects.get(username="bob")
-    _, token = actions.make_token("made by a script meanwhile", 10, acting_user=bob)
+    _, token = tokens.make_token("made by a script meanwhile", 10, acting_user=bob)
     client.force_login(bob)
     for answer in (bearer(token), client.get("/api/v1/me")):
         assert answer.status_code == 403
@@ -113,7 +114,7 @@ def test_with_a_one_time_password_the_api_is_closed_like_the_pages(client: Clien
 def test_who_changes_the_password_says_what_becomes_of_tokens(
     client: Client, people: Any, box: dict[str, str], after: int
 ) -> None:
-    _, token = actions.make_token("laptop", 10, acting_user=people.bob)
+    _, token = tokens.make_token("laptop", 10, acting_user=people.bob)
     client.force_login(people.bob)
     form = client.get("/accounts/password/change/").context["form"]
     assert form["end_tokens"].value() is True
@@ -130,16 +131,16 @@ def test_without_tokens_nobody_is_asked_about_them(client: Client, people: Any) 
 
 def test_nobody_locks_themselves_out(people: Any) -> None:
     with pytest.raises(Conflict):
-        actions.set_person_active(people.root, False, acting_user=people.root)
+        people_actions.set_person_active(people.root, False, acting_user=people.root)
     with pytest.raises(Conflict):
-        actions.set_administrator(people.root, False, acting_user=people.root)
+        people_actions.set_administrator(people.root, False, acting_user=people.root)
 
 
 def test_rights_are_given_and_taken(client: Client, people: Any) -> None:
-    actions.set_administrator(people.alice, True, acting_user=people.root)
+    people_actions.set_administrator(people.alice, True, acting_user=people.root)
     client.force_login(User.objects.get(username="alice"))
     assert client.get("/admin/audit").status_code == 200
-    actions.set_administrator(people.alice, False, acting_user=people.root)
+    people_actions.set_administrator(people.alice, False, acting_user=people.root)
     assert client.get("/admin/audit").status_code == 404
 
 
@@ -147,19 +148,19 @@ def test_rights_are_given_and_taken(client: Client, people: Any) -> None:
 def test_only_administrators_change_people(people: Any, name: str) -> None:
     user = getattr(people, name)
     for act in (
-        lambda: actions.create_person(username="x", email="x@example.com", acting_user=user),
-        lambda: actions.set_person_active(people.bob, False, acting_user=user),
-        lambda: actions.set_administrator(user, True, acting_user=user),
-        lambda: actions.reset_password(people.bob, acting_user=user),
-        lambda: actions.save_org_node(OrgNode(path="mine"), acting_user=user),
-        lambda: actions.set_quota(people.ops, 100, acting_user=user),
+        lambda: people_actions.create_person(username="x", email="x@example.com", acting_user=user),
+        lambda: people_actions.set_person_active(people.bob, False, acting_user=user),
+        lambda: people_actions.set_administrator(user, True, acting_user=user),
+        lambda: people_actions.reset_password(people.bob, acting_user=user),
+        lambda: org.save_org_node(OrgNode(path="mine"), acting_user=user),
+        lambda: appcodes.set_quota(people.ops, 100, acting_user=user),
     ):
         with pytest.raises(Http404):
             act()
 
 
 def test_one_time_passwords_are_long_and_differ() -> None:
-    made = {actions.one_time_password() for _ in range(50)}
+    made = {people_actions.one_time_password() for _ in range(50)}
     assert len(made) == 50
     assert all(len(password.replace("-", "")) == 20 for password in made)
 
@@ -168,13 +169,11 @@ def test_one_time_passwords_are_long_and_differ() -> None:
 
 
 def test_the_tree_grows_and_shrinks(people: Any) -> None:
-    node = actions.save_org_node(
-        OrgNode(path="qunarcorp.hotel", title="Hotel", namespace="hotel"), acting_user=people.root
-    )
+    node = org.save_org_node(OrgNode(path="qunarcorp.hotel", title="Hotel", namespace="hotel"), acting_user=people.root)
     assert OrgNode.objects.get(pk=node.pk).namespace == "hotel"
     node.namespace = None
-    actions.save_org_node(node, acting_user=people.root)
-    actions.delete_org_node(node, acting_user=people.root)
+    org.save_org_node(node, acting_user=people.root)
+    org.delete_org_node(node, acting_user=people.root)
     assert not OrgNode.objects.filter(path="qunarcorp.hotel").exists()
     assert set(Event.objects.values_list("verb", flat=True)) == {"org.created", "org.changed", "org.deleted"}
 
@@ -195,7 +194,7 @@ def test_the_tree_grows_and_shrinks(people: Any) -> None:
 )
 def test_a_node_that_cannot_be(people: Any, fields: dict[str, str], path: str) -> None:
     with pytest.raises(Invalid) as caught:
-        actions.save_org_node(OrgNode(**fields), acting_user=people.root)
+        org.save_org_node(OrgNode(**fields), acting_user=people.root)
     assert {error.path for error in caught.value.errors} == {(path,)}
 
 
@@ -203,4 +202,4 @@ def test_a_namespace_in_use_stays(people: Any) -> None:
     node = people.ops.org_node
     node.namespace = "elsewhere"
     with pytest.raises(Invalid, match="cannot be changed any more"):
-        actions.save_org_node(node, acting_user=people.root)
+        org.save_org_node(node, acting_user=people.root)

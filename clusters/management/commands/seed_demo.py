@@ -38,7 +38,9 @@ from clusters.models import Flavor, Image
 from datastores.actions import create_datastore
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest
-from portal.actions import make_token, request_appcode, set_member
+from portal.actions.appcodes import request_appcode
+from portal.actions.members import set_member
+from portal.actions.tokens import make_token
 from portal.events import record
 from portal.models import Appcode, Event, OrgNode, User
 from portal.specs import AppcodeManifest

@@ -1,0 +1,123 @@
+"""People: made, switched off, given other rights and passwords by administrators."""
+
+from __future__ import annotations
+
+import secrets
+
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from portal import events
+from portal.access import require_administrator
+from portal.actions.tokens import end_tokens
+from portal.errors import Conflict, FieldError, Invalid
+from portal.models import ApiToken, Appcode, Membership, User
+
+PASSWORD_ALPHABET = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # noqa: S105
+Role, State = Membership.Role, Appcode.State
+
+
+@transaction.atomic
+def create_person(
+    *, username: str, email: str, name: str = "", administrator: bool = False, acting_user: User
+) -> tuple[User, str]:
+    """Adds a person; returns them and their one-time password, which opens nothing but the choice of a new one.
+
+    Raises Invalid at ("username",), ("email",) or ("name",).
+    """
+    require_administrator(acting_user)
+    password = one_time_password()
+    first, _, last = " ".join(name.split()).partition(" ")
+    user = User(
+        username=username,
+        email=email,
+        first_name=first,
+        last_name=last,
+        is_superuser=administrator,
+        must_change_password=True,
+    )
+    user.set_password(password)
+    try:
+        user.full_clean()
+    except ValidationError as error:
+        names = {"first_name": "name", "last_name": "name"}
+        errors = [
+            FieldError((names.get(field, field),), said)
+            for field, sentences in error.message_dict.items()
+            for said in sentences
+        ]
+        raise Invalid(errors) from error
+    if User.objects.filter(username__iexact=username).exists():
+        raise Invalid.at("username", message=f"“{username}” is taken.")
+    if not email:
+        raise Invalid.at("email", message="Fill this in; a forgotten password is renewed by mail.")
+    if User.objects.filter(email__iexact=email).exists():
+        raise Invalid.at("email", message="Somebody has this address already.")
+    user.save()
+    what = "platform administrator" if administrator else "person"
+    events.record("person.created", actor=acting_user, object=f"person {username}", message=f"new {what}")
+    return user, password
+
+
+@transaction.atomic
+def set_person_active(user: User, active: bool, *, acting_user: User) -> list[str]:
+    """Lets a person in or keeps them out; their tokens end at once with their sessions, for ever.
+
+    Returns the codes of appcodes that now have no active owner, so that somebody may be named. Raises Conflict for oneself.
+    """
+    require_administrator(acting_user)
+    if user.pk == acting_user.pk:
+        raise Conflict("You cannot deactivate yourself; ask another administrator.")
+    user = User.objects.select_for_update().get(pk=user.pk)
+    user.is_active = active
+    if not active:
+        user.session_epoch += 1
+        ApiToken.objects.filter(user=user).delete()
+    user.save(update_fields=["is_active", "session_epoch"])
+    verb = "person.activated" if active else "person.deactivated"
+    events.record(verb, actor=acting_user, object=f"person {user.username}")
+    mine = Appcode.objects.filter(memberships__user=user, memberships__role=Role.OWNER)
+    led = Membership.objects.filter(role=Role.OWNER, user__is_active=True).values("appcode")
+    return list(mine.exclude(pk__in=led).values_list("code", flat=True))
+
+
+@transaction.atomic
+def set_administrator(user: User, administrator: bool, *, acting_user: User) -> None:
+    """Makes a person a platform administrator or takes that away. Raises Conflict for oneself."""
+    require_administrator(acting_user)
+    if user.pk == acting_user.pk:
+        raise Conflict("You cannot change your own rights; ask another administrator.")
+    user = User.objects.select_for_update().get(pk=user.pk)
+    user.is_superuser = administrator
+    user.save(update_fields=["is_superuser"])
+    message = "is a platform administrator" if administrator else "is no platform administrator any more"
+    events.record("person.rights", actor=acting_user, object=f"person {user.username}", message=message)
+
+
+@transaction.atomic
+def reset_password(user: User, *, acting_user: User) -> str:
+    """Returns a new one-time password; sessions of the person end, because they are bound to the old one, and API tokens too."""
+    require_administrator(acting_user)
+    user = User.objects.select_for_update().get(pk=user.pk)
+    password = one_time_password()
+    user.set_password(password)
+    user.must_change_password = True
+    user.save(update_fields=["password", "must_change_password"])
+    events.record(
+        "person.password", actor=acting_user, object=f"person {user.username}", message="new one-time password"
+    )
+    end_tokens(user, acting_user=acting_user)
+    return password
+
+
+def one_time_password() -> str:
+    """20 characters from 56: 116 bits, in groups that can be read aloud."""
+    while True:
+        groups = ["".join(secrets.choice(PASSWORD_ALPHABET) for _ in range(5)) for _ in range(4)]
+        password = "-".join(groups)
+        try:
+            validate_password(password)
+        except ValidationError:
+            continue
+        return password
