@@ -1,5 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
+from billing.accounts import api as accounts_api
 from billing.budgets import api as budgets_api
 from billing.dashboards import api as dashboards_api
 
@@ -32,7 +33,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("prices/file", prices_api.PriceFile.as_view()),
     path("discounts", prices_api.Discounts.as_view()),
     path("discounts/<int:pk>", prices_api.OneDiscount.as_view()),
-    path("appcodes/<slug:code>/credits", prices_api.AppcodeCredits.as_view()),
+    path("appcodes/<slug:code>/credits", accounts_api.AppcodeCredits.as_view()),
     path("invoices", invoices_api.Invoices.as_view()),
     path(INVOICE, invoices_api.OneInvoice.as_view()),
     path(f"{INVOICE}/pdf", invoices_api.InvoicePdf.as_view()),

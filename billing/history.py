@@ -23,32 +23,20 @@ from django.db import connection, transaction
 from django.db.models import Min, ProtectedError
 
 from billing.budgets import figures, steps
+from billing.budgets.models import Budget, BudgetStep
+from billing.dashboards.models import GeneratedAppcode
 from billing.efficiency import capacity, measured, waste
+from billing.efficiency.models import CapacityRecord, MeasuredDay, MeasuredHour, Outcome, Waste
 from billing.invoices import closing
+from billing.invoices.models import Closing, Invoice
 from billing.ledger import posting
+from billing.ledger.models import LedgerEntry, MonthlyUsage
 from billing.metering import record as metering_record
+from billing.metering.models import Observation, UsageSegment
 from billing.metering.segments import PodState, floor
-from billing.models import (
-    Budget,
-    BudgetStep,
-    CapacityRecord,
-    Closing,
-    Discount,
-    GeneratedAppcode,
-    GpuCounter,
-    Invoice,
-    LedgerEntry,
-    MeasuredDay,
-    MeasuredHour,
-    MonthlyUsage,
-    Observation,
-    Outcome,
-    Ownership,
-    Price,
-    UsageSegment,
-    Waste,
-)
 from billing.periods import DAY
+from billing.prices.models import Discount, Ownership, Price
+from billing.sums.models import GpuCounter
 from portal.errors import Conflict
 from portal.events import record
 from portal.models import Appcode, Membership, OrgNode, User, Webhook

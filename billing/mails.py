@@ -12,21 +12,51 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from smtplib import SMTPException
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
 from django.core.mail import EmailMessage
-from django.db import transaction
+from django.db import models, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from billing import wakeups
-from billing.invoices.models import Mail
+from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
 HOLD = dt.timedelta(minutes=2)
 TRY_FOR = dt.timedelta(days=7)
 FIRST_WAIT, LONGEST_WAIT = dt.timedelta(minutes=1), dt.timedelta(hours=6)
+
+
+class Mail(models.Model):
+    """A mail to the notification addresses of an appcode, written down with what it tells about and sent afterwards, once.
+
+    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
+    whoever sends it moves on first, and not again after `give_up_at`.
+    """
+
+    key = models.CharField(max_length=120, unique=True)
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
+    subject = models.CharField(max_length=200)
+    text = models.TextField()
+    created_at = models.DateTimeField(db_default=Now())
+    due_at = models.DateTimeField(db_default=Now())
+    give_up_at = models.DateTimeField()
+    tries = models.PositiveIntegerField(default=0, db_default=0)
+    sent_at = models.DateTimeField(null=True)
+    sent_to = ArrayField(models.EmailField(), default=list)
+    error = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["due_at"], name="mail_waiting", condition=Q(sent_at=None))]
+
+    def __str__(self) -> str:
+        return self.key
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, cast, get_args
+from urllib.parse import urlencode
 
 from portal.errors import FieldError, Invalid
 
@@ -16,6 +18,10 @@ DAY = dt.timedelta(days=1)
 MONTH_PATTERN = r"^20[0-9]{2}-(0[1-9]|1[0-2])$"
 # Beyond this many days a chart has a column for each month.
 MAX_DAILY = 62
+Step = Literal["day", "month"]
+STEPS: tuple[Step, ...] = get_args(Step)
+# More columns than this are no chart any more; a year of days is a table for a program.
+MAX_COLUMNS = 400
 EARLIEST, LATEST = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
@@ -29,6 +35,11 @@ class Period:
     @property
     def window(self) -> tuple[dt.datetime, dt.datetime]:
         return self.since, self.until
+
+    @property
+    def query(self) -> str:
+        """As the address of a page says it."""
+        return urlencode({"from": f"{self.since:%Y-%m-%d}", "to": f"{self.last_day:%Y-%m-%d}"})
 
     @property
     def last_day(self) -> dt.date:
@@ -113,3 +124,79 @@ def _moment(text: str, name: str, errors: list[FieldError], *, end_of_day: bool 
 
 def _midnight(moment: dt.datetime) -> dt.datetime:
     return moment.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The days [since, until) in columns of one `step`."""
+
+    since: dt.date
+    until: dt.date
+    step: Step
+
+    @property
+    def last_day(self) -> dt.date:
+        return self.until - DAY
+
+    @property
+    def window(self) -> tuple[dt.datetime, dt.datetime]:
+        """Its first second and the one after its last, in UTC."""
+        first, end = (dt.datetime.combine(day, dt.time(), dt.UTC) for day in (self.since, self.until))
+        return first, end
+
+    @property
+    def columns(self) -> list[tuple[dt.date, dt.date]]:
+        """They adjoin; the first and the last month may be cut."""
+        edges, edge = [self.since], self.since
+        while edge < self.until:
+            edge = edge + DAY if self.step == "day" else following(edge)
+            edges.append(min(edge, self.until))
+        return list(pairwise(edges))
+
+    @property
+    def before(self) -> Range:
+        """As many days, or whole months, right before."""
+        first = self.since.replace(day=1)
+        if self.since == first and self.until == following(self.last_day):
+            months = (self.until.year - self.since.year) * 12 + self.until.month - self.since.month
+            for _ in range(months):
+                first = (first - DAY).replace(day=1)
+            return Range(first, self.since, self.step)
+        return Range(self.since - (self.until - self.since), self.since, self.step)
+
+    def place(self, day: dt.date) -> dt.date:
+        """The first day of the column that `day` lies in."""
+        return day if self.step == "day" else max(day.replace(day=1), self.since)
+
+
+def parse_days(since: str, until: str, step: str, today: dt.date) -> Range:
+    """The range that was asked for. Without a beginning it is the last 30 days; without a step days, or months when there are
+    many. Raises Invalid at "from", "to" or "columns"."""
+    errors: list[FieldError] = []
+    last = _day(until, "to", errors) if until else today
+    first = _day(since, "from", errors) if since else last - 29 * DAY
+    if not errors and last < first:
+        errors.append(FieldError(("to",), "The end lies before the beginning."))
+    chosen = step or ("day" if last - first < MAX_DAILY * DAY else "month")
+    if chosen not in STEPS:
+        errors.append(FieldError(("columns",), "Choose day or month."))
+    elif not errors and len(Range(first, last + DAY, chosen).columns) > MAX_COLUMNS:
+        errors.append(FieldError(("columns",), f"These are more than {MAX_COLUMNS} {chosen}s; ask for fewer days."))
+    if errors:
+        raise Invalid(errors)
+    return Range(first, last + DAY, cast("Step", chosen))
+
+
+def _day(text: str, name: str, errors: list[FieldError]) -> dt.date:
+    try:
+        day = dt.date.fromisoformat(text)
+    except ValueError:
+        day = dt.date.min
+    if not EARLIEST.date() <= day < LATEST.date():
+        errors.append(FieldError((name,), "Give a day between the years 2000 and 2100, like 2026-01-31."))
+        return EARLIEST.date()
+    return day
+
+
+def midnight(day: dt.date) -> dt.datetime:
+    return dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC)

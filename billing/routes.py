@@ -1,6 +1,7 @@
 from django.urls import URLPattern, URLResolver, path
 from django.views.generic import RedirectView
 
+from billing.accounts import routes as accounts_routes
 from billing.budgets import routes
 from billing.dashboards import routes as dashboards_routes
 from billing.dashboards import usage
@@ -16,6 +17,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/usage", RedirectView.as_view(pattern_name="dashboard")),
     *dashboards_routes.urlpatterns,
     *prices_routes.urlpatterns,
+    *accounts_routes.urlpatterns,
     *invoices_routes.urlpatterns,
     *routes.urlpatterns,
 ]

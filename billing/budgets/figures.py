@@ -16,11 +16,13 @@ from typing import Any
 from billing import periods
 from billing.budgets import steps
 from billing.budgets.models import Budget
-from billing.metering.record import price_book
+from billing.ledger.models import Group
 from billing.metering.segments import floor
-from billing.periods import DAY
-from billing.sums import access, over_time, split
-from billing.sums.over_time import Range, Used
+from billing.money import Used
+from billing.periods import DAY, Range
+from billing.prices import split
+from billing.prices.book import price_book
+from billing.sums import access, over_time
 from portal.models import Appcode, OrgNode
 
 SECOND = dt.timedelta(seconds=1)
@@ -78,7 +80,7 @@ def of_appcodes(
     now = floor(now)
     # Business lines are those of the moment of use, so for them everybody's usage is read.
     read = None if lines else list(appcodes)
-    groups: list[over_time.Group] = ["appcode", "line"] if lines else ["appcode"]
+    groups: list[Group] = ["appcode", "line"] if lines else ["appcode"]
     spent = over_time.read(_month(now), "appcode", now, appcodes=read, also=groups)
     rates = _rates(read, now)
     line_rates: defaultdict[str, Rate] = defaultdict(Rate)
@@ -86,7 +88,7 @@ def of_appcodes(
         for pk, line in lines_of(rates).items():
             line_rates[line] += rates[pk]
 
-    def of(by: over_time.Group, running: Mapping[Any, Rate], names: Collection[Any]) -> dict[Any, Figures]:
+    def of(by: Group, running: Mapping[Any, Rate], names: Collection[Any]) -> dict[Any, Figures]:
         if not names:
             return {}
         lately = over_time.read(_mean(now), by, now, appcodes=read).by_group

@@ -14,8 +14,8 @@ from django.views.decorators.http import conditional_page, require_POST, require
 
 from billing import history
 from billing.budgets import access, figures, turn
+from billing.budgets.forms import BudgetForm, BudgetReasonForm
 from billing.budgets.models import Budget
-from billing.forms import BudgetForm, BudgetReasonForm
 from portal.access import MANAGE, appcodes_for
 from portal.errors import Conflict, Invalid
 from portal.models import User

@@ -12,8 +12,7 @@ from billing.budgets import steps as budgets_steps
 from billing.budgets.access import Shown
 from billing.budgets.models import BudgetStep
 from billing.budgets.turn import Asked
-from billing.dashboards.usage_serializers import Cost, money
-from billing.prices.serializers import Amount, Code, Line
+from billing.documents import Amount, Code, Cost, Line, money
 from portal.api.documents import Answer
 from portal.manifests import Strict
 

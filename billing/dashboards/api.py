@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import history
+from billing import history, periods
 from billing.dashboards import reconciliation
 from billing.dashboards.serializers import (
     CorrectionPage,
@@ -38,10 +38,12 @@ from billing.dashboards.serializers import (
     waste_document,
 )
 from billing.efficiency import capacity, measured, waste
+from billing.ledger.models import GROUPS, Group, LedgerEntry
+from billing.metering.models import Observation, UsageSegment
 from billing.metering.segments import floor
-from billing.models import LedgerEntry, Observation, UsageSegment
+from billing.periods import STEPS, Range
 from billing.sums import makeup, over_time
-from billing.sums.over_time import GROUPS, STEPS, Dashboard, Group, Range
+from billing.sums.over_time import Dashboard
 from portal.access import appcodes_for, require_administrator
 from portal.api.pagination import PAGE_PARAMETERS, page, page_of_sums, text
 from portal.api.views import person
@@ -64,7 +66,7 @@ class Scope:
         self.now: dt.datetime = floor(timezone.now())
         self.user = person(request)
         since, until, step = (text(request, name, longest=20) for name in ("from", "to", "columns"))
-        self.range: Range = over_time.parse(since, until, step, self.now.date())
+        self.range: Range = periods.parse_days(since, until, step, self.now.date())
         self.names = {str(pk): code for pk, code in appcodes_for(self.user).order_by().values_list("pk", "code")}
         without = text(request, "examples", longest=1) == "0"
         gone = history.codes() if without else set()
@@ -120,9 +122,9 @@ class Utilisation(APIView):
         scope = Scope(request)
         there = capacity.available(scope.range, scope.now, without=scope.without)
         found = scope.read("model", {})
-        shares = capacity.shares(found, there)
+        shares = capacity.shares(found.by_group, there)
         looked = measured.by_model(scope.range, appcodes=scope.appcodes)
-        busy = measured.busy(found, looked, looked, None)
+        busy = measured.busy(found.by_group, looked, looked, None)
         total = capacity.total(share for column in shares.values() for share in column.values())
         return Response(utilisation_document(scope.range, scope.now, total, shares, there, looked, busy))
 

@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from billing import history, periods
 from billing.efficiency import measured
+from billing.ledger.models import Group
 from billing.metering.segments import floor
-from billing.prices.rates import display
-from billing.sums import over_time
-from billing.sums.over_time import Group, Range, Used
+from billing.money import Used, display
+from billing.periods import Range
 from portal.access import appcodes_for
 from portal.errors import Invalid
 from portal.models import OrgNode
@@ -138,9 +138,9 @@ def ask(request: HttpRequest) -> Asked:
     counted = codes.keys() - (set() if with_examples else examples)
     errors: dict[str, str] = {}
     try:
-        range_ = over_time.parse(words(request, "from"), words(request, "to"), words(request, "columns"), now.date())
+        range_ = periods.parse_days(words(request, "from"), words(request, "to"), words(request, "columns"), now.date())
     except Invalid as invalid:
-        range_ = over_time.parse("", "", "", now.date())
+        range_ = periods.parse_days("", "", "", now.date())
         errors = {str(error.path[0]): error.message for error in invalid.errors}
     return Asked(
         range=range_, now=now, by=by, where=where, codes=codes, errors=errors, with_examples=with_examples,

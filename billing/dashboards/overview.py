@@ -30,8 +30,11 @@ from billing.dashboards.asked import (
 )
 from billing.efficiency import capacity, waste
 from billing.efficiency.capacity import Share
+from billing.ledger.models import Group
+from billing.money import Used
+from billing.periods import Range
 from billing.sums import makeup, over_time
-from billing.sums.over_time import Dashboard, Group, Range, Used
+from billing.sums.over_time import Dashboard
 from portal.access import require_administrator
 from portal.charts import Columns, draw_columns
 from portal.errors import Conflict

@@ -13,10 +13,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Q, QuerySet
 
+from billing.efficiency.models import Outcome
+from billing.metering.models import Quarantined, UsageSegment
 from billing.metering.segments import FLAGS
-from billing.models import Outcome, Quarantined, UsageSegment
-from billing.prices.rates import money
-from billing.sums.over_time import Range, midnight
+from billing.money import money
+from billing.periods import Range, midnight
 
 MOST_ROWS = 100
 # Rows that are read at a time when all are wanted.

@@ -13,9 +13,9 @@ from django.views.decorators.http import require_safe
 from billing.dashboards import reconciliation
 from billing.dashboards.asked import Asked, ask, column_urls, common, counted, labelled
 from billing.dashboards.segment import marks_of, segment_url
+from billing.metering.models import UsageSegment
 from billing.metering.segments import FLAGS
-from billing.models import UsageSegment
-from billing.prices.rates import display
+from billing.money import display
 from billing.sums import access
 from portal.charts import draw_columns
 from portal.files import csv_file, csv_stream

@@ -12,8 +12,9 @@ from django.views.decorators.http import require_safe
 
 from billing import history
 from billing.dashboards.asked import Asked
-from billing.models import LedgerEntry, Observation, UsageSegment
-from billing.prices.rates import display, money
+from billing.ledger.models import LedgerEntry
+from billing.metering.models import Observation, UsageSegment
+from billing.money import display, money
 from billing.sums import access
 from portal.access import appcode_for
 from portal.files import csv_file

@@ -10,15 +10,19 @@ from typing import Any, Literal
 from pydantic import Field
 
 from billing.dashboards import reconciliation
-from billing.dashboards.usage_serializers import Cost, UsagePart, usage_parts
-from billing.dashboards.usage_serializers import money as cost
+from billing.documents import Cost
+from billing.documents import money as cost
 from billing.efficiency import measured, waste
 from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy, Idle, IdleTask, Measured
-from billing.models import LedgerEntry, Observation, Quarantined, UsageSegment, Waste
-from billing.prices.rates import display, money
+from billing.efficiency.models import Waste
+from billing.ledger.models import Group, LedgerEntry
+from billing.metering.models import Observation, Quarantined, UsageSegment
+from billing.money import Used, display, money
+from billing.periods import Range
 from billing.sums.makeup import Part
-from billing.sums.over_time import Dashboard, Group, Range, Used
+from billing.sums.over_time import Dashboard
+from billing.sums.serializers import UsagePart, usage_parts
 from portal.api.documents import Answer
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
-from urllib.parse import urlencode
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -21,10 +20,9 @@ from billing import history, periods
 from billing.budgets import access as budgets_access
 from billing.budgets import figures
 from billing.efficiency import measured
-from billing.invoices.document import ORDER
 from billing.metering.segments import floor
+from billing.money import ORDER, SECONDS_PER_HOUR, display
 from billing.periods import Period
-from billing.prices.rates import SECONDS_PER_HOUR, display
 from billing.sums import access, makeup
 from billing.sums.access import Amount, SegmentRow, Usage
 from portal.access import MANAGE, appcode_for, appcodes_for, may
@@ -47,7 +45,7 @@ class Asked:
     @property
     def query(self) -> str:
         """For links that keep the period."""
-        return period_query(self.period)
+        return self.period.query
 
     @property
     def before(self) -> Period:
@@ -74,10 +72,6 @@ def ask(request: HttpRequest) -> Asked:
         return Asked(periods.parse(request.GET.get("from", ""), request.GET.get("to", ""), now), now)
     except Invalid as invalid:
         return Asked(periods.month(now), now, {error.path[0]: error.message for error in invalid.errors})
-
-
-def period_query(period: Period) -> str:
-    return urlencode({"from": f"{period.since:%Y-%m-%d}", "to": f"{period.last_day:%Y-%m-%d}"})
 
 
 @require_safe

@@ -9,9 +9,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from billing import periods
-from billing.dashboards.usage_serializers import UsageDocument, usage_document
 from billing.metering.segments import floor
 from billing.sums import access, makeup
+from billing.sums.serializers import UsageDocument, usage_document
 from portal.access import appcode_for
 from portal.api.pagination import text
 from portal.api.views import person

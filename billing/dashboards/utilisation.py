@@ -14,7 +14,7 @@ from billing.dashboards.asked import ask, busy_notes, column_urls, common, label
 from billing.efficiency import capacity, measured
 from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy
-from billing.prices.rates import SECONDS_PER_HOUR, display
+from billing.money import SECONDS_PER_HOUR, display
 from billing.sums import over_time
 from portal.charts import draw_columns
 from portal.files import csv_file
@@ -39,19 +39,19 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     model = asked.where.pop("model", None)
     found = over_time.read(asked.range, "model", asked.now, appcodes=asked.appcodes, where=asked.where)
     there = capacity.available(asked.range, asked.now, without=left_out(asked))
-    all_shares = capacity.shares(found, there)
+    all_shares = capacity.shares(found.by_group, there)
     columns = [
         (label, capacity.total(share for name, share in all_shares[since].items() if model in (None, name)))
         for label, since in labelled(asked.range)
     ]
     looked = measured.by_model(asked.range, appcodes=asked.appcodes, where=asked.where)
-    busy_columns = [measured.busy(found, looked, [since], model) for since, _ in asked.range.columns]
+    busy_columns = [measured.busy(found.by_group, looked, [since], model) for since, _ in asked.range.columns]
     names = sorted({name for column in all_shares.values() for name in column})
     models = [
         ModelRow(
             name or "any model", capacity.total(column[name] for column in all_shares.values() if name in column),
             any(column.get(name, (0, 0))[1] for column in there.values()), page_with(request, {"model": name}),
-            measured.busy(found, looked, looked, name),
+            measured.busy(found.by_group, looked, looked, name),
         )
         for name in names
     ]  # fmt: skip
@@ -82,7 +82,7 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     ]  # fmt: skip
     context = {
         **common(asked), "columns": [(*each, busy) for each, busy in zip(columns, busy_columns, strict=True)], "models": models,
-        "busy": measured.busy(found, looked, looked, model), "busy_notes": busy_notes(request), "model": model,
+        "busy": measured.busy(found.by_group, looked, looked, model), "busy_notes": busy_notes(request), "model": model,
         "total": capacity.total(share for _, share in columns),
         "chart": draw_columns(
             "GPU-hours held of those available", drawn, unit="GPU-hours", urls=column_urls(request, asked), order=(held, free),

@@ -28,9 +28,8 @@ from billing.dashboards.asked import (
 from billing.dashboards.segment import segment_url
 from billing.efficiency import measured, waste
 from billing.efficiency.measured import IdleTask
-from billing.models import Waste
-from billing.prices.rates import SECONDS_PER_HOUR, display, money
-from billing.sums.over_time import Used
+from billing.efficiency.models import Waste
+from billing.money import SECONDS_PER_HOUR, Used, display, money
 from portal.charts import draw_columns
 from portal.files import csv_file, csv_stream
 

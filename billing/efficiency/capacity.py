@@ -14,7 +14,8 @@ from typing import Any, cast
 from django.db import connection
 
 from billing.metering.segments import floor
-from billing.sums.over_time import Dashboard, Range, midnight
+from billing.money import Used
+from billing.periods import Range, midnight
 
 # The latest row of each model that the cloud ever had, found by steps through the index, against what is told now.
 RECORD = """
@@ -106,14 +107,16 @@ def available(
     return columns
 
 
-def shares(found: Dashboard, there: Mapping[dt.date, Mapping[str, tuple[int, int]]]) -> dict[dt.date, dict[str, Share]]:
-    """What was held of what was there, in each column by GPU model. `found` is grouped by model, `there` is `available`'s."""
+def shares(
+    used: Mapping[dt.date, Mapping[str, Used]], there: Mapping[dt.date, Mapping[str, tuple[int, int]]]
+) -> dict[dt.date, dict[str, Share]]:
+    """What was held (`used`) of what was there (`available`), in each column by GPU model."""
     return {
         since: {
             model: Share(held[model].gpu_seconds if model in held else 0, there[since].get(model, (0, 0))[0])
             for model in sorted({*there[since], *(model for model, used in held.items() if used.gpu_seconds)})
         }
-        for since, held in found.by_group.items()
+        for since, held in used.items()
     }
 
 

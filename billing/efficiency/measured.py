@@ -20,11 +20,13 @@ from django.db.models import Max, Sum
 from django.utils import timezone
 from psycopg2 import sql
 
-from billing.metering.record import price_book
+from billing.efficiency.models import MeasuredDay, MeasuredHour, Measuring
+from billing.ledger.models import COLUMNS, Group
 from billing.metering.segments import Segment
-from billing.models import MeasuredDay, MeasuredHour, Measuring
-from billing.sums.over_time import COLUMNS, Dashboard, Group, Range, Used, midnight
-from billing.sums.split import TERMS, terms_of
+from billing.money import Used
+from billing.periods import Range, midnight
+from billing.prices.book import price_book
+from billing.prices.split import TERMS, terms_of
 
 HOUR = dt.timedelta(hours=1)
 # The key of the advisory lock that lets one transaction write at a time: "busy" in ASCII.
@@ -336,13 +338,16 @@ def by_model(
 
 
 def busy(
-    found: Dashboard, looked: Mapping[dt.date, Mapping[str, Measured]], columns: Iterable[dt.date], model: str | None
+    used: Mapping[dt.date, Mapping[str, Used]],
+    looked: Mapping[dt.date, Mapping[str, Measured]],
+    columns: Iterable[dt.date],
+    model: str | None,
 ) -> Busy:
     """Over these columns, of one model or of all."""
     total, held = Measured(), 0
     for since in columns:
         total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
-        held += sum(used.gpu_seconds for name, used in found.by_group[since].items() if model in (None, name))
+        held += sum(each.gpu_seconds for name, each in used[since].items() if model in (None, name))
     return Busy(total, held)
 
 

@@ -16,9 +16,11 @@ from typing import Any, cast
 from django.db import connection, transaction
 from django.db.models import Count, QuerySet, Sum
 
+from billing.efficiency.models import Outcome, Waste, Watermark
 from billing.ledger import posting
-from billing.models import LedgerEntry, Outcome, Waste, Watermark
-from billing.sums.over_time import Range, Used, midnight
+from billing.ledger.models import LedgerEntry
+from billing.money import Used
+from billing.periods import Range, midnight
 
 NAME = "waste"
 # So many lines of the ledger are looked at in one transaction.

@@ -29,8 +29,8 @@ from billing.exports.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoices import spans
 from billing.invoices.models import CreditNote, Invoice, InvoiceCredit
 from billing.ledger.entries import Entry
-from billing.models import LedgerEntry
-from billing.prices.rates import WIDE
+from billing.ledger.models import LedgerEntry
+from billing.money import WIDE
 from portal.files import inert
 from portal.models import Appcode, OrgNode
 

@@ -19,8 +19,8 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from billing.ledger.entries import Entry
+from billing.money import SECONDS_PER_HOUR, SIZE, WIDE, family
 from billing.periods import Period, month
-from billing.prices.rates import SECONDS_PER_HOUR, SIZE, WIDE, family
 
 VERSION = "1.2"
 PROVIDER = "GPU cloud"

@@ -14,9 +14,11 @@ from django.utils import timezone
 from billing import mails, periods
 from billing.dashboards.models import GeneratedAppcode
 from billing.invoices import closing, drafts
-from billing.invoices.document import Document, hours
-from billing.invoices.models import Closing, Invoice, InvoiceLine, Mail
-from billing.models import LedgerEntry
+from billing.invoices.document import Document
+from billing.invoices.models import Closing, Invoice, InvoiceLine
+from billing.ledger.models import LedgerEntry
+from billing.mails import Mail
+from billing.money import hours
 from billing.sums import access
 from billing.sums.access import Usage
 from portal.models import Appcode

@@ -15,8 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing.accounts import credit_notes
-from billing.invoices import access, closing
+from billing.invoices import access, closing, credit_notes
 from billing.invoices.models import Closing
 from billing.invoices.serializers import (
     ClosingDocument,

@@ -20,15 +20,18 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, Max, Min, 
 from django.utils import timezone
 
 from billing import mails, periods, wakeups
+from billing.accounts.models import Credit
 from billing.dashboards.models import GeneratedAppcode
 from billing.invoices import document as invoices_document
 from billing.invoices.document import Available, Document, Line, Past
-from billing.invoices.models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine, Mail
+from billing.invoices.models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine
 from billing.invoices.spans import Span, lines_of, mark_before, span_of
 from billing.ledger import posting
+from billing.ledger.models import LedgerEntry, MonthlyUsage
+from billing.mails import Mail
 from billing.metering.segments import floor
-from billing.models import Credit, LedgerEntry, MonthlyUsage, Ownership
-from billing.prices.rates import UNIT
+from billing.money import UNIT, cents
+from billing.prices.models import Ownership
 from portal.access import require_administrator
 from portal.errors import Conflict
 from portal.events import entry, record, record_all
@@ -211,7 +214,7 @@ def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[i
         for code, each in past.items()
     }
     for row in all_:
-        spent = -invoices_document.cents(row.charged or Decimal(0))
+        spent = -cents(row.charged or Decimal(0))
         left = row.amount - spent if row.holds else Decimal(0)
         if row.holds or spent > 0:
             of = paid.get(row.appcode_id, {}).get(row.pk, {})

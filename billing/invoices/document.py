@@ -13,17 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any, TypeVar
 
 from billing.ledger.entries import Entry
-from billing.prices.rates import SECONDS_PER_HOUR, SIZE, UNIT, WIDE, family, money
+from billing.money import ORDER, UNITS, WIDE, cents, family, hours, money
 
 T = TypeVar("T")
 
 ZERO = Decimal("0.00")
-ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
-UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
 
 
 @dataclass(frozen=True)
@@ -285,22 +282,6 @@ def _portions(most: Iterable[tuple[T, Decimal]], wanted: Decimal) -> Iterator[tu
         if amount > 0:
             yield each, amount
             wanted -= amount
-
-
-def cents(charge: Decimal) -> Decimal:
-    """A charge as money: rounded half to even from the exact fraction, so never twice."""
-    return Decimal(round(Fraction(charge) * 100 / UNIT)).scaleb(-2)
-
-
-def hours(sku: str, quantity: int) -> Decimal:
-    """Unit-seconds as GPU-, core- or GiB-hours."""
-    return WIDE.divide(Decimal(quantity), Decimal(SECONDS_PER_HOUR * SIZE[family(sku)]))
-
-
-def price_text(per_hour: Decimal) -> str:
-    """To its last digit, with two decimals at least: "1.20", "0.000137"."""
-    whole, _, decimals = f"{per_hour.normalize():,f}".partition(".")
-    return f"{whole}.{decimals:0<2}"
 
 
 def line_facts(line: Line) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from billing.invoices.document import Document, Key, Line
 from billing.invoices.models import Closing
 from billing.invoices.spans import ENDLESS, Span, lines_of, snapshot, span_so_far
 from billing.ledger import entries
-from billing.metering.record import price_book
-from billing.models import LedgerEntry, MonthlyUsage, Ownership, UsageSegment
+from billing.ledger.models import LedgerEntry, MonthlyUsage
+from billing.metering.models import UsageSegment
+from billing.prices.book import price_book
+from billing.prices.models import Ownership
 from portal.models import Appcode
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
-from django.db.models.functions import Now
 
 from billing.invoices.document import Document, Key, Line, Note, Used
 from portal.models import Appcode
@@ -194,29 +192,3 @@ class CreditNote(models.Model):
             self.number, invoice.number, invoice.sha256, invoice.code, invoice.currency, self.amount, self.reason,
             self.issued_at, self.issued_by,
         )  # fmt: skip
-
-
-class Mail(models.Model):
-    """A mail to the notification addresses of an appcode, written down with what it tells about and sent afterwards, once.
-
-    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
-    whoever sends it moves on first, and not again after `give_up_at`.
-    """
-
-    key = models.CharField(max_length=120, unique=True)
-    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
-    subject = models.CharField(max_length=200)
-    text = models.TextField()
-    created_at = models.DateTimeField(db_default=Now())
-    due_at = models.DateTimeField(db_default=Now())
-    give_up_at = models.DateTimeField()
-    tries = models.PositiveIntegerField(default=0, db_default=0)
-    sent_at = models.DateTimeField(null=True)
-    sent_to = ArrayField(models.EmailField(), default=list)
-    error = models.CharField(max_length=300, blank=True)
-
-    class Meta:
-        indexes: ClassVar = [models.Index(fields=["due_at"], name="mail_waiting", condition=Q(sent_at=None))]
-
-    def __str__(self) -> str:
-        return self.key

@@ -15,11 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from billing import history, mails, periods
-from billing.accounts import credit_notes
-from billing.dashboards.usage import period_query
-from billing.exports.files import FORMATS
-from billing.forms import CreditNoteForm
-from billing.invoices import access, closing
+from billing.invoices import access, closing, credit_notes
 from billing.invoices.access import (
     ENTRY_HEAD,
     LINE_HEAD,
@@ -31,6 +27,7 @@ from billing.invoices.access import (
     line_cells,
     list_cells,
 )
+from billing.invoices.forms import CreditNoteForm
 from billing.invoices.models import Closing, Invoice
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, may, require_administrator
@@ -63,7 +60,7 @@ def invoice_list(request: HttpRequest) -> HttpResponseBase:
     shown, following = page_of(request, rows, "-id")
     told = access.mails_of(shown)
     context = {
-        "latest": months[0][0] if months else None, "focus_formats": FORMATS,
+        "latest": months[0][0] if months else None,
         "rows": [(row, access.to_pay(row), told[row.number]) for row in shown],
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": access.open_months(appcodes, now), "now": now,
@@ -115,7 +112,7 @@ def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNote
         "generated": "all" if sheet.generated else "",
         "several_lines": len({line.key.business_line for line in document.lines}) > 1,
         "told": access.told(access.mail_of(sheet.row)) if sheet.row else None,
-        "usage_query": period_query(period),
+        "usage_query": period.query,
     }  # fmt: skip
     return render(request, "billing/invoice.html", context, status=422 if form.errors else 200)
 
@@ -137,7 +134,7 @@ def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) ->
         "generated": "all" if row.appcode_id in history.codes() else "",
         "row": row, "line": line.line, "place": place, "entries": [EntryRow(entry) for entry in shown],
         "next_cursor": following, "complete": (totals["quantity"], totals["charge"]) == (line.quantity, line.charge),
-        "usage_query": period_query(periods.month_of(line.month)), "late": line.month != row.month,
+        "usage_query": periods.month_of(line.month).query, "late": line.month != row.month,
     }  # fmt: skip
     return render(request, "billing/invoice_line.html", context)
 

@@ -23,7 +23,8 @@ from reportlab.pdfbase.pdfmetrics import registerFont
 from reportlab.platypus import Paragraph, SimpleDocTemplate, Spacer, Table, TableStyle
 
 from billing.invoices.access import Sheet
-from billing.invoices.document import Line, price_text
+from billing.invoices.document import Line
+from billing.money import price_text
 
 INK, MUTED, RULE, TINT = (colors.HexColor(value) for value in ("#1a212c", "#566070", "#dde1e7", "#f3f5f8"))
 # Latin letters, and the few marks that the pages use; what the standard fonts have.

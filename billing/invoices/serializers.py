@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from billing.documents import Amount
 from billing.invoices import access
 from billing.invoices.access import Sheet
 from billing.invoices.models import Closing, CreditNote, Invoice
-from billing.models import LedgerEntry
-from billing.prices.serializers import Amount
+from billing.ledger.models import LedgerEntry
 from portal.api.documents import Answer
 from portal.manifests import Strict
 

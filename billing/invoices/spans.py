@@ -16,7 +16,7 @@ from django.db.models import Q
 from billing import periods
 from billing.invoices.document import Key, Line
 from billing.invoices.models import Closing
-from billing.models import LedgerEntry
+from billing.ledger.models import LedgerEntry
 
 # What the invoices of a month cover: its own entries, and those of earlier months that came too late for the one before. The
 # lower bound spares reading what was posted before the month began.

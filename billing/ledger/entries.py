@@ -13,8 +13,9 @@ from decimal import Decimal
 from itertools import pairwise
 
 from billing.metering.segments import Segment, floor, whole_seconds
+from billing.money import money
 from billing.periods import month
-from billing.prices.rates import BEGINNING, Owner, Prices, money, quantities, worth
+from billing.prices.rates import BEGINNING, Owner, Prices, quantities, worth
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 from psycopg2 import sql
 
-from billing.metering.record import price_book
+from billing.ledger.models import Due, LedgerEntry
+from billing.metering.models import UsageSegment
 from billing.metering.segments import floor
-from billing.models import Due, LedgerEntry, UsageSegment
-from billing.sums.split import OWNERS, TERMS, terms_of
+from billing.prices.book import price_book
+from billing.prices.split import OWNERS, TERMS, terms_of
 
 # The key of the advisory lock of posting: "post" in ASCII. Portions hold it shared; triggers on prices, discounts and owners, and
 # whoever closes a month, hold it alone. Appcodes are divided into shards, each with a lock of its own, so that as many processors

@@ -12,38 +12,18 @@ import datetime as dt
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
 from itertools import groupby
 
 from django.db import connection
 from django.utils import timezone
 
 from billing.metering import ingest, sightings
+from billing.metering.models import Observation, Quarantined, UsageSegment
 from billing.metering.segments import PodState, Segment, segment_of
-from billing.models import Observation, Quarantined, UsageSegment
-from billing.prices.rates import SECONDS_PER_HOUR, DatedDiscount, DatedPrice, Owner, Prices
-from billing.sums import split
-from portal.costs import GpuPrices
 from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if field.name not in ("id", "uid")]
-BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What a consumer has used at the asked time, and how fast that grows: value later = value + rate × seconds.
-
-    `gpu_rate` is GPUs held (GPU-seconds a second) and `cost_rate` money per second; they are exact until something
-    begins or ends or a price changes (`Prices.next_change`).
-    """
-
-    gpu_seconds: int = 0
-    gpu_rate: int = 0
-    cost: Decimal = Decimal(0)
-    cost_rate: Decimal = Decimal(0)
 
 
 def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> set[str]:
@@ -125,56 +105,3 @@ def segments_of(observations: Iterable[Observation]) -> Iterable[Segment]:
         segment = segment_of([observation.state for observation in of_one_pod])
         if segment is not None:
             yield segment
-
-
-# One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.
-PRICE_BOOK = """
-WITH line AS (
-    SELECT business_line FROM billing_price WHERE business_line <> ''
-    UNION SELECT business_line FROM billing_discount WHERE business_line <> ''
-)
-SELECT 'price', id, sku, per_hour, valid_from, NULL::timestamptz, appcode_id, business_line FROM billing_price
-UNION ALL
-SELECT 'discount', id, sku, percent, valid_from, valid_until, appcode_id, business_line FROM billing_discount
-UNION ALL
-SELECT 'owner', id, '', NULL, valid_from, NULL, appcode_id, business_line FROM billing_ownership
-WHERE appcode_id IN (SELECT appcode_id FROM billing_ownership JOIN line USING (business_line))
-"""
-
-
-def price_book() -> Prices:
-    """All terms, in one query. They are few and change rarely, but a page must never show yesterday's: no cache."""
-    prices, discounts, owners = [], [], []
-    with connection.cursor() as cursor:
-        cursor.execute(PRICE_BOOK)
-        for kind, pk, sku, value, since, until, appcode_id, line in cursor.fetchall():
-            if kind == "price":
-                prices.append(DatedPrice(sku, since, value, appcode_id, line, pk))
-            elif kind == "discount":
-                discounts.append(DatedDiscount(sku, value, since, until, appcode_id, line, pk))
-            else:
-                owners.append(Owner(appcode_id, since, line))
-    return Prices(tuple(prices), tuple(discounts), tuple(owners))
-
-
-def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:
-    """What the cheapest and the dearest GPU cost for an hour now; None when none has a price."""
-    prices, now = price_book(), timezone.now()
-    skus = ["gpu", *(f"gpu:{model}" for model in prices.gpu_models)]
-    found = [price for sku in skus if (price := prices.at(sku, now, appcode.pk if appcode else None))]
-    return GpuPrices(min(found), max(found)) if found else None
-
-
-def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
-    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries.
-
-    What began within this very second has no usage yet but a rate, so the window ends after it.
-    """
-    if not consumers:
-        return {}
-    window = (BEGINNING, now + dt.timedelta(seconds=1))
-    found = {
-        row.key[0]: Totals(row.gpu_seconds, row.gpus, row.cost, row.cost_per_hour / SECONDS_PER_HOUR)
-        for row in split.usage(price_book(), by=["consumer"], windows=[window], now=now, consumers=consumers)
-    }
-    return {consumer: found.get(consumer, Totals()) for consumer in consumers}

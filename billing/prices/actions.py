@@ -11,9 +11,9 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from billing.metering.segments import floor
-from billing.models import Price
 from billing.prices import file
 from billing.prices.file import Row
+from billing.prices.models import Price
 from billing.prices.rates import DatedPrice
 from portal.access import require_administrator
 from portal.errors import Conflict, FieldError, Invalid

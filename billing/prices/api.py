@@ -1,5 +1,4 @@
-"""REST for administrators: prices, one by one or as a file, what a change would do, discounts and credits; an appcode's credits
-for its members."""
+"""REST for administrators: prices, one by one or as a file, what a change would do, and discounts."""
 
 from __future__ import annotations
 
@@ -18,13 +17,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing.models import Credit, Discount, Price
 from billing.prices import actions, terms
 from billing.prices.effects import effect
+from billing.prices.models import Discount, Price
 from billing.prices.serializers import (
-    CreditDocument,
-    CreditPage,
-    CreditRequest,
     DiscountDocument,
     DiscountPage,
     DiscountRequest,
@@ -33,13 +29,12 @@ from billing.prices.serializers import (
     PriceDocument,
     PricePage,
     PriceRequest,
-    credit_document,
     discount_document,
     effect_document,
     import_document,
     price_document,
 )
-from portal.access import appcode_for, require_administrator
+from portal.access import require_administrator
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.problems import TooLarge
 from portal.api.views import person
@@ -187,33 +182,3 @@ class OneDiscount(APIView):
         require_administrator(user)
         terms.end_discount(get_object_or_404(Discount, pk=pk), acting_user=user)
         return Response(status=status.HTTP_204_NO_CONTENT)
-
-
-class AppcodeCredits(APIView):
-    @extend_schema(
-        operation_id="credits_list",
-        summary="Credits of an appcode and what is left of them, the latest first",
-        parameters=PAGE_PARAMETERS,
-        responses=CreditPage,
-    )
-    def get(self, request: Request, code: str) -> Response:
-        appcode = appcode_for(person(request), code)
-        rows = terms.credits_of(Credit.objects.filter(appcode=appcode))
-        return page(request, rows, order="-id", render=credit_document)
-
-    @extend_schema(
-        operation_id="credits_give",
-        summary="Give an appcode a credit",
-        description="Administrators only. It is used up by the invoices of the months that it holds in.",
-        request=CreditRequest,
-        responses={201: CreditDocument},
-    )
-    def post(self, request: Request, code: str) -> Response:
-        user = person(request)
-        appcode = appcode_for(user, code)
-        require_administrator(user)
-        asked = CreditRequest.model_validate(request.data)
-        credit = terms.give_credit(
-            appcode, asked.amount, asked.reason, asked.valid_from, asked.expires_at, acting_user=user
-        )
-        return Response(credit_document(credit), status=status.HTTP_201_CREATED)

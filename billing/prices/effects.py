@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from billing import periods
-from billing.metering.record import price_book
-from billing.models import Ownership
-from billing.prices import file
+from billing.prices import file, split
+from billing.prices.book import price_book
+from billing.prices.models import Ownership
 from billing.prices.rates import DatedPrice, Owner, Prices
-from billing.sums import split
 from portal.models import Appcode
 
 

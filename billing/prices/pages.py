@@ -13,18 +13,16 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing.forms import CreditForm, DiscountForm, ImportForm, PriceForm
-from billing.metering.record import price_book
-from billing.models import Credit, Discount, Price
 from billing.prices import actions, terms
 from billing.prices.actions import Import
+from billing.prices.book import metered_skus, price_book
 from billing.prices.effects import Effect, effect
 from billing.prices.file import HEAD
-from billing.sums import access
+from billing.prices.forms import DiscountForm, ImportForm, PriceForm
+from billing.prices.models import Discount, Price
 from portal.access import require_administrator
 from portal.errors import FieldError, Invalid
 from portal.files import download
-from portal.models import Appcode
 from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, words
@@ -84,7 +82,7 @@ def _book(request: HttpRequest) -> dict[str, Any]:
     return {
         "rows": shown, "now": now, "holding": set(holding.values()), "next_change": dated.next_change(now),
         "past": past, "history": history, "search": typed, "complete": len(rows) <= MAX_ROWS, "max_effect": MAX_EFFECT,
-        "skus": sorted({"gpu", "cpu", "memory", "storage", *(row.sku for row in rows), *access.metered_skus()}),
+        "skus": sorted({"gpu", "cpu", "memory", "storage", *(row.sku for row in rows), *metered_skus()}),
     }  # fmt: skip
 
 
@@ -164,8 +162,8 @@ def discounts(request: HttpRequest) -> HttpResponse:
     rows, following = page_of(request, Discount.objects.select_related("appcode"), "-id")
     now = timezone.now()
     context = {
-        "form": form, "rows": [(row, _state(row.valid_from, row.valid_until, now)) for row in rows],
-        "next_cursor": following, "skus": sorted({"*", "gpu", "cpu", "memory", "storage"} | access.metered_skus()),
+        "form": form, "rows": [(row, state_of(row.valid_from, row.valid_until, now)) for row in rows],
+        "next_cursor": following, "skus": sorted({"*", "gpu", "cpu", "memory", "storage"} | metered_skus()),
     }  # fmt: skip
     return render(request, "billing/discounts.html", context, status=422 if form.errors else 200)
 
@@ -179,36 +177,7 @@ def end_discount(request: HttpRequest, pk: int) -> HttpResponse:
     return redirect("admin_discounts")
 
 
-@get_or_post
-def credits_(request: HttpRequest) -> HttpResponse:
-    user = person(request)
-    require_administrator(user)
-    form = CreditForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
-        typed = form.cleaned_data
-        appcode = Appcode.objects.filter(code=typed["appcode"]).first()
-        if appcode is None:
-            form.add_error("appcode", f"There is no appcode {typed['appcode']}.")
-        else:
-            asked = (typed["amount"], typed["reason"], typed["valid_from"], typed["expires_at"])
-            try:
-                terms.give_credit(appcode, *asked, acting_user=user)
-            except Invalid as invalid:
-                show_errors(form, invalid, {name: name for name in form.fields})
-            else:
-                messages.success(request, f"{appcode.code} has the credit.")
-                return redirect("admin_credits")
-    rows, following = page_of(request, terms.credits_of(Credit.objects.all()), "-id")
-    now = timezone.now()
-    shown = []
-    for row in rows:
-        left, state = terms.left(row), _state(row.valid_from, row.expires_at, now)
-        shown.append((row, left, "used up" if not left else state))
-    context = {"form": form, "rows": shown, "next_cursor": following}
-    return render(request, "billing/credits.html", context, status=422 if form.errors else 200)
-
-
-def _state(since: dt.datetime, until: dt.datetime | None, now: dt.datetime) -> str:
+def state_of(since: dt.datetime, until: dt.datetime | None, now: dt.datetime) -> str:
     if since > now:
         return "scheduled"
     return "expired" if until and until <= now else "active"

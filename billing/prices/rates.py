@@ -11,29 +11,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import ROUND_HALF_EVEN, Context, Decimal
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
 from billing.metering.segments import Resources, Segment, floor, whole_seconds
+from billing.money import SIZE, UNIT, WIDE, WORTH, decimal, family
 
-SECONDS_PER_HOUR = 3600
-PRECISION = 28
-EXACTLY = Context(prec=PRECISION, rounding=ROUND_HALF_EVEN)
-# Wide enough for every product of a quantity, a price and a percentage.
-WIDE = Context(prec=100)
-# Charges are whole multiples of 1/UNIT of the currency (times the decimals of prices): a second of a GPU, of a thousandth of
-# a core and of a MiB at a price per hour all have exact values in it, where a division by 3600 has none.
-UNIT = SECONDS_PER_HOUR * 128_000
-# What one unit-second at a price of 1 per hour is worth in UNITs: per GPU, per thousandth of a core, per MiB.
-WORTH = {
-    "gpu": UNIT // 3600,
-    "cpu": UNIT // 3600 // 1000,
-    "memory": UNIT // 3600 // 1024,
-    "storage": UNIT // 3600 // 1024,
-}
-# How many of the metered units are one priced unit: cores and GiB.
-SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
 BEGINNING = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
 
 
@@ -241,11 +225,6 @@ class Prices:
         return changes | {moment for _, lines in self.payers.values() for moment, _ in lines[1:]}
 
 
-def family(sku: str) -> str:
-    """ "gpu" for "gpu:A100"; otherwise the SKU itself."""
-    return sku.partition(":")[0]
-
-
 def quantities(resources: Resources) -> dict[str, int]:
     """How many units are metered every second, by SKU: GPUs, thousandths of a core, MiB; what is not held is left out."""
     units = {
@@ -299,17 +278,3 @@ def planned(
     until = floor(since) + dt.timedelta(seconds=seconds)
     segments = (Segment("", appcode_id, "", {}, one, floor(since)) for one in resources)
     return decimal(sum((charge(each, prices, until) for each in segments), Fraction(0)))
-
-
-def money(charge: Decimal) -> Decimal:
-    """A charge in UNITs as an amount of money."""
-    return decimal(Fraction(charge) / UNIT)
-
-
-def decimal(value: Fraction) -> Decimal:
-    return EXACTLY.divide(Decimal(value.numerator), Decimal(value.denominator))
-
-
-def display(amount: Decimal, digits: int = 2) -> Decimal:
-    """Rounded for reading, half to even: the only place where money is rounded."""
-    return amount.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_EVEN)

@@ -12,5 +12,4 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/prices/import", pages.import_prices, name="import_prices"),
     path("admin/prices/discounts", pages.discounts, name="admin_discounts"),
     path("admin/prices/discounts/<int:pk>/end", pages.end_discount, name="end_discount"),
-    path("admin/prices/credits", pages.credits_, name="admin_credits"),
 ]

@@ -6,28 +6,16 @@ import datetime as dt
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import AwareDatetime, Field
 
-from billing.dashboards.usage_serializers import Cost, money
-from billing.models import Credit, Discount, Price
-from billing.prices import terms
+from billing.documents import Amount, Code, Cost, Line, money
 from billing.prices.actions import Import
 from billing.prices.effects import Effect
 from billing.prices.file import Row
+from billing.prices.models import Discount, Price
 from portal.api.documents import Answer
 from portal.manifests import Strict
 
-
-def _decimal_text(value: Any) -> Any:
-    """A number of JSON has been read as binary already, and is not what was written."""
-    if isinstance(value, float):
-        raise ValueError('Give a decimal number as text, for example "1.25".')
-    return value
-
-
-Amount = Annotated[Decimal, BeforeValidator(_decimal_text), Field(max_digits=20, examples=["1.25"])]
-Code = Annotated[str, Field(max_length=63)]
-Line = Annotated[str, Field(max_length=200, examples=["qunarcorp.ops"])]
 Sku = Annotated[str, Field(max_length=70, examples=["gpu:A100"])]
 
 
@@ -108,29 +96,6 @@ class DiscountPage(Answer):
     next: str | None
 
 
-class CreditRequest(Strict):
-    amount: Amount
-    reason: Annotated[str, Field(max_length=200)]
-    valid_from: AwareDatetime | None = None
-    expires_at: AwareDatetime | None = None
-
-
-class CreditDocument(Answer):
-    id: int
-    appcode: str
-    amount: str
-    left: str
-    currency: str
-    reason: str
-    valid_from: dt.datetime
-    expires_at: dt.datetime | None
-
-
-class CreditPage(Answer):
-    items: list[CreditDocument]
-    next: str | None
-
-
 def price_document(price: Price) -> dict[str, Any]:
     code = price.appcode.code if price.appcode else ""
     row = Row(price.sku, code, price.business_line, price.per_hour, price.valid_from)
@@ -163,11 +128,4 @@ def discount_document(row: Discount) -> dict[str, Any]:
         id=row.pk, sku=row.sku, percent=f"{row.percent.normalize():f}", valid_from=row.valid_from,
         valid_until=row.valid_until, appcode=row.appcode.code if row.appcode else "", business_line=row.business_line,
         reason=row.reason,
-    ).json_value()  # fmt: skip
-
-
-def credit_document(row: Credit) -> dict[str, Any]:
-    return CreditDocument(
-        id=row.pk, appcode=row.appcode.code, amount=f"{row.amount:.2f}", left=f"{terms.left(row):.2f}",
-        currency=money(Decimal(0)).currency, reason=row.reason, valid_from=row.valid_from, expires_at=row.expires_at,
     ).json_value()  # fmt: skip

@@ -18,12 +18,12 @@ from django.db.models.fields.json import KT
 
 from billing.efficiency import measured
 from billing.efficiency.measured import Busy, Measured
-from billing.metering.record import price_book
+from billing.metering.models import UsageSegment
 from billing.metering.segments import AMOUNTS_CHANGED, END_CLAMPED, END_ESTIMATED, END_MISSING, START_CLAMPED, Segment
-from billing.models import UsageSegment
 from billing.periods import Period
+from billing.prices import split
+from billing.prices.book import price_book
 from billing.prices.rates import Prices, cost, hourly
-from billing.sums import split
 from portal.models import Appcode, OrgNode
 
 NOTES = {
@@ -201,12 +201,6 @@ def usage_over_time(
         name = names[int(row.key[0] or 0)] if by == "appcode" else row.key[0] or VOLUMES
         columns[row.since].append(Usage(name, Amount.total([row])))
     return list(columns.items())
-
-
-def metered_skus() -> set[str]:
-    """The SKUs of the GPU models that have been used."""
-    models = UsageSegment.objects.exclude(gpu_model="").values_list("gpu_model", flat=True).distinct()
-    return {f"gpu:{model}" for model in models}
 
 
 def by_business_line(rows: Iterable[Usage]) -> list[Usage]:

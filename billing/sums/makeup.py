@@ -15,11 +15,10 @@ from typing import Any, cast
 from django.db import connection
 from psycopg2 import sql
 
-from billing.invoices.document import ORDER, UNITS, hours
-from billing.metering.record import price_book
 from billing.metering.segments import floor
-from billing.prices.rates import SIZE, family, money
-from billing.sums.split import OWNERS, TERMS, narrowing, terms_of
+from billing.money import ORDER, SIZE, UNITS, family, hours, money
+from billing.prices.book import price_book
+from billing.prices.split import OWNERS, TERMS, narrowing, terms_of
 
 STATEMENT = sql.SQL("""
 WITH {terms},

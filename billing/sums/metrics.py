@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.sums.split import OWNERS_OF_DUE
+from billing.prices.split import OWNERS_OF_DUE
 from portal.metrics import gauge
 
 # Appcodes after so many, in the order in which they were made, share one series for each business line and model.

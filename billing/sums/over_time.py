@@ -12,103 +12,20 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 from django.db import connection, transaction
 from psycopg2 import sql
 
 from billing import periods
-from billing.metering.record import price_book
+from billing.ledger.models import COLUMNS, Group
 from billing.metering.segments import floor
-from billing.periods import DAY
-from billing.prices.rates import SECONDS_PER_HOUR, money
-from billing.sums.split import OWNERS_OF_DUE, TERMS, terms_of
-from portal.errors import FieldError, Invalid
+from billing.money import Used
+from billing.periods import Range, midnight
+from billing.prices.book import price_book
+from billing.prices.split import OWNERS_OF_DUE, TERMS, terms_of
 
-Group = Literal["line", "appcode", "user", "model", "framework", "cluster"]
-Step = Literal["day", "month"]
-GROUPS: tuple[Group, ...] = get_args(Group)
-STEPS: tuple[Step, ...] = get_args(Step)
-# More columns than this are no chart any more; a year of days is a table for a program.
-MAX_COLUMNS = 400
 DAILY, MONTHLY, SPENDING = "billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending"
-# The columns of the rollups; an appcode is known by its number.
-COLUMNS: dict[Group, str] = {
-    "line": "business_line",
-    "appcode": "appcode_id",
-    "user": "user",
-    "model": "gpu_model",
-    "framework": "framework",
-    "cluster": "cluster",
-}
-
-
-@dataclass(frozen=True)
-class Range:
-    """The days [since, until) in columns of one `step`."""
-
-    since: dt.date
-    until: dt.date
-    step: Step
-
-    @property
-    def last_day(self) -> dt.date:
-        return self.until - DAY
-
-    @property
-    def window(self) -> tuple[dt.datetime, dt.datetime]:
-        """Its first second and the one after its last, in UTC."""
-        first, end = (dt.datetime.combine(day, dt.time(), dt.UTC) for day in (self.since, self.until))
-        return first, end
-
-    @property
-    def columns(self) -> list[tuple[dt.date, dt.date]]:
-        """They adjoin; the first and the last month may be cut."""
-        edges, edge = [self.since], self.since
-        while edge < self.until:
-            edge = edge + DAY if self.step == "day" else periods.following(edge)
-            edges.append(min(edge, self.until))
-        return list(pairwise(edges))
-
-    @property
-    def before(self) -> Range:
-        """As many days, or whole months, right before."""
-        first = self.since.replace(day=1)
-        if self.since == first and self.until == periods.following(self.last_day):
-            months = (self.until.year - self.since.year) * 12 + self.until.month - self.since.month
-            for _ in range(months):
-                first = (first - DAY).replace(day=1)
-            return Range(first, self.since, self.step)
-        return Range(self.since - (self.until - self.since), self.since, self.step)
-
-    def place(self, day: dt.date) -> dt.date:
-        """The first day of the column that `day` lies in."""
-        return day if self.step == "day" else max(day.replace(day=1), self.since)
-
-
-@dataclass(frozen=True)
-class Used:
-    """GPU-seconds, and money in `rating.UNIT`s: both exact, so that parts add up to the whole."""
-
-    gpu_seconds: int = 0
-    charge: Decimal = Decimal(0)
-
-    def __add__(self, other: Used) -> Used:
-        return Used(self.gpu_seconds + other.gpu_seconds, self.charge + other.charge)
-
-    @property
-    def cost(self) -> Decimal:
-        return money(self.charge)
-
-    @property
-    def gpu_hours(self) -> Decimal:
-        return Decimal(self.gpu_seconds) / SECONDS_PER_HOUR
-
-    def of(self, measure: str) -> Decimal:
-        """Its size in a chart of "hours" or of "cost"."""
-        return self.gpu_hours if measure == "hours" else self.cost
 
 
 @dataclass(frozen=True)
@@ -129,35 +46,6 @@ class Dashboard:
     def totals(self) -> list[tuple[dt.date, Used]]:
         """Of every column."""
         return [(since, sum(self.by_group[since].values(), Used())) for since, _ in self.range.columns]
-
-
-def parse(since: str, until: str, step: str, today: dt.date) -> Range:
-    """The range that was asked for. Without a beginning it is the last 30 days; without a step days, or months when there are
-    many. Raises Invalid at "from", "to" or "columns"."""
-    errors: list[FieldError] = []
-    last = _day(until, "to", errors) if until else today
-    first = _day(since, "from", errors) if since else last - 29 * DAY
-    if not errors and last < first:
-        errors.append(FieldError(("to",), "The end lies before the beginning."))
-    chosen = step or ("day" if last - first < periods.MAX_DAILY * DAY else "month")
-    if chosen not in STEPS:
-        errors.append(FieldError(("columns",), "Choose day or month."))
-    elif not errors and len(Range(first, last + DAY, chosen).columns) > MAX_COLUMNS:
-        errors.append(FieldError(("columns",), f"These are more than {MAX_COLUMNS} {chosen}s; ask for fewer days."))
-    if errors:
-        raise Invalid(errors)
-    return Range(first, last + DAY, cast("Step", chosen))
-
-
-def _day(text: str, name: str, errors: list[FieldError]) -> dt.date:
-    try:
-        day = dt.date.fromisoformat(text)
-    except ValueError:
-        day = dt.date.min
-    if not periods.EARLIEST.date() <= day < periods.LATEST.date():
-        errors.append(FieldError((name,), "Give a day between the years 2000 and 2100, like 2026-01-31."))
-        return periods.EARLIEST.date()
-    return day
 
 
 # `due` are segments that wait for posting, with who owned them when; `fresh` is what they hold in each piece of the range,
@@ -305,10 +193,6 @@ def _dashboard(range_: Range, now: dt.datetime, groups: Sequence[Group], rows: I
             columns[place][name] = used
         by[groups[here[0]]][name] = by[groups[here[0]]].get(name, Used()) + used
     return Dashboard(range_, now, columns, by)
-
-
-def midnight(day: dt.date) -> dt.datetime:
-    return dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC)
 
 
 def _rollups(range_: Range, months: str) -> list[tuple[str, dt.date, dt.date]]:

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from billing.invoices.document import price_text
+from billing.money import price_text
 
 register = template.Library()
 

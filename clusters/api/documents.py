@@ -16,9 +16,9 @@ from django.utils import timezone
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
-from billing.dashboards.usage_serializers import UsagePart, usage_parts
 from billing.sums.access import SegmentRow
 from billing.sums.makeup import Part
+from billing.sums.serializers import UsagePart, usage_parts
 from clusters.clouds.health import silence_of
 from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task

@@ -11,8 +11,8 @@ from decimal import Decimal
 
 from django.utils import timezone
 
-from billing.metering.record import price_book
 from billing.metering.segments import Resources
+from billing.prices.book import price_book
 from billing.prices.rates import hourly, planned
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.health import silences

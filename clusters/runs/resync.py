@@ -11,8 +11,8 @@ from django.db.models import Exists, F, OuterRef, Q, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
-from billing.metering.record import price_book
 from billing.metering.segments import MAX_SKEW
+from billing.prices.book import price_book
 from clusters import wakeups
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task

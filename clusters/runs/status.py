@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Count, Max, Q
 
 from billing.efficiency.waste import note_outcome
-from billing.metering.record import totals
+from billing.sums.totals import totals
 from clusters import wakeups
 from clusters.events import run_event
 from clusters.models import Run, Task

@@ -14,9 +14,10 @@ from decimal import Decimal
 from django.db import transaction
 from django.utils import timezone
 
-from billing.metering.record import price_book, record
+from billing.metering.record import record
 from billing.metering.segments import PodState, Resources, floor
 from billing.models import UsageSegment
+from billing.prices.book import price_book
 from billing.prices.rates import hourly
 from datastores.models import Volume
 from datastores.specs import size_bytes

@@ -15,7 +15,9 @@ from billing.dashboards import reconciliation
 from billing.metering import record
 from billing.metering.segments import PodState
 from billing.models import Price
-from billing.sums import access, over_time
+from billing.periods import Range
+from billing.sums import access
+from billing.sums.totals import totals
 from portal.models import Appcode, Event
 
 # Two months that are over, so that the tests do not depend on the hour in which they run.
@@ -124,7 +126,7 @@ def test_volumes_are_no_tasks(client, people, prices):
     assert access.usage_by_cluster(people.ops, periods.month(now), now)[0].amount.pods == 1
     (whole,) = access.usage_by_appcode(Appcode.objects.filter(pk=people.ops.pk), periods.month(now), now)
     assert (whole.amount.pods, whole.amount.gpus) == (1, 1)
-    range_ = over_time.Range(now.date(), now.date() + dt.timedelta(days=1), "day")
+    range_ = Range(now.date(), now.date() + dt.timedelta(days=1), "day")
     assert reconciliation.report(range_, now, appcodes=None, quarantine=True).open == 1
 
 
@@ -273,7 +275,7 @@ def test_rest_refuses_bad_dates_at_the_right_path(client, usage, query, path):
 def test_usage_of_a_run_has_the_cost_of_every_segment(usage):
     now = MONTH.since + dt.timedelta(hours=1)
     rows = access.usage_of(["run 1"], now)
-    assert sum(row.cost for row in rows) == record.totals(["run 1"], now)["run 1"].cost
+    assert sum(row.cost for row in rows) == totals(["run 1"], now)["run 1"].cost
     assert {row.task for row in rows} == {"worker-0"}
 
 
@@ -299,9 +301,9 @@ def test_a_price_of_the_future_is_added_seen_and_taken_back(client, usage):
 
 
 def test_a_price_from_now_on_leaves_what_was_used_as_it_was(client, usage):
-    before = record.totals(["run 1"], MONTH.since + dt.timedelta(hours=9))
+    before = totals(["run 1"], MONTH.since + dt.timedelta(hours=9))
     sign_in(client, usage.root).post("/admin/prices", {"sku": "gpu", "per_hour": "1000"})
-    assert record.totals(["run 1"], timezone.now())["run 1"].cost == before["run 1"].cost
+    assert totals(["run 1"], timezone.now())["run 1"].cost == before["run 1"].cost
     current = Price.objects.latest("valid_from")
     assert client.post(f"/admin/prices/{current.pk}/withdraw").status_code == 302
     assert Price.objects.filter(pk=current.pk).exists()

@@ -15,10 +15,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from billing import history
+from billing import history, periods
 from billing.efficiency import capacity, waste
 from billing.efficiency.capacity import Share
 from billing.ledger import posting
+from billing.ledger.models import Group
 from billing.metering import record
 from billing.metering.segments import PodState
 from billing.models import (
@@ -34,9 +35,11 @@ from billing.models import (
     Waste,
     Watermark,
 )
-from billing.prices.rates import UNIT, charge
+from billing.money import UNIT, Used
+from billing.periods import Range, midnight
+from billing.prices.book import price_book
+from billing.prices.rates import charge
 from billing.sums import over_time
-from billing.sums.over_time import Group, Range, Used, midnight
 from portal.errors import Invalid
 from portal.models import Appcode, OrgNode
 
@@ -79,7 +82,7 @@ def tell(*states: PodState) -> None:
 def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
     """By the pure functions alone: segments cut at columns, priced by `rating`. The GPU model takes the GPUs, what has none the
     rest."""
-    prices = record.price_book()
+    prices = price_book()
     found: dict[tuple[dt.date, str], tuple[int, Fraction]] = {}
     for row in UsageSegment.objects.select_related("appcode"):
         segment = row.segment
@@ -213,11 +216,11 @@ def test_sums_without_clusters_follow_whatever_happens_to_those_with(people, pri
 
 def test_ranges():
     day = dt.date(2026, 11, 21)
-    assert over_time.parse("", "", "", day) == Range(dt.date(2026, 10, 23), dt.date(2026, 11, 22), "day")
-    year = over_time.parse("2026-01-01", "2026-10-31", "", day)
+    assert periods.parse_days("", "", "", day) == Range(dt.date(2026, 10, 23), dt.date(2026, 11, 22), "day")
+    year = periods.parse_days("2026-01-01", "2026-10-31", "", day)
     assert (year.step, len(year.columns)) == ("month", 10)
     assert year.before == Range(dt.date(2025, 3, 1), dt.date(2026, 1, 1), "month")
-    cut = over_time.parse("2026-01-15", "2026-03-02", "month", day)
+    cut = periods.parse_days("2026-01-15", "2026-03-02", "month", day)
     assert cut.columns == [
         (dt.date(2026, 1, 15), dt.date(2026, 2, 1)),
         (dt.date(2026, 2, 1), dt.date(2026, 3, 1)),
@@ -230,7 +233,7 @@ def test_ranges():
         (("2026-01-01T00:00:00", "", ""), "from"),
     ):  # fmt: skip
         with pytest.raises(Invalid) as found:
-            over_time.parse(*wrong, day)
+            periods.parse_days(*wrong, day)
         assert found.value.errors[0].path == (at,)
 
 

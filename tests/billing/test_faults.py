@@ -33,6 +33,7 @@ from billing.models import (
     Price,
     UsageSegment,
 )
+from billing.prices.book import price_book
 from tests import mortal
 
 # Half an hour before a year ends.
@@ -72,7 +73,7 @@ def standing() -> list[entries.Entry]:
 
 def true_ledger(histories: list[list[PodState]], now: dt.datetime) -> list[entries.Entry]:
     """What the pure functions make of everything that happened, told in order and once."""
-    prices, owners = metering_record.price_book(), [row.owner for row in Ownership.objects.all()]
+    prices, owners = price_book(), [row.owner for row in Ownership.objects.all()]
     segments = filter(None, map(segment_of, histories))
     lines = [e for s in segments for e in entries.entries_of(s, prices, owners, entries.final_until(s, now))]
     return sorted(lines, key=lambda line: (line.uid, line.sku, line.since))

@@ -17,10 +17,9 @@ from django.db import connection
 from pyarrow import parquet
 from rest_framework.test import APIClient
 
-from billing.accounts import credit_notes
 from billing.exports import api as exports_api
 from billing.exports import files, focus
-from billing.invoices import closing, drafts, spans
+from billing.invoices import closing, credit_notes, drafts, spans
 from billing.ledger import posting
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
 from portal import limits

@@ -12,9 +12,9 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from billing import history, periods
-from billing.accounts import credit_notes
+from billing.accounts.actions import give_credit
 from billing.efficiency import waste
-from billing.invoices import closing
+from billing.invoices import closing, credit_notes
 from billing.ledger import posting
 from billing.metering import record
 from billing.metering.segments import PodState
@@ -125,7 +125,7 @@ def test_what_people_gave_to_an_example_goes_with_it(people):
     for scope in (Scope(example), Scope(None, line)):
         terms.add_discount("*", Decimal(10), None, None, "tried", acting_user=root, scope=scope)
         actions.add_price("gpu", Decimal(3), None, acting_user=root, scope=scope)
-    terms.give_credit(example, Decimal(10), "tried", None, None, acting_user=root)
+    give_credit(example, Decimal(10), "tried", None, None, acting_user=root)
     Webhook.objects.create(
         appcode=example, name="tried", url="https://example.com", host="example.com", kinds=["*"], secret="x"
     )

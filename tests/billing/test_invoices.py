@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from pypdf import PdfReader
 
 from billing import history, periods
-from billing.accounts import credit_notes
 from billing.exports import files
 from billing.invoices import closing as invoices_closing
+from billing.invoices import credit_notes, drafts
 from billing.invoices import document as invoices_document
-from billing.invoices import drafts
 from billing.ledger import posting
 from billing.metering import record as metering_record
 from billing.metering.segments import PodState
@@ -45,7 +44,8 @@ from billing.models import (
     Price,
     UsageSegment,
 )
-from billing.prices.rates import UNIT, WIDE, quantities
+from billing.money import UNIT, WIDE, cents
+from billing.prices.rates import quantities
 from billing.prices.terms import credits_of, left
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, Event
@@ -104,7 +104,7 @@ def check(now: dt.datetime) -> None:
     for row in InvoiceLine.objects.select_related("invoice"):
         lines[row.invoice.appcode_id, row.sku, row.month] += row.quantity
         line_charges[row.invoice.appcode_id, row.sku, row.month] += Fraction(row.charge)
-        assert row.amount == invoices_document.cents(row.charge)
+        assert row.amount == cents(row.charge)
         assert abs(Fraction(row.charge) / UNIT - Fraction(row.amount)) <= Fraction(1, 200)
     nonzero = lambda counter: {key: value for key, value in counter.items() if value}  # noqa: E731
     assert nonzero(ledger) == nonzero(lines)
@@ -112,7 +112,7 @@ def check(now: dt.datetime) -> None:
     for credit in Credit.objects.all():
         spent = sum(row.amount for row in credit.uses.all())
         assert 0 <= spent <= credit.amount
-        assert spent == -sum(invoices_document.cents(row.charge) for row in credit.entries.all())
+        assert spent == -sum(cents(row.charge) for row in credit.entries.all())
     assert now
 
 
@@ -286,13 +286,11 @@ def test_rounding_is_half_to_even_once_per_line():
     def charge(amount: str) -> Decimal:
         return Decimal(amount) * UNIT
 
-    assert [str(invoices_document.cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
+    assert [str(cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
         "0.00", "0.02", "0.02", "0.00", "-0.02",
     ]  # fmt: skip
     # A hair over the half is up, however large the sum; 28 digits would have lost it.
-    assert invoices_document.cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal(
-        "123456789012.01"
-    )
+    assert cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal("123456789012.01")
 
 
 def credit(appcode, amount, since=T0, until=None) -> Credit:

@@ -19,8 +19,7 @@ from django.utils import timezone
 from pypdf import PdfReader
 
 from billing import mails, periods
-from billing.accounts import credit_notes
-from billing.invoices import access, closing
+from billing.invoices import access, closing, credit_notes
 from billing.ledger import posting
 from billing.models import Closing, Credit, Invoice, LedgerEntry, Mail, Price
 from portal.models import Event

@@ -28,8 +28,10 @@ from billing.models import (
     Price,
     UsageSegment,
 )
-from billing.prices.rates import UNIT, DatedDiscount, DatedPrice, Owner, Prices, charge, money, quantities
-from billing.sums import split
+from billing.money import UNIT, money
+from billing.prices import split
+from billing.prices.book import price_book
+from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices, charge, quantities
 from portal.models import OrgNode
 
 # Two hours before the end of a month.
@@ -281,7 +283,7 @@ def test_the_nearest_price_counts(ops, flight):
         ("gpu:A100", "2", 20, scoped), ("gpu:A100", None, 30, scoped), ("gpu", None, 40, {"business_line": "qunarcorp.ops"}),
     ]:  # fmt: skip
         price(sku, per_hour, at(since), **scope)
-    book = metering_record.price_book()
+    book = price_book()
     for seconds, a100, any_gpu in [(0, 4, 1), (10, 3, 3), (20, 2, 3), (30, 3, 3), (40, 4, 1)]:
         assert book.at("gpu:A100", at(seconds), ops.pk) == a100
         assert book.at("gpu:T4", at(seconds), ops.pk) == any_gpu
@@ -529,7 +531,7 @@ def live_equals_ledger(codes: dict[str, object], now: dt.datetime) -> None:
     posting.post(last)
     for code in codes.values():
         rows = split.usage(
-            metering_record.price_book(),
+            price_book(),
             by=["appcode"],
             windows=[(metering_record.BEGINNING, last)],
             now=last,

@@ -11,9 +11,11 @@ import pytest
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from billing import periods
 from billing.ledger import posting
 from billing.models import Discount, LedgerEntry, Ownership, Price, UsageSegment
-from billing.prices.rates import UNIT, quantities
+from billing.money import UNIT
+from billing.prices.rates import quantities
 from billing.sums import access, makeup, over_time
 from portal.models import Appcode
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
@@ -126,7 +128,7 @@ def test_parts_of_a_business_line_are_of_the_time_in_which_an_appcode_was_its_ow
     posting.post(now)
     for line, parts in lines.items():
         used_there = over_time.read(
-            over_time.parse(f"{MONTH.since:%F}", f"{MONTH.until - dt.timedelta(days=1):%F}", "day", now.date()), "line", now,
+            periods.parse_days(f"{MONTH.since:%F}", f"{MONTH.until - dt.timedelta(days=1):%F}", "day", now.date()), "line", now,
             appcodes=None, where={"line": line},
         ).total  # fmt: skip
         assert used_there.charge == sum(part.charge for part in parts)

@@ -18,7 +18,7 @@ from billing.efficiency.measured import Measured, Use
 from billing.metering import record
 from billing.metering.segments import PodState
 from billing.models import MeasuredDay, MeasuredHour, Ownership, Price, UsageSegment
-from billing.sums.over_time import Range
+from billing.periods import Range
 from portal.models import Appcode
 
 pytestmark = pytest.mark.django_db

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from billing.metering import record as metering_record
 from billing.metering.segments import PodState
 from billing.models import Observation, Price, UsageSegment
+from billing.prices import split
+from billing.prices.book import price_book
 from billing.prices.rates import cost
-from billing.sums import split
+from billing.sums.totals import totals
 
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 
@@ -79,9 +81,9 @@ def test_the_number_of_queries_does_not_grow(ops, django_assert_num_queries):
         with transaction.atomic(), django_assert_num_queries(4):
             metering_record.record(states)
     with django_assert_num_queries(2):
-        assert metering_record.totals(["run 1", "run 2"], at(60))["run 1"].gpu_seconds == 201 * 60
+        assert totals(["run 1", "run 2"], at(60))["run 1"].gpu_seconds == 201 * 60
     with django_assert_num_queries(0):
-        assert metering_record.totals([], at(60)) == {}
+        assert totals([], at(60)) == {}
 
 
 @pytest.mark.parametrize("change", ["UPDATE billing_observation SET gpus = 0", "DELETE FROM billing_observation"])
@@ -159,7 +161,7 @@ def test_two_controllers_at_once_count_once(ops):
 
 def test_totals_and_their_rates(ops, book):
     record(history(ops.pk, "p-1", begin=0, end=60) + history(ops.pk, "p-2", begin=10)[:3])
-    total = metering_record.totals(["run 1", "nobody"], at(40))
+    total = totals(["run 1", "nobody"], at(40))
     assert total["nobody"] == metering_record.Totals()
     assert (total["run 1"].gpu_seconds, total["run 1"].gpu_rate) == (40 + 30, 1)
     gpu = Decimal("0.001") * (30 + 20) + Decimal("0.002") * (10 + 10)
@@ -169,7 +171,7 @@ def test_totals_and_their_rates(ops, book):
 
 def test_value_grows_by_its_rate(ops, book):
     record(history(ops.pk)[:3])
-    before, later = (metering_record.totals(["run 1"], at(now))["run 1"] for now in (100, 4000))
+    before, later = (totals(["run 1"], at(now))["run 1"] for now in (100, 4000))
     assert later.gpu_seconds == before.gpu_seconds + 3900 * before.gpu_rate
     assert later.cost == pytest.approx(before.cost + 3900 * before.cost_rate)
 
@@ -196,7 +198,7 @@ def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
         UsageSegment.objects.bulk_create(
             UsageSegment.of(segment) for segment in metering_record.segments_of(map(Observation.of, states))
         )
-    prices = metering_record.price_book()
+    prices = price_book()
     rows = split.usage(prices, by=["appcode"], windows=windows, now=at(now))
     for since, until in windows:
         parts = [part for row in UsageSegment.objects.all() if (part := row.segment.within(since, until))]

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import periods
+from billing.accounts.actions import give_credit
 from billing.metering import record as metering_record
 from billing.metering.segments import PodState
 from billing.models import Credit, Discount, Price
 from billing.prices import actions, effects, terms
 from billing.prices import file as price_file
+from billing.prices.book import price_book
 from billing.prices.file import Row
 from billing.prices.rates import DatedPrice, Prices
 from portal.errors import Conflict, Invalid
@@ -160,7 +162,7 @@ def test_only_administrators_change_prices(prices, alice, ops):
         lambda: actions.import_prices(HEAD, acting_user=alice),
         lambda: actions.add_price("gpu", Decimal(1), None, acting_user=alice),
         lambda: terms.add_discount("*", Decimal(5), None, None, "", acting_user=alice, scope=actions.EVERYBODY),
-        lambda: terms.give_credit(ops, Decimal(5), "me", None, None, acting_user=alice),
+        lambda: give_credit(ops, Decimal(5), "me", None, None, acting_user=alice),
     ):
         with pytest.raises(Exception, match="no such page"):
             attempt()
@@ -189,14 +191,14 @@ def now():
 
 def test_a_price_tells_what_it_would_have_done_to_this_month(people, prices, now):
     record(pod(people.ops, "p-1", 1, "T4"), pod(people.flight, "p-2", 2, "T4"), pod(people.flight, "p-3", 1, "A100"))
-    before = metering_record.price_book()
+    before = price_book()
     found = effects.effect([DatedPrice("gpu", soon(60), Decimal("2.5"))], now)
     assert (found.before, found.after, found.percent) == (Decimal(6), Decimal(10), Decimal(200) / 3)
     assert [(row.appcode, row.before, row.after) for row in found.rows] == [
         ("flight-demo", Decimal("4.5"), Decimal("7.5")), ("ops-demo", Decimal("1.5"), Decimal("2.5")),
     ]  # fmt: skip
     assert found.rest is None
-    assert metering_record.price_book() == before
+    assert price_book() == before
 
 
 def test_a_price_of_one_appcode_or_line_changes_only_theirs(people, prices, now):
@@ -314,7 +316,7 @@ def test_bad_discounts_are_told_at_their_path(people, root, change, path):
 def test_bad_credits_are_told_at_their_path(people, root, change, path):
     asked = {"amount": Decimal(5), "reason": "sorry", "valid_from": None, "expires_at": None} | change
     with pytest.raises(Invalid) as caught:
-        terms.give_credit(people.ops, **asked, acting_user=root)
+        give_credit(people.ops, **asked, acting_user=root)
     assert [error.path for error in caught.value.errors] == [(path,)]
     assert not Credit.objects.exists()
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.metering.segments import Resources, Segment
-from billing.prices.rates import BEGINNING, DatedPrice, Prices, charge, cost, decimal, display, hourly
+from billing.money import decimal, display
+from billing.prices.rates import BEGINNING, DatedPrice, Prices, charge, cost, hourly
 
 T0 = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 NEVER = T0 + dt.timedelta(days=4000)

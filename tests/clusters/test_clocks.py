@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from billing.metering.record import totals
+from billing.sums.totals import totals
 from clusters import actions
 from clusters.clouds.drivers.base import Batch, TaskSeen
 from clusters.models import Run

@@ -26,9 +26,12 @@ from django.utils import timezone
 from billing.ledger import entries as ledger_entries
 from billing.ledger import posting
 from billing.ledger.entries import Entry
+from billing.ledger.models import Due, LedgerEntry
 from billing.metering import record, sightings
+from billing.metering.models import Observation, Quarantined, UsageSegment
 from billing.metering.segments import Segment, floor
-from billing.models import Due, LedgerEntry, Observation, Ownership, Quarantined, UsageSegment
+from billing.prices.book import price_book
+from billing.prices.models import Ownership
 
 PORTION = 5000
 
@@ -179,7 +182,7 @@ def _next_pods(last: str) -> list[str]:
 def _expected(segments: Iterable[Segment], now: dt.datetime) -> dict[str, tuple[Entry, ...]]:
     """The lines of these segments that are final at `now`."""
     segments = list(segments)
-    prices = record.price_book()
+    prices = price_book()
     codes = {segment.appcode_id for segment in segments}
     owners = [row.owner for row in Ownership.objects.filter(appcode__in=codes)]
     return {s.uid: ledger_entries.entries_of(s, prices, owners, ledger_entries.final_until(s, now)) for s in segments}

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any, Literal
 
-from django.conf import settings
 from pydantic import Field
 
+from billing.documents import Cost, money
 from billing.periods import Period
-from billing.prices.rates import display
+from billing.prices.split import Sum
 from billing.sums.access import Amount
 from billing.sums.makeup import Part
-from billing.sums.split import Sum
 from portal.api.documents import Answer
 from portal.models import Appcode
-
-# Money is rounded for reading only; a millionth is exact enough for a sum that still grows.
-DIGITS = 6
-
-
-class Cost(Answer):
-    amount: str = Field(examples=["0.184500"], description="A decimal number as text: JSON's are not exact.")
-    currency: str = Field(examples=["USD"])
 
 
 class UsageAmount(Answer):
@@ -105,7 +95,3 @@ def _amount(amount: Amount | Sum) -> dict[str, Any]:
         "running_gpus": amount.gpus,
         "cost_per_hour": money(amount.cost_per_hour),
     }
-
-
-def money(amount: Decimal) -> Cost:
-    return Cost(amount=str(display(amount, DIGITS)), currency=settings.CURRENCY)

@@ -16,7 +16,8 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.prices.rates import ANYBODY, BEGINNING, SECONDS_PER_HOUR, WORTH, Prices, money
+from billing.money import SECONDS_PER_HOUR, WORTH, money
+from billing.prices.rates import ANYBODY, BEGINNING, Prices
 
 Group = Literal["appcode", "consumer", "cluster", "run", "role"]
 # What may be grouped and filtered by; values come back as text, None where a segment has no such label.

@@ -1,18 +1,15 @@
-"""Forms of prices, discounts, credits, credit notes and budgets. They read what was typed; the actions judge it."""
+"""Forms of prices and discounts. They read what was typed; the actions judge it."""
 
 from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 from django import forms
 from django.core.validators import MinValueValidator
 
-from billing.budgets.models import Budget
-from billing.budgets.turn import Asked
-from portal.access import MANAGE, appcodes_for
-from portal.models import OrgNode, User
+from portal.models import OrgNode
 from portal.pages.forms import Words
 
 # One file of prices; the book of a large organisation has some hundred kilobytes.
@@ -88,23 +85,6 @@ class DiscountForm(ScopeForm):
     field_order = ("sku", "percent", "business_line", "appcode", "valid_from", "valid_until", "reason")
 
 
-class CreditForm(forms.Form):
-    appcode = forms.CharField(
-        label="Appcode",
-        max_length=63,
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
-    )
-    amount = forms.DecimalField(label="Amount", max_digits=16, decimal_places=2)
-    reason = Words(label="Why", help_text="Stands on the invoices that use it.")
-    valid_from = when("From (UTC)", "Empty: from now on. A month counts if it holds in any part of it.")
-    expires_at = when("Until (UTC)", "Empty: it does not expire.")
-
-
-class CreditNoteForm(forms.Form):
-    amount = forms.DecimalField(label="Amount", max_digits=18, decimal_places=2)
-    reason = Words(label="Why", help_text="Stands on the credit note.")
-
-
 class ImportForm(forms.Form):
     """A file, or its text; after a look at what it will do only the text is sent again."""
 
@@ -132,61 +112,3 @@ class ImportForm(forms.Form):
         elif not typed.get("text", "").strip() and "text" not in self.errors:
             self.add_error("file", "Choose a file, or paste its text below.")
         return typed
-
-
-class BudgetForm(forms.Form):
-    """A new budget, or the change of `budget`. Limits are those of `budgeting.check`, which judges again."""
-
-    UNITS: ClassVar = (("1", "minutes"), ("60", "hours"))
-
-    appcode = Words(
-        label="For an appcode",
-        required=False,
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
-    )
-    business_line = Words(label="Or for a business line", required=False, widget=forms.Select())
-    amount = forms.DecimalField(
-        label="Amount a month",
-        max_digits=30,
-        help_text="Months are UTC's, and each begins with nothing spent.",
-        widget=forms.NumberInput(attrs={"class": "num", "step": "0.01", "min": "0.01"}),
-    )
-    policy = forms.ChoiceField(
-        label="When it is used up",
-        choices=Budget.Policy.choices,
-        help_text="At 50, 80 and 100 % it tells by mail in any case. Runs that are stopped have their output stored.",
-    )
-    countdown = forms.IntegerField(
-        label="Countdown",
-        help_text="Between announcing a step and doing it.",
-        widget=forms.NumberInput(attrs={"class": "num", "min": 1}),
-    )
-    unit = forms.ChoiceField(label="Unit", choices=UNITS)
-
-    def __init__(self, data: Any = None, *, user: User, budget: Budget | None = None, initial: Any = None) -> None:
-        minutes = budget.countdown_minutes if budget else 60
-        unit = 60 if minutes % 60 == 0 else 1
-        filled = {"countdown": minutes // unit, "unit": str(unit), "policy": Budget.Policy.NOTIFY, **(initial or {})}
-        if budget:
-            filled |= {"amount": budget.amount, "policy": budget.policy}
-        super().__init__(data, initial=filled)
-        if budget:
-            del self.fields["appcode"], self.fields["business_line"]
-        elif user.is_administrator:
-            lines = OrgNode.objects.exclude(namespace=None).filter(budget=None).values_list("path", "title")
-            choices = [(path, f"{title} · {path}" if title else path) for path, title in lines]
-            self.fields["business_line"].widget.choices = [("", "–"), *choices]
-        else:
-            del self.fields["business_line"]
-            free = appcodes_for(user, MANAGE).filter(budget=None).order_by("code").values_list("code", flat=True)
-            self.fields["appcode"].label = "Appcode"
-            self.fields["appcode"].widget = forms.Select(choices=[("", "Choose…"), *((code, code) for code in free)])
-
-    def asked(self) -> Asked:
-        """What was asked for, once the form is valid."""
-        typed = self.cleaned_data
-        return Asked(typed["amount"], typed["policy"], typed["countdown"] * int(typed["unit"]))
-
-
-class BudgetReasonForm(forms.Form):
-    reason = Words(label="Why", help_text="Stands on the page and in the audit log.")

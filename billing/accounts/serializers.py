@@ -1,0 +1,45 @@
+"""Credits as the API says them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, Field
+
+from billing.accounts import actions
+from billing.accounts.models import Credit
+from billing.documents import Amount, money
+from portal.api.documents import Answer
+from portal.manifests import Strict
+
+
+class CreditRequest(Strict):
+    amount: Amount
+    reason: Annotated[str, Field(max_length=200)]
+    valid_from: AwareDatetime | None = None
+    expires_at: AwareDatetime | None = None
+
+
+class CreditDocument(Answer):
+    id: int
+    appcode: str
+    amount: str
+    left: str
+    currency: str
+    reason: str
+    valid_from: dt.datetime
+    expires_at: dt.datetime | None
+
+
+class CreditPage(Answer):
+    items: list[CreditDocument]
+    next: str | None
+
+
+def credit_document(row: Credit) -> dict[str, Any]:
+    return CreditDocument(
+        id=row.pk, appcode=row.appcode.code, amount=f"{row.amount:.2f}", left=f"{actions.left(row):.2f}",
+        currency=money(Decimal(0)).currency, reason=row.reason, valid_from=row.valid_from, expires_at=row.expires_at,
+    ).json_value()  # fmt: skip

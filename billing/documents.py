@@ -1,0 +1,38 @@
+"""Fields that the documents of several rooms share: money, and whom it is about. Money is text, because JSON's numbers are not
+exact."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any
+
+from django.conf import settings
+from pydantic import BeforeValidator, Field
+
+from billing.money import display
+from portal.api.documents import Answer
+
+
+def _decimal_text(value: Any) -> Any:
+    """A number of JSON has been read as binary already, and is not what was written."""
+    if isinstance(value, float):
+        raise ValueError('Give a decimal number as text, for example "1.25".')
+    return value
+
+
+Amount = Annotated[Decimal, BeforeValidator(_decimal_text), Field(max_digits=20, examples=["1.25"])]
+Code = Annotated[str, Field(max_length=63)]
+Line = Annotated[str, Field(max_length=200, examples=["qunarcorp.ops"])]
+
+
+# Money is rounded for reading only; a millionth is exact enough for a sum that still grows.
+DIGITS = 6
+
+
+class Cost(Answer):
+    amount: str = Field(examples=["0.184500"], description="A decimal number as text: JSON's are not exact.")
+    currency: str = Field(examples=["USD"])
+
+
+def money(amount: Decimal) -> Cost:
+    return Cost(amount=str(display(amount, DIGITS)), currency=settings.CURRENCY)

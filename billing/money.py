@@ -1,0 +1,90 @@
+"""Exact money and metered amounts, and how they are rounded for reading. Pure.
+
+A charge is a whole number of UNITs, so that a month adds up to its days whatever the prices; it is rounded once, half to even,
+where a person or an invoice line reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+
+SECONDS_PER_HOUR = 3600
+PRECISION = 28
+EXACTLY = Context(prec=PRECISION, rounding=ROUND_HALF_EVEN)
+# Wide enough for every product of a quantity, a price and a percentage.
+WIDE = Context(prec=100)
+# Charges are whole multiples of 1/UNIT of the currency (times the decimals of prices): a second of a GPU, of a thousandth of
+# a core and of a MiB at a price per hour all have exact values in it, where a division by 3600 has none.
+UNIT = SECONDS_PER_HOUR * 128_000
+# What one unit-second at a price of 1 per hour is worth in UNITs: per GPU, per thousandth of a core, per MiB.
+WORTH = {
+    "gpu": UNIT // 3600,
+    "cpu": UNIT // 3600 // 1000,
+    "memory": UNIT // 3600 // 1024,
+    "storage": UNIT // 3600 // 1024,
+}
+# How many of the metered units are one priced unit: cores and GiB.
+SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
+# In the order in which they are shown.
+ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
+UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
+
+
+@dataclass(frozen=True)
+class Used:
+    """GPU-seconds, and money in `rating.UNIT`s: both exact, so that parts add up to the whole."""
+
+    gpu_seconds: int = 0
+    charge: Decimal = Decimal(0)
+
+    def __add__(self, other: Used) -> Used:
+        return Used(self.gpu_seconds + other.gpu_seconds, self.charge + other.charge)
+
+    @property
+    def cost(self) -> Decimal:
+        return money(self.charge)
+
+    @property
+    def gpu_hours(self) -> Decimal:
+        return Decimal(self.gpu_seconds) / SECONDS_PER_HOUR
+
+    def of(self, measure: str) -> Decimal:
+        """Its size in a chart of "hours" or of "cost"."""
+        return self.gpu_hours if measure == "hours" else self.cost
+
+
+def family(sku: str) -> str:
+    """ "gpu" for "gpu:A100"; otherwise the SKU itself."""
+    return sku.partition(":")[0]
+
+
+def money(charge: Decimal) -> Decimal:
+    """A charge in UNITs as an amount of money."""
+    return decimal(Fraction(charge) / UNIT)
+
+
+def decimal(value: Fraction) -> Decimal:
+    return EXACTLY.divide(Decimal(value.numerator), Decimal(value.denominator))
+
+
+def display(amount: Decimal, digits: int = 2) -> Decimal:
+    """Rounded for reading, half to even: the only place where money is rounded."""
+    return amount.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_EVEN)
+
+
+def cents(charge: Decimal) -> Decimal:
+    """A charge as money: rounded half to even from the exact fraction, so never twice."""
+    return Decimal(round(Fraction(charge) * 100 / UNIT)).scaleb(-2)
+
+
+def hours(sku: str, quantity: int) -> Decimal:
+    """Unit-seconds as GPU-, core- or GiB-hours."""
+    return WIDE.divide(Decimal(quantity), Decimal(SECONDS_PER_HOUR * SIZE[family(sku)]))
+
+
+def price_text(per_hour: Decimal) -> str:
+    """To its last digit, with two decimals at least: "1.20", "0.000137"."""
+    whole, _, decimals = f"{per_hour.normalize():,f}".partition(".")
+    return f"{whole}.{decimals:0<2}"

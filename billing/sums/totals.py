@@ -1,0 +1,43 @@
+"""What a consumer has cost so far, and how fast that grows: for whoever shows a running number."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from billing.money import SECONDS_PER_HOUR
+from billing.prices import split
+from billing.prices.book import price_book
+
+BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a consumer has used at the asked time, and how fast that grows: value later = value + rate × seconds.
+
+    `gpu_rate` is GPUs held (GPU-seconds a second) and `cost_rate` money per second; they are exact until something
+    begins or ends or a price changes (`Prices.next_change`).
+    """
+
+    gpu_seconds: int = 0
+    gpu_rate: int = 0
+    cost: Decimal = Decimal(0)
+    cost_rate: Decimal = Decimal(0)
+
+
+def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
+    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries.
+
+    What began within this very second has no usage yet but a rate, so the window ends after it.
+    """
+    if not consumers:
+        return {}
+    window = (BEGINNING, now + dt.timedelta(seconds=1))
+    found = {
+        row.key[0]: Totals(row.gpu_seconds, row.gpus, row.cost, row.cost_per_hour / SECONDS_PER_HOUR)
+        for row in split.usage(price_book(), by=["consumer"], windows=[window], now=now, consumers=consumers)
+    }
+    return {consumer: found.get(consumer, Totals()) for consumer in consumers}
