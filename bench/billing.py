@@ -202,9 +202,9 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
     from django.db import connection
 
     from billing.ledger import posting
-    from billing.metering import record
     from billing.models import LedgerEntry
-    from billing.sums import split
+    from billing.prices import split
+    from billing.prices.book import price_book
 
     posting.post(NOW)
     before = LedgerEntry.objects.count()
@@ -215,7 +215,7 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
         cursor.execute("VACUUM ANALYZE")
     window = (YEAR - dt.timedelta(days=1), NOW + dt.timedelta(days=31))
     peak = _peak()
-    rating = _timed(lambda: split.usage(record.price_book(), by=["appcode"], windows=[window], now=window[1]))
+    rating = _timed(lambda: split.usage(price_book(), by=["appcode"], windows=[window], now=window[1]))
     posted: list[posting.Posted] = []
     seconds = _timed(lambda: posted.append(posting.post(window[1])))
     if posted[0].segments != SEGMENTS:
@@ -237,12 +237,14 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
 
 def _read(codes: Sequence[int]) -> list[Result]:
     """The dashboard's sums over twelve months, by everything that it shows."""
+    from billing.ledger.models import GROUPS
+    from billing.periods import Range
     from billing.sums import over_time
 
-    year = over_time.Range(YEAR.date(), NOW.date(), "month")
+    year = Range(YEAR.date(), NOW.date(), "month")
     times = [
-        _timed(lambda group=group: over_time.read(year, group, NOW, also=over_time.GROUPS))  # type: ignore[misc]
-        for group in over_time.GROUPS
+        _timed(lambda group=group: over_time.read(year, group, NOW, also=GROUPS))  # type: ignore[misc]
+        for group in GROUPS
         for _ in range(READS)
     ]
     return [

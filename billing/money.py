@@ -34,7 +34,7 @@ UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storag
 
 @dataclass(frozen=True)
 class Used:
-    """GPU-seconds, and money in `rating.UNIT`s: both exact, so that parts add up to the whole."""
+    """GPU-seconds, and money in `money.UNIT`s: both exact, so that parts add up to the whole."""
 
     gpu_seconds: int = 0
     charge: Decimal = Decimal(0)

@@ -1,7 +1,7 @@
 """What budgets are compared with: the money of the month so far, what it will be when the month is over, and what runs now costs.
 
 The sums are those of the dashboard, of any number of appcodes and business lines in a number of queries that does not depend on
-how many there are; `budgets.forecast` decides what they mean for the rest of the month.
+how many there are; `steps.forecast` decides what they mean for the rest of the month.
 """
 
 from __future__ import annotations

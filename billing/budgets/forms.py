@@ -14,7 +14,7 @@ from portal.pages.forms import Words
 
 
 class BudgetForm(forms.Form):
-    """A new budget, or the change of `budget`. Limits are those of `budgeting.check`, which judges again."""
+    """A new budget, or the change of `budget`. Limits are those of `turn.check`, which judges again."""
 
     UNITS: ClassVar = (("1", "minutes"), ("60", "hours"))
 

@@ -77,7 +77,7 @@ class Budget(models.Model):
 
 
 class BudgetStep(models.Model):
-    """One step of a budget in one month (`budgets.Step`); one that was taken back and comes again begins anew in its row.
+    """One step of a budget in one month (`steps.Step`); one that was taken back and comes again begins anew in its row.
 
     `lifted_by` None is the portal itself, because the reason was gone.
     """

@@ -1,9 +1,9 @@
 """Budgets against what is really spent: the turn that tells and takes measures, and what people do to a budget.
 
 A turn reads all budgets, their steps and the sums of the month, what waits for posting included, in a fixed number of queries,
-and writes what `budgets.next_steps` says in one transaction: steps, events and mail. Whoever is killed has written nothing,
+and writes what `steps.next_steps` says in one transaction: steps, events and mail. Whoever is killed has written nothing,
 two at once wait for each other's rows and find it done, and what was announced is in a row that the next turn finds. What is
-taken as a measure is only written down here: whoever runs things reads `budget_access.orders`, as long as they stand.
+taken as a measure is only written down here: whoever runs things reads `access.orders`, as long as they stand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""How busy GPUs were while they were held: measured by whoever runs things, told minute by minute, kept by the hour.
-
-What is measured costs nothing and changes nothing in the ledger; it stands beside it.
+"""What GPUs there were, how busy they were while they were held (told minute by minute, kept by the hour), how runs ended, and
+what was held for nothing. None of it costs anything or changes the ledger; it stands beside it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Line:
-    """`quantity` is in unit-seconds and `charge` in `rating.UNIT`s, both exact: they add up to those of the ledger."""
+    """`quantity` is in unit-seconds and `charge` in `money.UNIT`s, both exact: they add up to those of the ledger."""
 
     key: Key
     quantity: int

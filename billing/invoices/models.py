@@ -1,7 +1,7 @@
-"""Invoices: closings of months, closed invoices with their lines and the credits that they used up, credit notes; and mail.
+"""Invoices: closings of months, closed invoices with their lines and the credits that they used up, and credit notes.
 
 An invoice that is open is no row: it is what the ledger says so far (`drafts.draft`). A row is a closed one, complete with all
-its lines and never changed: triggers of migration 0006 refuse anything else. Names are copied, so that an invoice says the same
+its lines and never changed: triggers refuse anything else. Names are copied, so that an invoice says the same
 when what it names is called otherwise.
 """
 
@@ -47,7 +47,7 @@ class Closing(models.Model):
 
 
 class Invoice(models.Model):
-    """What an appcode pays for a month. `after` and `mark` say which entries of the ledger it covers (`invoices.Document`)."""
+    """What an appcode pays for a month. `after` and `mark` say which entries of the ledger it covers (`document.Document`)."""
 
     number = models.CharField(max_length=80, unique=True)
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="invoices")
@@ -106,7 +106,7 @@ class Invoice(models.Model):
 
 
 class InvoiceLine(models.Model):
-    """All of one `invoices.Key`; `place` counts from 1 in the order in which they are printed."""
+    """All of one `document.Key`; `place` counts from 1 in the order in which they are printed."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="lines")
     place = models.PositiveIntegerField()

@@ -22,7 +22,7 @@ from billing.prices.rates import BEGINNING, Owner, Prices, quantities, worth
 class Entry:
     """What [since, until) of one SKU of one segment costs whom.
 
-    `quantity` is in unit-seconds (of GPUs, thousandths of a core, MiB), `charge` in `rating.UNIT`s of money: both exact.
+    `quantity` is in unit-seconds (of GPUs, thousandths of a core, MiB), `charge` in `money.UNIT`s of money: both exact.
     `per_hour` is the price of one GPU, core or GiB before `discount` percent are taken off; `price_id` None: it had no price.
     """
 

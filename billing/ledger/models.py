@@ -52,7 +52,7 @@ class LedgerEntry(models.Model):
     """One line of the ledger: append-only (a trigger refuses UPDATE and DELETE); a correction is a reversal and a new line.
 
     `quantity` is in unit-seconds of what the SKU counts (GPUs, thousandths of a core, MiB). `charge` is exact money in
-    `rating.UNIT`s (1/460,800,000 of the currency); add charges up, then let `rating.money` make an amount of the sum. A
+    `money.UNIT`s (1/460,800,000 of the currency); add charges up, then let `money.money` make an amount of the sum. A
     reversal has the values of the line that it names with the opposite sign. Lines of one segment, SKU and time that were not
     reversed never overlap; [since, until) lies in one month, the one in which it was used, whenever it was posted.
     """

@@ -1,6 +1,6 @@
 """From segments to the ledger: what is final is posted, once, in portions of one statement each.
 
-A portion takes segments that are due, makes the lines that `ledger.entries_of` describes, and compares them with those that
+A portion takes segments that are due, makes the lines that `entries.entries_of` describes, and compares them with those that
 stand: what stands and should not is reversed, what should and does not is added, and the sums by day and month follow, all in
 the same statement. So posting may be repeated, killed anywhere and run twice at once, and it needs the same memory for any
 number of segments.
@@ -37,7 +37,7 @@ TAKE = """
 SELECT segment_id, posted FROM billing_due WHERE due_at <= %s AND appcode_id %% %s = %s
 ORDER BY due_at, segment_id LIMIT %s FOR UPDATE SKIP LOCKED
 """
-# `final`: the end of what cannot grow any more (`ledger.final_until`). Everything is cut at months, at changes of the owner and
+# `final`: the end of what cannot grow any more (`entries.final_until`). Everything is cut at months, at changes of the owner and
 # at changes of the rate; `key` finds the rates of a SKU for a payer. `standing` is what was posted and not reversed. Rows are
 # kept narrow until they are inserted: names are wide.
 STATEMENT = sql.SQL("""

@@ -1,7 +1,7 @@
 """Observations into the database, and the segments that follow from them, in one statement for any number of sightings.
 
-`usage.segment_of` is the law; STATEMENT says the same in SQL, because fetching every sighting of every pod to add it up here is
-fifty times slower. A test compares the two, and `manage.py replay --verify` compares what is stored.
+`segments.segment_of` is the law; STATEMENT says the same in SQL, because fetching every sighting of every pod to add it up here
+is fifty times slower. A test compares the two, and `manage.py replay --verify` compares what is stored.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ RETURNING consumer
 """)
 
 # The keys of the advisory locks of recording: "meter" in ASCII, which who records holds shared and who changes what was recorded
-# holds alone (`metering.keep_others_out`); and "mete" with the name of a cloud, of whose pods one transaction at a time adds up:
+# holds alone (`record.keep_others_out`); and "mete" with the name of a cloud, of whose pods one transaction at a time adds up:
 # of two sightings of one pod the later one must find the earlier one. Pods of two clouds have nothing to do with each other.
 # Each statement sees all that was committed when it began; all go in one message.
 RECORDING, TURN = 0x6D65746572, 0x6D657465

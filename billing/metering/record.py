@@ -1,7 +1,6 @@
-"""From sightings of pods to segments, exactly once, inside the transaction of whoever watched; and what it has cost so
-far.
+"""From sightings of pods to segments, exactly once, inside the transaction of whoever watched.
 
-The observations are the truth and are only ever added to; a segment is what `usage.segment_of` makes of all
+The observations are the truth and are only ever added to; a segment is what `segments.segment_of` makes of all
 observations of its pod. So recording a batch twice, in pieces, or by two controllers at the same time ends in the same
 rows, and a transaction that dies leaves nothing half-counted.
 """

@@ -56,7 +56,7 @@ class Price(Scoped):
 
     `sku` is "gpu" (any model), "gpu:<model>", "cpu" (one core), "memory" or "storage" (one GiB); money is in
     settings.CURRENCY. `per_hour` null ends a special price: the more general one counts again. A price that has begun to hold
-    has been charged: a trigger refuses to change or delete it. The order in which prices count is `rating.Prices`'.
+    has been charged: a trigger refuses to change or delete it. The order in which prices count is `rates.Prices`'.
     """
 
     sku = models.CharField(max_length=70)

@@ -1,4 +1,4 @@
-"""Pages of administrators: the price book with what a change would do, its import and export, discounts, and credits."""
+"""Pages of administrators: the price book with what a change would do, its import and export, and discounts."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A price is asked for by SKU, by who pays (an appcode, and the business line that owned it at that time) and by moment; the
 answer is a `Rate`, which holds for a stretch of time. Money is a sum of seconds × amount × rate over such stretches, kept
 as an exact number of UNITs, so that a month adds up to its days whatever the prices; what leaves this module is a Decimal
-of PRECISION digits, and it is rounded once, half to even, where a person or an invoice line reads it (`display`).
+of `money.PRECISION` digits, and it is rounded once, half to even, where a person or an invoice line reads it (`money.display`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prices, discounts and credits as the API says them. Money is a decimal number as text, because JSON's are not exact."""
+"""Prices and discounts as the API says them. Money is a decimal number as text, because JSON's are not exact."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Usage added up by the database: the same split at price changes as `rating`, for any grouping, in one statement.
+"""Usage added up by the database: the same split at price changes as `rates`, for any grouping, in one statement.
 
-`rating.Prices` decides which rate holds for whom and when; those are sent along as rows, so that the rule exists once. What
-comes back are exact sums (seconds × amount × rate), and the one division happens in `rating.money`.
+`rates.Prices` decides which rate holds for whom and when; those are sent along as rows, so that the rule exists once. What
+comes back are exact sums (seconds × amount × rate), and the one division happens in `money.money`.
 """
 
 from __future__ import annotations

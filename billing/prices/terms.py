@@ -1,4 +1,4 @@
-"""Discounts and credits: what is taken off prices for a time, and money that invoices use up."""
+"""Discounts: what is taken off prices for a time."""
 
 from __future__ import annotations
 

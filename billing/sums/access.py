@@ -1,4 +1,4 @@
-"""Reading usage and prices: sums by appcode, business line, cluster and run, and the segments behind them.
+"""Reading usage: sums by appcode, business line, cluster and run, and the segments behind them.
 
 Who may see what is decided by `portal.access` (callers pass appcodes that the person may see); everything here takes a
 number of queries that does not depend on how much there is.

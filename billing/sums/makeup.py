@@ -1,7 +1,7 @@
 """What a sum of money is made of: SKU × seconds × price, of what is asked for in a stretch of time and until now. One statement.
 
-The same split as `sums`: parts add up to the unit-second and to the last digit, so what is posted of them is what the ledger
-says.
+The same split as `prices.split`: parts add up to the unit-second and to the last digit, so what is posted of them is what the
+ledger says.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BEGINNING, END = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2200, 1, 1,
 
 @dataclass(frozen=True)
 class Part:
-    """All of one SKU at one price and discount: `quantity` in unit-seconds and `charge` in `rating.UNIT`s, both exact; `held` are
+    """All of one SKU at one price and discount: `quantity` in unit-seconds and `charge` in `money.UNIT`s, both exact; `held` are
     the units that are held at this moment."""
 
     sku: str

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from billing.money import SECONDS_PER_HOUR
+from billing.periods import EARLIEST
 from billing.prices import split
 from billing.prices.book import price_book
-
-BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
     """
     if not consumers:
         return {}
-    window = (BEGINNING, now + dt.timedelta(seconds=1))
+    window = (EARLIEST, now + dt.timedelta(seconds=1))
     found = {
         row.key[0]: Totals(row.gpu_seconds, row.gpus, row.cost, row.cost_per_hour / SECONDS_PER_HOUR)
         for row in split.usage(price_book(), by=["consumer"], windows=[window], now=now, consumers=consumers)

@@ -80,8 +80,8 @@ def tell(*states: PodState) -> None:
 
 
 def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
-    """By the pure functions alone: segments cut at columns, priced by `rating`. The GPU model takes the GPUs, what has none the
-    rest."""
+    """By the pure functions alone: segments cut at columns, priced by `prices.rates`. The GPU model takes the GPUs, what has none
+    the rest."""
     prices = price_book()
     found: dict[tuple[dt.date, str], tuple[int, Fraction]] = {}
     for row in UsageSegment.objects.select_related("appcode"):

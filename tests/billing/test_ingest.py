@@ -1,4 +1,4 @@
-"""What the database makes of sightings is what `usage.segment_of` makes of them, to the last field."""
+"""What the database makes of sightings is what `segments.segment_of` makes of them, to the last field."""
 
 import datetime as dt
 import hashlib

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pypdf import PdfReader
 
 from billing import history, periods
+from billing.accounts.actions import credits_of, left
 from billing.exports import files
 from billing.invoices import closing as invoices_closing
 from billing.invoices import credit_notes, drafts
@@ -46,7 +47,6 @@ from billing.models import (
 )
 from billing.money import UNIT, WIDE, cents
 from billing.prices.rates import quantities
-from billing.prices.terms import credits_of, left
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, Event
 

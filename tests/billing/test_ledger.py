@@ -533,7 +533,7 @@ def live_equals_ledger(codes: dict[str, object], now: dt.datetime) -> None:
         rows = split.usage(
             price_book(),
             by=["appcode"],
-            windows=[(metering_record.BEGINNING, last)],
+            windows=[(periods.EARLIEST, last)],
             now=last,
             appcodes=[code.pk],
         )

@@ -18,7 +18,7 @@ from billing.models import Observation, Price, UsageSegment
 from billing.prices import split
 from billing.prices.book import price_book
 from billing.prices.rates import cost
-from billing.sums.totals import totals
+from billing.sums.totals import Totals, totals
 
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 
@@ -162,7 +162,7 @@ def test_two_controllers_at_once_count_once(ops):
 def test_totals_and_their_rates(ops, book):
     record(history(ops.pk, "p-1", begin=0, end=60) + history(ops.pk, "p-2", begin=10)[:3])
     total = totals(["run 1", "nobody"], at(40))
-    assert total["nobody"] == metering_record.Totals()
+    assert total["nobody"] == Totals()
     assert (total["run 1"].gpu_seconds, total["run 1"].gpu_rate) == (40 + 30, 1)
     gpu = Decimal("0.001") * (30 + 20) + Decimal("0.002") * (10 + 10)
     assert total["run 1"].cost == gpu + Decimal("0.1") * 70 / 3600

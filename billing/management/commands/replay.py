@@ -2,8 +2,8 @@
 byte for byte.
 
 Goes through the pods in portions, each in a short transaction of its own that keeps metering and posting out: it may run
-beside a living portal and needs the same memory for any history. Everything is made by the pure functions (`usage.segment_of`,
-`ledger.entries_of`); what the database has made meanwhile in its own way must be the same. A ledger is mended by reversals
+beside a living portal and needs the same memory for any history. Everything is made by the pure functions (`segments.segment_of`,
+`entries.entries_of`); what the database has made meanwhile in its own way must be the same. A ledger is mended by reversals
 and new lines, as always, and the sums by day and month must be those of its lines.
 """
 
