@@ -2,7 +2,7 @@
 
 The New Cluster form, a REST body and an imported manifest file all become a `ClusterManifest`; nothing else reaches an
 action, so they accept and refuse the same things. Whether a name in it exists (image, flavor, datastore) is the
-database's business and is checked in `actions.py`; everything that can be judged from the value alone is judged here.
+database's business and is checked in `catalog.py`; everything that can be judged from the value alone is judged here.
 """
 
 from __future__ import annotations

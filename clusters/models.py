@@ -21,9 +21,9 @@ from clusters.phase import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
 # The cloud that is this machine; every other one is a KubernetesCluster.
+LOCAL = "local"
 # Why a run waits to be put right; written by runs/observe.py, taken away when it is.
 FOUGHT = "ChangedAgainAndAgain"
-LOCAL = "local"
 
 cloud_name = RegexValidator(
     r"^(?!local\Z)[a-z]([a-z0-9-]{0,38}[a-z0-9])?\Z",

@@ -84,7 +84,6 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.postgres",
-    "django.contrib.humanize",
     "django.contrib.staticfiles",
     "django.forms",
     "csp",
@@ -98,7 +97,6 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "django_htmx",
     "bootstrap",
-    "fontawesome",
     "portal",
     "billing",
     "datastores",
@@ -188,9 +186,9 @@ CELERY_BEAT_SCHEDULE = {
     "sweep": {"task": "clusters.tasks.sweep", "schedule": 5.0, "options": {"expires": 5}},
     # What has ended, and every month that is over, goes to the ledger.
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
-    # Months that are over become invoices when their grace time is over, too.
     "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
     "measure": {"task": "clusters.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
+    # Months that are over become invoices when their grace time is over, too.
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     # Events that wait for their webhooks; a commit asks for it, too.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},

@@ -161,9 +161,9 @@ class ImageRef:
 class RolePlan:
     """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
 
-    `argv` is run exactly as it stands, without a shell of ours. `port` is the port of the role's addresses (see
-    `Cloud.reserve`). `gpu_model` is "" for any. `restart`: OnFailure starts a failed task again up to `retries` times and
-    leaves a succeeded one alone; Always keeps every task alive, with back-off, until the run is deleted.
+    `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
+    failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,
+    until the run is deleted.
     """
 
     role: str

@@ -165,7 +165,9 @@ def test_every_error_is_told_at_once(catalogue, people, as_person):
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode())
     page = client.post("/clusters/new", body | {"name": "Ä", "env": "x", "retries": "99"}).content.decode()
-    assert list(wrong_fields(page)) == ["name", "command", "env", "retries"]
+    wrong = wrong_fields(page)
+    assert list(wrong) == ["name", "command", "env", "retries"]
+    assert (wrong["command"], wrong["retries"]) == ("Fill this in.", "At most 10.")
     assert '<details class="fold panel" open>' in page
 
 
