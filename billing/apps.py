@@ -9,10 +9,9 @@ class BillingConfig(AppConfig):
         from billing import history, mails
         from billing.prices import book
         from billing.sums import metrics
-        from portal import costs, examples, notices
-        from portal import metrics as portal_metrics
+        from portal import examples, hooks
 
-        costs.price_gpus_with(book.gpu_prices)
+        hooks.gpu_prices.add(book.gpu_prices)
         examples.known_by(history.is_generated)
-        portal_metrics.add(metrics.metrics)
-        notices.send_with(mails.tell)
+        hooks.metrics.add(metrics.metrics)
+        hooks.mail.add(mails.tell)

@@ -6,19 +6,17 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing.budgets import figures
+        from billing import hooks as billing_hooks
         from clusters import hooks, metrics
         from clusters.volumes import lifecycle, metering
-        from datastores import costs, placing, uses
-        from portal import metrics as portal_metrics
-        from portal.pages import layout
-        from portal.webhooks import sending
+        from datastores import hooks as datastore_hooks
+        from portal import hooks as portal_hooks
 
-        uses.add(hooks.clusters_using)
-        placing.add(lifecycle.judge)
-        costs.estimate_with(metering.per_hour)
-        portal_metrics.add(metrics.metrics)
-        sending.close_too(hooks.closed_networks)
-        figures.tell_lasting_with(hooks.without_end)
-        layout.count_gpus_with(hooks.gpus_held)
-        layout.add_search("Clusters", hooks.find_clusters)
+        datastore_hooks.finders.add(hooks.clusters_using)
+        datastore_hooks.judges.add(lifecycle.judge)
+        datastore_hooks.volume_prices.add(metering.per_hour)
+        billing_hooks.without_end.add(hooks.without_end)
+        portal_hooks.metrics.add(metrics.metrics)
+        portal_hooks.closed_networks.add(hooks.closed_networks)
+        portal_hooks.gpu_use.add(hooks.gpus_held)
+        portal_hooks.searches.add(("Clusters", hooks.find_clusters))

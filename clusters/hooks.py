@@ -17,13 +17,13 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.models import CloudState, Cluster, KubernetesCluster, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search, page
-from datastores import uses
+from datastores import hooks as datastore_hooks
 from datastores.models import Datastore
+from portal import hooks as portal_hooks
 from portal.models import Appcode, User
-from portal.pages import layout
 
 
-def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
+def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_hooks.Use]]:
     """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
     names = [store.name for store in stores]
     in_definition = Q(spec__input__in=names) | Q(spec__output__in=names)
@@ -33,7 +33,7 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
     clusters = Cluster.objects.filter(
         Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
     )
-    found: dict[int, list[uses.Use]] = {store.pk: [] for store in stores}
+    found: dict[int, list[datastore_hooks.Use]] = {store.pk: [] for store in stores}
     keys = {(store.appcode_id, store.name): store.pk for store in stores}
     for cluster in clusters.select_related("appcode", "current_run"):
         specs = [cluster.spec] if cluster.deleted_at is None else []
@@ -42,18 +42,18 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[uses.Use]]:
         named = {spec.get(key) for spec in specs for key in ("input", "output")}
         for name in sorted(name for name in named if name):
             if (cluster.appcode_id, name) in keys:
-                found[keys[cluster.appcode_id, name]].append(uses.Use(cluster.name, cluster_url(cluster)))
+                found[keys[cluster.appcode_id, name]].append(datastore_hooks.Use(cluster.name, cluster_url(cluster)))
     return found
 
 
-def gpus_held(appcodes: QuerySet[Appcode]) -> layout.GpuUse:
+def gpus_held(appcodes: QuerySet[Appcode]) -> portal_hooks.GpuUse:
     """GPUs that pods of `appcodes` hold now, and whether some of them (before there are any: of all there are) are simulated."""
     runs = Run.objects.filter(gone=False, cluster__appcode__in=appcodes.values("pk"))
     found = runs.aggregate(held=Sum("gpu_rate"), clouds=ArrayAgg("cloud", distinct=True))
     simulated = CloudState.objects.filter(simulated__gt=0)
     if found["clouds"]:
         simulated = simulated.filter(name__in=found["clouds"])
-    return layout.GpuUse(found["held"] or 0, simulated=simulated.exists())
+    return portal_hooks.GpuUse(found["held"] or 0, simulated=simulated.exists())
 
 
 def without_end(consumers: Collection[str]) -> set[str]:
@@ -71,11 +71,11 @@ def closed_networks() -> set[str]:
     return {network for networks in found for network in (Settings().closed_networks if networks is None else networks)}
 
 
-def find_clusters(user: User, words: str, limit: int) -> list[layout.Hit]:
+def find_clusters(user: User, words: str, limit: int) -> list[portal_hooks.Hit]:
     """For the search over everything: the newest clusters that match and that `user` may see."""
     found, _ = page(Search(text=words).narrow(clusters_for(user)), "", limit)
     return [
-        layout.Hit(
+        portal_hooks.Hit(
             c.name, f"{c.appcode.code} · {c.current_run.phase if c.current_run else 'never deployed'}", cluster_url(c)
         )
         for c in found

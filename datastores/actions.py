@@ -25,10 +25,9 @@ from datastores.access import allowed_folder
 from datastores.drivers import addresses, driver_for
 from datastores.drivers.base import Driver, DriverError
 from datastores.drivers.patience import within
+from datastores.hooks import uses_of, wrongs
 from datastores.models import Datastore, Volume
-from datastores.placing import wrongs
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
-from datastores.uses import uses_of
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record

@@ -9,7 +9,7 @@ class DatastoresConfig(AppConfig):
         from django.conf import settings
 
         from datastores import exports, views
-        from portal.pages import layout
+        from portal import hooks
 
         exports.parse(tuple(settings.NFS_SERVERS))
-        layout.add_search("Datastores", views.find_datastores)
+        hooks.searches.add(("Datastores", views.find_datastores))

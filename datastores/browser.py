@@ -20,13 +20,12 @@ from django.utils.http import content_disposition_header
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods
 
-from datastores import contents, costs
+from datastores import contents, hooks
 from datastores.access import datastore_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.models import Datastore
-from datastores.uses import uses_of
 from datastores.views import address, may_operate
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
@@ -54,10 +53,10 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "folder_name": folder.rpartition("/")[2],
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
-        "uses": uses_of([store])[store.pk],
+        "uses": hooks.uses_of([store])[store.pk],
         "may_operate": may_operate(user, store),
         "listing": Listing(()),
-        "cost": costs.estimate(store.appcode, store.size) if store.size else None,
+        "cost": hooks.estimate(store.appcode, store.size) if store.size else None,
         "largest": settings.UPLOAD_MAX_BYTES,
     }
     cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")

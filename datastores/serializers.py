@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from datastores.actions import Outcome
+from datastores.hooks import uses_of
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
-from datastores.uses import uses_of
 from portal.api.documents import Answer
 from portal.manifests import parse
 

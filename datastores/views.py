@@ -12,13 +12,13 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
 
-from datastores import actions, costs
+from datastores import actions, hooks
 from datastores.access import datastore_for, datastores_for
 from datastores.forms import FORMS, DatastoreForm
 from datastores.models import Datastore
-from datastores.uses import uses_of
 from portal.access import OPERATE, appcodes_for, may
 from portal.errors import Conflict, FieldError, Invalid
+from portal.hooks import Hit
 from portal.models import Appcode, User
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
@@ -32,7 +32,7 @@ def volume_cost(request: HttpRequest) -> HttpResponse:
     """The part of a volume's form that says what it costs, while it is filled in."""
     code, size = (request.GET.get(name, "").strip() for name in ("appcode", "size"))
     appcode = appcodes_for(person(request), OPERATE).filter(code=code[:63].replace("\0", "")).first()
-    found = costs.estimate(appcode, size) if appcode else None
+    found = hooks.estimate(appcode, size) if appcode else None
     return render(request, "datastores/_cost.html", {"cost": found})
 
 
@@ -47,7 +47,7 @@ def datastores(request: HttpRequest) -> HttpResponse:
     found, following = layout.page_of(
         request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
-    uses = uses_of(found)
+    uses = hooks.uses_of(found)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
     page = {
         "rows": [(store, uses[store.pk], store.appcode_id in mine) for store in found],
@@ -138,10 +138,10 @@ def address(store: Datastore, folder: str = "") -> str:
     return reverse("datastore", args=[store.appcode.code, store.name]) + query
 
 
-def find_datastores(user: User, words: str, limit: int) -> list[layout.Hit]:
+def find_datastores(user: User, words: str, limit: int) -> list[Hit]:
     """For the search over everything."""
     found = layout.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
-    return [layout.Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
+    return [Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
 
 
 def _edit(

@@ -5,11 +5,11 @@ class PortalConfig(AppConfig):
     name = "portal"
 
     def ready(self) -> None:
-        from portal import metrics
-        from portal.pages import accounts, appcodes, layout
-        from portal.webhooks import metrics as webhook_metrics
+        from portal import hooks
+        from portal.pages import accounts, appcodes
+        from portal.webhooks import metrics
 
         accounts.connect()
-        metrics.add(webhook_metrics.metrics)
-        layout.add_search("Appcodes", appcodes.find_appcodes)
-        layout.add_search("People", appcodes.find_people)
+        hooks.metrics.add(metrics.metrics)
+        hooks.searches.add(("Appcodes", appcodes.find_appcodes))
+        hooks.searches.add(("People", appcodes.find_people))

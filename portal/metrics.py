@@ -1,7 +1,7 @@
 """Numbers for Prometheus at /metrics. All of them come from the database when they are asked for, so that every process of every
 web server gives the same ones and a restart forgets none.
 
-The portal knows nothing of the apps above it: they register what they count when they start (`AppConfig.ready`). Whoever scrapes
+The portal knows nothing of the apps above it: they register what they count (`portal.hooks`). Whoever scrapes
 sends `Authorization: Bearer PORTAL_METRICS_TOKEN`; that is looked at before anything else of a request, because a scrape comes by
 a pod's address, which is none of ALLOWED_HOSTS. Without it only administrators may look, signed in or with a token of their own.
 """
@@ -24,23 +24,15 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from portal import hooks
 from portal.access import require_administrator
 from portal.api.views import person
 
 log = logging.getLogger(__name__)
 
-Source = Callable[[], Iterable[Metric]]
 PATH = "/metrics"
 # A database that is busy is not made busier by whoever watches it.
 TIMEOUT = "SET LOCAL statement_timeout = '10s'"
-
-_sources: list[Source] = []
-
-
-def add(source: Source) -> None:
-    """`source` answers with families of metrics, in a number of queries that does not depend on how much there is."""
-    if source not in _sources:
-        _sources.append(source)
 
 
 def gauge(name: str, help_: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
@@ -52,7 +44,7 @@ def gauge(name: str, help_: str, labels: tuple[str, ...], values: Iterable[tuple
 
 class _All(Collector):
     def collect(self) -> Iterator[Metric]:
-        for source in _sources:
+        for source in hooks.metrics:
             yield from source()
 
 

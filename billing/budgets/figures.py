@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from billing import periods
+from billing import hooks, periods
 from billing.budgets import steps
 from billing.budgets.models import Budget
 from billing.ledger.models import Group
@@ -39,15 +39,6 @@ class Figures:
 
 def month_of(now: dt.datetime) -> dt.date:
     return periods.month(now).since.date()
-
-
-# Who knows what is run says so when it starts: those of some consumers that go on until somebody ends them.
-Lasting = Callable[[Collection[str]], Collection[str]]
-_lasting: list[Lasting] = []
-
-
-def tell_lasting_with(judge: Lasting) -> None:
-    _lasting[:] = [judge]
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,8 @@ def _rates(appcodes: Sequence[int] | None, now: dt.datetime) -> dict[int, Rate]:
     running = split.usage(
         price_book(), by=["appcode", "consumer"], windows=[(now, now + SECOND)], now=now, appcodes=appcodes
     )
-    lasting = set(_lasting[0]([row.key[1] or "" for row in running])) if _lasting and running else set()
+    judge = hooks.without_end.only
+    lasting = set(judge([row.key[1] or "" for row in running])) if judge and running else set()
     found: defaultdict[int, Rate] = defaultdict(Rate)
     for row in running:
         each = Rate(lasting=row.cost_per_hour) if row.key[1] in lasting else Rate(passing=row.cost_per_hour)

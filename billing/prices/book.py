@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from billing.metering.models import UsageSegment
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices
-from portal.costs import GpuPrices
+from portal.hooks import GpuPrices
 from portal.models import Appcode
 
 # One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.

@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from portal import access, costs
+from portal import access, hooks
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import org as org_actions
 from portal.actions import people as people_actions
@@ -52,7 +52,7 @@ def requests(request: HttpRequest) -> HttpResponse:
     ]
     counts = Appcode.objects.values_list("state").annotate(n=Count("pk"))
     context = {
-        "rows": rows, "counts": dict(counts), "note_form": NoteForm(), "prices": costs.gpu_prices(None) if rows else None,
+        "rows": rows, "counts": dict(counts), "note_form": NoteForm(), "prices": hooks.gpu_prices_of(None) if rows else None,
     }  # fmt: skip
     return render(request, "portal/admin_appcodes.html", context)
 

@@ -16,7 +16,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from portal import access, costs
+from portal import access, hooks
 from portal.access import MANAGE
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import members as members_actions
@@ -73,7 +73,8 @@ def gpus(request: HttpRequest) -> HttpResponse:
     if known is None:
         appcodes = access.appcodes_for(user).filter(state=Appcode.State.ACTIVE)
         appcodes = appcodes.filter(code=code) if code else appcodes
-        use = layout.gpu_use(appcodes)
+        counter = hooks.gpu_use.only
+        use = counter(appcodes) if counter else None
         quota = appcodes.aggregate(sum=Sum("gpu_quota"))["sum"] or 0
         known = {"in_use": use.in_use, "simulated": use.simulated, "quota": quota} if use else {}
         cache.set(key, known, GPU_CACHE_SECONDS)
@@ -116,25 +117,25 @@ def set_theme(request: HttpRequest) -> HttpResponse:
 def search(request: HttpRequest) -> HttpResponse:
     """Everything that one may see and that has these words in its name."""
     typed, user = layout.words(request, "q"), person(request)
-    groups = [(title, find(user, typed, SEARCH_LIMIT)) for title, find in layout.searches().items()] if typed else []
+    groups = [(title, find(user, typed, SEARCH_LIMIT)) for title, find in hooks.searches] if typed else []
     return render(
         request, "portal/search.html", {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
     )
 
 
-def find_appcodes(user: User, typed: str, limit: int) -> list[layout.Hit]:
+def find_appcodes(user: User, typed: str, limit: int) -> list[hooks.Hit]:
     found = layout.matching(access.appcodes_for(user), typed, "code", "name", "remark")[:limit]
     return [
-        layout.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
+        hooks.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
         for each in found
     ]
 
 
-def find_people(user: User, typed: str, limit: int) -> list[layout.Hit]:
+def find_people(user: User, typed: str, limit: int) -> list[hooks.Hit]:
     found = layout.matching(access.people_for(user), typed, "username", "first_name", "last_name", "email")[:limit]
     page = "admin_person" if user.is_administrator else None
     return [
-        layout.Hit(
+        hooks.Hit(
             each.username, each.get_full_name(), reverse(page, args=[each.username]) if page else f"mailto:{each.email}"
         )
         for each in found
@@ -189,7 +190,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
             how = "ready" if active else "requested; an administrator will look at it"
             messages.success(request, f"{appcode.code} is {how}.")
             return redirect("appcode", appcode.code)
-    return render(request, "portal/appcode_form.html", {"form": form, "prices": costs.gpu_prices(None)})
+    return render(request, "portal/appcode_form.html", {"form": form, "prices": hooks.gpu_prices_of(None)})
 
 
 @require_GET
@@ -209,7 +210,7 @@ def _appcode_page(
     context = {
         "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,
         "may_manage": access.may(user, appcode, MANAGE), "member_form": member_form or MemberForm(),
-        "prices": costs.gpu_prices(appcode) if user.is_administrator else None,
+        "prices": hooks.gpu_prices_of(appcode) if user.is_administrator else None,
     }  # fmt: skip
     return render(request, "portal/appcode.html", context, status=status)
 
@@ -233,7 +234,7 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
             again = appcode.state == Appcode.State.REFUSED and changed.state == Appcode.State.REQUESTED
             messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
             return redirect("appcode", code)
-    context = {"form": form, "appcode": appcode, "prices": costs.gpu_prices(appcode)}
+    context = {"form": form, "appcode": appcode, "prices": hooks.gpu_prices_of(appcode)}
     return render(request, "portal/appcode_form.html", context)
 
 

@@ -1,8 +1,8 @@
 """What every page shows around its content: where one can go, which appcode one looks at, GPUs in use, and a search over all.
 
-The portal knows nothing of the apps above it. They say what they bring when they start (`AppConfig.ready`): a search of their
-own things by `add_search`, the GPUs that runs hold by `count_gpus_with`. Navigation names routes by string and leaves out
-what does not resolve. Nothing here costs a page a query: counters and menus are fragments that the page fetches afterwards.
+The portal knows nothing of the apps above it; what they bring comes by `portal.hooks`. Navigation names routes by string and
+leaves out what does not resolve. Nothing here costs a page a query: counters and menus are fragments that the page fetches
+afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
-
-from portal.models import Appcode, User
 
 PAGE = 50
 MAX_WORDS = 200
@@ -69,49 +67,6 @@ class Link:
     url: str
     icon: str
     current: bool
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One thing found: its name, a line about it, its page."""
-
-    title: str
-    note: str
-    url: str
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """GPUs held now by runs of some appcodes; `simulated` when they are no real GPUs, which every page says."""
-
-    in_use: int
-    simulated: bool = False
-
-
-Search = Callable[[User, str, int], list[Hit]]
-GpuCounter = Callable[[QuerySet[Appcode]], GpuUse]
-
-_searches: dict[str, Search] = {}
-_gpu_counters: list[GpuCounter] = []
-
-
-def add_search(title: str, search: Search) -> None:
-    """`search(user, words, limit)` gives at most `limit` hits that `user` may see; `title` heads them ("Clusters")."""
-    _searches[title] = search
-
-
-def searches() -> dict[str, Search]:
-    return dict(_searches)
-
-
-def count_gpus_with(counter: GpuCounter) -> None:
-    """`counter(appcodes)` tells the GPUs held now; asked at most once in some seconds per person."""
-    _gpu_counters[:] = [counter]
-
-
-def gpu_use(appcodes: QuerySet[Appcode]) -> GpuUse | None:
-    """None while no app has offered a counter."""
-    return _gpu_counters[0](appcodes) if _gpu_counters else None
 
 
 def selected_appcode(request: HttpRequest) -> str:

@@ -15,7 +15,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
-from portal import events, notices, wakeups
+from portal import events, hooks, wakeups
 from portal.models import Delivery, Event, Webhook
 from portal.webhooks import specs
 from portal.webhooks.posting import Answer, Rules, post
@@ -94,16 +94,8 @@ class Attempt:
     answer: Answer
 
 
-_closed: list[Callable[[], Iterable[str]]] = []
-
-
-def close_too(networks: Callable[[], Iterable[str]]) -> None:
-    """For apps that know networks to which nobody's data may lead, when they start; asked again for every round."""
-    _closed[:] = [networks]
-
-
 def rules() -> Rules:
-    closed = [*settings.DENIED_NETWORKS, *(network for found in _closed for network in found())]
+    closed = [*settings.DENIED_NETWORKS, *(network for found in hooks.closed_networks for network in found())]
     return Rules(tuple(settings.WEBHOOK_NETWORKS), tuple(dict.fromkeys(closed)), settings.WEBHOOK_AUTHORITIES)
 
 
@@ -294,7 +286,8 @@ def _given_up(done: Attempt) -> None:
     if hook.appcode_id:
         link = f"{settings.PORTAL_ORIGIN}/appcodes/{code}/webhooks/{hook.name}"
         text = f"The webhook {hook} is disabled: {reason}\n\nWhat it did not get waits there until you enable it:\n{link}\n"
-        notices.tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text)
+        for tell in hooks.mail:
+            tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from django.http import Http404
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing import periods
+from billing import hooks, periods
 from billing.budgets import access
 from billing.budgets import figures as budgets_figures
 from billing.budgets import steps as budgets_steps
@@ -310,7 +310,7 @@ def test_what_runs_counts_to_the_second(people, use, now):
 
 def test_what_goes_on_until_somebody_ends_it_is_expected_until_the_month_is_over(people, use, now, monkeypatch):
     asked = []
-    monkeypatch.setattr(budgets_figures, "_lasting", [lambda keys: asked.extend(keys) or {"run pod-1"}])
+    monkeypatch.setattr(hooks, "without_end", hooks.Hook(lambda keys: asked.extend(keys) or {"run pod-1"}))
     line = OrgNode.objects.get(path="qunarcorp.ops")
     of_code = budgets_turn.add(people.ops, ask(), acting_user=people.alice)
     of_line = budgets_turn.add(line, ask(), acting_user=people.root)

@@ -15,7 +15,8 @@ from billing.models import Closing, Price
 from clusters.actions import create_cluster
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
-from datastores import placing
+from datastores import hooks
+from portal.hooks import Hook
 from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
 from tests.browser import SOON, chromium
 
@@ -25,7 +26,7 @@ CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, tex
 @pytest.fixture
 def spent(transactional_db, people: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A closed month and a cluster."""
-    monkeypatch.setattr(placing, "_judges", [])
+    monkeypatch.setattr(hooks, "judges", Hook())
     for sku, per_hour in (
         ("gpu", "1.2"),
         ("gpu:A100", "3.5"),

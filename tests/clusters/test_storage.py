@@ -20,10 +20,11 @@ from clusters.clouds.drivers.base import ImageRef, Mount, Plan
 from clusters.clouds.registry import run_ref
 from clusters.models import CloudState, Cluster, KubernetesCluster, Run
 from clusters.volumes import lifecycle, metering
-from datastores import placing
+from datastores import hooks
 from datastores.actions import create_datastore, delete_datastore
 from datastores.models import Datastore, Volume
 from datastores.specs import DatastoreManifest
+from portal.hooks import Hook
 
 T0 = timezone.now().replace(microsecond=0) - dt.timedelta(days=40)
 GIB = 1024
@@ -35,7 +36,7 @@ def at(seconds: float) -> dt.datetime:
 
 @pytest.fixture
 def store(people: Any, monkeypatch: pytest.MonkeyPatch) -> Datastore:
-    monkeypatch.setattr(placing, "_judges", [])
+    monkeypatch.setattr(hooks, "judges", Hook())
     Price.objects.create(sku="storage", per_hour=Decimal("0.0001"), valid_from=at(-9))
     body = {"metadata": {"name": "scratch", "appcode": "ops-demo"}, "spec": {"volume": {"size": "20Gi"}}}
     return create_datastore(DatastoreManifest.model_validate(body), acting_user=people.bob)

@@ -11,7 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import connection
 from django.http import Http404
 
-from datastores import actions, uses
+from datastores import actions, hooks
 from datastores.access import datastore_for, datastores_for
 from datastores.actions import (
     change_datastore,
@@ -24,6 +24,7 @@ from datastores.actions import (
 from datastores.models import AllowedFolder, Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Conflict, Invalid
+from portal.hooks import Hook
 from portal.models import Appcode, Event
 
 
@@ -214,11 +215,11 @@ def test_loopback_is_for_portals_on_one_machine(
 
 
 def test_a_used_datastore_is_not_deleted(people: Any, store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = [uses.Use(f"show{n}", f"/clusters/ops-demo/show{n}") for n in range(7)]
-    monkeypatch.setattr(uses, "_finders", [lambda stores: {each.pk: users for each in stores}])
+    users = [hooks.Use(f"show{n}", f"/clusters/ops-demo/show{n}") for n in range(7)]
+    monkeypatch.setattr(hooks, "finders", Hook(lambda stores: {each.pk: users for each in stores}))
     with pytest.raises(Conflict, match=r"used by show0, show1, show2, show3, show4 and 2 more"):
         delete_datastore(store, acting_user=people.alice)
-    monkeypatch.setattr(uses, "_finders", [])
+    monkeypatch.setattr(hooks, "finders", Hook())
     delete_datastore(store, acting_user=people.alice)
     delete_datastore(store, acting_user=people.alice)
     assert not Datastore.objects.exists()

@@ -141,10 +141,11 @@ def test_a_failed_test_names_the_field(api: dict[str, Api], s3_spec: Any) -> Non
 
 
 def test_a_used_datastore_is_a_conflict(api: dict[str, Api], store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datastores import uses
+    from datastores import hooks
+    from portal.hooks import Hook
 
-    finder = lambda stores: {each.pk: [uses.Use("show1", "/x")] for each in stores}  # noqa: E731
-    monkeypatch.setattr(uses, "_finders", [finder])
+    finder = lambda stores: {each.pk: [hooks.Use("show1", "/x")] for each in stores}  # noqa: E731
+    monkeypatch.setattr(hooks, "finders", Hook(finder))
     assert api["bob"].get(f"{PATH}/data")[1]["status"]["usedBy"] == ["show1"]
     status, problem = api["bob"].delete(f"{PATH}/data")
     assert (status, "show1" in problem["detail"]) == (409, True)

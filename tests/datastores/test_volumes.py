@@ -8,11 +8,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from datastores import placing
+from datastores import hooks
 from datastores.actions import change_datastore, create_datastore, delete_datastore, try_datastore
 from datastores.models import Datastore, Volume
 from datastores.sources import source_for
 from portal.errors import Conflict, FieldError, Invalid
+from portal.hooks import Hook
 from portal.models import Event
 from tests.api.client import api_of
 from tests.datastores.conftest import body
@@ -23,7 +24,7 @@ ONE = "/datastores/ops-demo/scratch"
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says that there are no volumes where ops-demo runs."""
-    monkeypatch.setattr(placing, "_judges", [])
+    monkeypatch.setattr(hooks, "judges", Hook())
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_there_is_nothing_to_try(people: Any, scratch: Datastore) -> None:
 
 def test_whoever_runs_tasks_may_refuse_one(people: Any, manifest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FieldError(("spec", "volume", "size"), "At most 10Gi.")
-    monkeypatch.setattr(placing, "_judges", [lambda appcode, spec: [wrong] if spec.volume else []])
+    monkeypatch.setattr(hooks, "judges", Hook(lambda appcode, spec: [wrong] if spec.volume else []))
     with pytest.raises(Invalid) as caught:
         create_datastore(manifest("scratch", wish()), acting_user=people.bob)
     assert where(caught) == ["spec.volume.size"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +14,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from portal import hooks
 from portal.actions import appcodes as appcodes_actions
 from portal.models import Appcode, Event
 from portal.pages import appcodes as pages_appcodes
@@ -25,14 +25,14 @@ HOUR = 3600
 
 
 @pytest.fixture
-def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replaces the counter of the apps above by one that holds three GPUs and remembers what it was asked."""
     monkeypatch.setattr(pages_appcodes, "GPU_CACHE_SECONDS", 600)
-    before, asked = layout._gpu_counters[:], []
-    layout.count_gpus_with(lambda appcodes: asked.append(list(appcodes)) or layout.GpuUse(3, simulated=True))  # type: ignore[func-returns-value]
+    asked: list[Any] = []
+    counter = lambda appcodes: asked.append(list(appcodes)) or hooks.GpuUse(3, simulated=True)  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(hooks, "gpu_use", hooks.Hook(counter))
     cache.clear()
-    yield asked
-    layout._gpu_counters[:] = before
+    return asked
 
 
 # How values look

@@ -1,0 +1,87 @@
+"""What the apps above tell the portal, which may not import them: each registers what it knows once, in `AppConfig.ready`.
+
+A hook that nobody has registered for is empty, and what would be shown of it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Generic, TypeVar
+
+from django.db.models import QuerySet
+from prometheus_client.core import Metric
+
+from portal.models import Appcode, User
+
+T = TypeVar("T")
+# A month of a forecast has 730 hours, as price lists reckon.
+HOURS = 730
+
+
+class Hook(Generic[T]):
+    """What was registered, in that order. Registering the same again changes nothing."""
+
+    def __init__(self, *found: T) -> None:
+        self._found = list(found)
+
+    def add(self, what: T) -> None:
+        if what not in self._found:
+            self._found.append(what)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._found)
+
+    @property
+    def only(self) -> T | None:
+        """Of a hook to which one app at most has the answer."""
+        return next(iter(self._found), None)
+
+
+@dataclass(frozen=True)
+class GpuPrices:
+    """The cheapest and the dearest GPU for an hour at today's prices; money in settings.CURRENCY, unrounded."""
+
+    low: Decimal
+    high: Decimal
+
+    @property
+    def high_month(self) -> Decimal:
+        return self.high * HOURS
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """GPUs held now by runs of some appcodes; `simulated` when they are no real GPUs, which every page says."""
+
+    in_use: int
+    simulated: bool = False
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One thing found: its name, a line about it, its page."""
+
+    title: str
+    note: str
+    url: str
+
+
+# A title ("Clusters"), and a function (user, words, limit) to at most so many hits that the user may see.
+searches: Hook[tuple[str, Callable[[User, str, int], list[Hit]]]] = Hook()
+# GPUs that some appcodes hold now; asked at most once in some seconds for each person.
+gpu_use: Hook[Callable[[QuerySet[Appcode]], GpuUse]] = Hook()
+# What a GPU costs an appcode; None: one without special prices. None where there is no price.
+gpu_prices: Hook[Callable[[Appcode | None], GpuPrices | None]] = Hook()
+# Mail to the notification addresses of an appcode, in the transaction of what it tells about: key (what it is about, once for
+# ever), id of the appcode, subject, text.
+mail: Hook[Callable[[str, int, str, str], None]] = Hook()
+# Families of metrics, in a number of queries that does not depend on how much there is.
+metrics: Hook[Callable[[], Iterable[Metric]]] = Hook()
+# Networks to which nobody's data may lead, besides those of settings.
+closed_networks: Hook[Callable[[], Iterable[str]]] = Hook()
+
+
+def gpu_prices_of(appcode: Appcode | None) -> GpuPrices | None:
+    return price(appcode) if (price := gpu_prices.only) else None
