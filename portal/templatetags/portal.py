@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 register = template.Library()
 
-# Which of the six shapes a word gets. Words are those of design.md, for runs, tasks, appcodes, tokens and tests alike.
+# Which of the six shapes a word gets. Words are those of runs, tasks, appcodes, tokens and connection tests alike.
 SHAPES = {
     "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new"),
     "starting": ("tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching"),
