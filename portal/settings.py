@@ -96,7 +96,6 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "django_htmx",
-    "bootstrap",
     "portal",
     "billing",
     "datastores",

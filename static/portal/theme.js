@@ -5,7 +5,7 @@
   var system = window.matchMedia("(prefers-color-scheme: dark)");
   window.portalTheme = function (choice) {
     root.dataset.theme = choice;
-    root.dataset.bsTheme = choice === "auto" ? (system.matches ? "dark" : "light") : choice;
+    root.dataset.scheme = choice === "auto" ? (system.matches ? "dark" : "light") : choice;
   };
   system.addEventListener("change", function () { window.portalTheme(root.dataset.theme); });
   window.portalTheme(root.dataset.theme);

@@ -219,7 +219,7 @@ def test_the_theme_is_kept_without_javascript(client: Client, people: Any, theme
     page = client.get("/accounts/login/").content.decode()
     expected = "auto" if theme == "pink" else theme
     assert f'data-theme="{expected}"' in page
-    assert (f'data-bs-theme="{expected}"' in page) == (expected != "auto")
+    assert (f'data-scheme="{expected}"' in page) == (expected != "auto")
 
 
 # Errors

@@ -213,12 +213,12 @@ def test_searching_as_one_types_is_followed_by_the_address(open_page: Open) -> N
 def test_auto_follows_the_system_and_a_choice_is_kept(open_page: Open, scheme: Any) -> None:
     page = open_page("/profile", color_scheme=scheme)
     root, other = page.locator("html"), "light" if scheme == "dark" else "dark"
-    expect(root).to_have_attribute("data-bs-theme", scheme)
+    expect(root).to_have_attribute("data-scheme", scheme)
     page.click(".themes summary")
     page.click(f".themes [data-theme-choice={other}]")
-    expect(root).to_have_attribute("data-bs-theme", other)
+    expect(root).to_have_attribute("data-scheme", other)
     page.reload()
-    expect(root).to_have_attribute("data-bs-theme", other)
+    expect(root).to_have_attribute("data-scheme", other)
 
 
 def test_the_navigation_of_a_phone_opens_and_closes(open_page: Open) -> None:

@@ -22,7 +22,7 @@ PAIRS = [
 
 
 def colours(theme: str) -> dict[str, str]:
-    block = re.search(rf'\[data-bs-theme="{theme}"\] \{{(.*?)\n\}}', CSS, re.DOTALL)
+    block = re.search(rf'\[data-scheme="{theme}"\] \{{(.*?)\n\}}', CSS, re.DOTALL)
     assert block
     return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", block[1]))
 
