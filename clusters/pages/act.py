@@ -17,6 +17,7 @@ from django.views.decorators.http import require_http_methods
 
 from clusters import actions
 from clusters.access import cluster_for
+from clusters.clouds.drivers.base import Plan
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
 from portal.pages.appcodes import person
@@ -24,37 +25,45 @@ from portal.pages.appcodes import person
 
 @dataclass(frozen=True)
 class Act:
-    """`lost` is said before it is done ("" when nothing is lost), `done` afterwards."""
+    """`label` names it on a button, `yes` on the one that confirms it; `lost` is said before it is done ("" when nothing is
+    lost), `done` afterwards."""
 
+    verb: str
     do: Callable[..., Any]
     label: str
     done: str
     lost: str = ""
+    yes: str = ""
 
 
-ACTS = {
-    "deploy": Act(actions.deploy, "Re-Deploy", "{name} has been submitted again."),
-    "cancel": Act(
-        actions.cancel,
-        "Cancel the run",
-        "{name} is cancelled.",
-        "It has not begun to run, so no work is lost. Its place in the queue is.",
-    ),
-    "disable": Act(
-        actions.disable,
-        "Disable",
-        "{name} is being ended.",
-        "Its tasks are asked to end and get 10 seconds for it. What is in /elearn/output is stored first; what a program "
-        "holds only in memory is lost.",
-    ),
-    "delete": Act(
-        actions.delete_cluster,
-        "Delete",
-        "{name} has been deleted.",
-        "The definition, its runs and their logs are lost; a living run is ended. What lies in its datastores stays, and so "
-        "do its bills.",
-    ),
-}
+DEPLOY = Act("deploy", actions.deploy, "Re-Deploy", "{name} has been submitted again.", yes="Re-Deploy")
+CANCEL = Act(
+    "cancel",
+    actions.cancel,
+    "Cancel",
+    "{name} is cancelled.",
+    "It has not begun to run, so no work is lost. Its place in the queue is.",
+    "Cancel the run",
+)
+DISABLE = Act(
+    "disable",
+    actions.disable,
+    "Disable",
+    "{name} is being ended.",
+    f"Its tasks are asked to end and get {Plan.grace_seconds} seconds for it. What is in /elearn/output is stored first; what "
+    "a program holds only in memory is lost.",
+    "Disable",
+)
+DELETE = Act(
+    "delete",
+    actions.delete_cluster,
+    "Delete",
+    "{name} has been deleted.",
+    "The definition, its runs and their logs are lost; a living run is ended. What lies in its datastores stays, and so "
+    "do its bills.",
+    "Delete",
+)
+ACTS = {act.verb: act for act in (DEPLOY, CANCEL, DISABLE, DELETE)}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -63,7 +72,7 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     cluster = cluster_for(user, appcode, name, OPERATE)
     wanted = ACTS[verb]
     if request.method != "POST" or (wanted.lost and "confirmed" not in request.POST):
-        return render(request, "clusters/ask.html", {"cluster": cluster, "act": wanted, "verb": verb})
+        return render(request, "clusters/ask.html", {"cluster": cluster, "act": wanted})
     back = "clusters" if verb == "delete" else reverse("cluster", args=[appcode, name])
     try:
         wanted.do(cluster, acting_user=user)

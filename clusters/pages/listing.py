@@ -36,6 +36,7 @@ from clusters.access import clusters_for
 from clusters.clouds.health import notes_of, silences_of
 from clusters.manifest import ROLES
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
+from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
 from clusters.spec.search import Search, page
 from portal.access import OPERATE, appcodes_for
 from portal.models import Appcode, Membership, User
@@ -99,16 +100,19 @@ class Row:
         return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in columns]
 
     @property
-    def can_cancel(self) -> bool:
-        return self.may_operate and self.is_live and not self.is_ending and self.phase in ("Queued", "Starting")
-
-    @property
-    def can_disable(self) -> bool:
-        return self.may_operate and self.is_live and not self.is_ending and self.phase == "Running"
-
-    @property
     def can_deploy(self) -> bool:
         return self.may_operate and not self.is_live
+
+    @property
+    def acts(self) -> tuple[Act, ...]:
+        """What its phase and the person's role allow to be done with the run."""
+        if not self.may_operate or (self.is_live and self.is_ending):
+            return ()
+        return (DEPLOY if not self.is_live else DISABLE if self.phase == "Running" else CANCEL,)
+
+    @property
+    def delete(self) -> Act | None:
+        return DELETE if self.may_operate else None
 
 
 @lru_cache(KEPT_ROWS)
