@@ -114,6 +114,11 @@ class Columns:
     y_ticks: tuple[Tick, ...]
     summary: str
 
+    @property
+    def role(self) -> str:
+        """What the plot is to a screen reader: a picture hides the links that stand in it."""
+        return "group" if any(column.url for column in self.columns) else "img"
+
 
 def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
     """The chart of `lines` over a common pair of axes that just contain them."""

@@ -19,6 +19,7 @@
     button.dataset.dismiss = "";
     button.setAttribute("aria-label", "Dismiss");
     button.textContent = "×";
+    if (level === "error") line.setAttribute("role", "alert");
     line.replaceChildren(words, button);
     box.append(line);
     if (!id && level !== "error") setTimeout(() => line.remove(), 8000);
@@ -195,6 +196,15 @@
   }
   setInterval(() => { if (!document.hidden) tick(); }, 1000);
 
+  // --- Screen readers: what [data-announce] says in a part that has arrived is read out when it has changed ---------------
+  const heard = () => $$("[data-announce]").map((e) => e.textContent.trim().replace(/\s+/g, " ")).join(". ");
+  let said = heard();
+  function announce() {
+    const now = heard();
+    if (now && now !== said) $("#announced").textContent = now;
+    said = now;
+  }
+
   // --- Live parts: [data-live] with hx-get and hx-trigger="every Ns" ---------------------------------------------------
   // Not asked for in hidden tabs; an unchanged part answers 304; a new version waits while somebody uses the old one.
   const etags = new WeakMap();
@@ -238,6 +248,7 @@
     const root = event.detail.target || event.target;
     showCopyButtons(root);
     tick(root);
+    announce();
     // A menu whose items have just arrived has another size.
     const menu = root.closest && root.closest("details.menu[open]");
     if (menu) { place(menu); const first = $("input", root); if (first) first.focus(); }

@@ -21,7 +21,8 @@ PAGE = Template(
     {% endblock %}"""
 )
 ROWS = Template(
-    """{% load portal %}<p id="text">{{ text }}</p>{% menu "Actions" %}<a href="#x">One</a><a href="#y">Two</a>{% endmenu %}
+    """{% load portal %}<p id="text" data-announce>{{ text }}</p>
+    {% menu "Actions" %}<a href="#x">One</a><a href="#y">Two</a>{% endmenu %}
     <input type="checkbox" name="pick" value="7" aria-label="Pick"><input name="note" aria-label="Note"><a href="#here">Link</a>
     <div class="table-wrap" id="wide" style="width: 100px; overflow-x: auto"><div style="width: 900px">wide</div></div>"""
 )

@@ -85,8 +85,10 @@ def test_a_live_part_follows_and_is_not_sent_again_while_unchanged(live: Page) -
     answers: list[int] = []
     live.on("response", lambda answer: answers.append(answer.status) if "/live/rows" in answer.url else None)
     expect(live.locator("#text")).to_have_text("first")
+    expect(live.locator("#announced"), "a screen reader reads the page anyway").to_have_text("")
     State.text = "second"
     expect(live.locator("#text")).to_have_text("second")
+    expect(live.locator("#announced"), "a change nobody else would tell it").to_have_text("second")
     with live.expect_response(lambda answer: "/live/rows" in answer.url and answer.status == 304):
         pass
     expect(live.locator("#text")).to_have_text("second")
