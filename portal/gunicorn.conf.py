@@ -1,6 +1,7 @@
 """The web server: two processes that share what is loaded before they fork, with threads for requests that wait."""
 
 import os
+from pathlib import Path
 
 from portal import logs
 
@@ -9,7 +10,10 @@ workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 worker_class = "gthread"
 # A live log holds a thread while somebody reads it; three are left for pages when all places of portal/limits.py are taken.
 threads = 20
-preload_app = True
+# `make dev`: a change of code or of a template starts the processes anew, which have to load the code themselves for that.
+reload = os.environ.get("PORTAL_DEBUG", "").lower() in ("1", "true", "yes", "on")
+reload_extra_files = [str(path) for path in Path("templates").rglob("*.*")] if reload else []
+preload_app = not reload
 timeout = 60
 graceful_timeout = int(os.environ.get("PORTAL_WEB_GRACE", "3"))
 keepalive = 75
