@@ -57,6 +57,14 @@ def test_what_one_user_may_have_together_is_bounded(make_agent: Agents) -> None:
     assert says == [str(rlimits.together()), "0", str(disk.f_frsize * disk.f_blocks // 4 // 1024), "1000", "1000"]
 
 
+def test_programs_of_the_portal_go_before_a_task(home: Home, make_agent: Agents) -> None:
+    agent = make_agent()
+    assert agent.says("nice").split() == [str(rlimits.NICE)]
+    if os.path.exists("/proc/self/autogroup") and home.uid is None and os.geteuid() == 0:
+        # Who is hidden from others of the machine, as an ordinary user's task, may not write there.
+        assert agent.says("cat /proc/self/autogroup").split()[-1] == str(rlimits.NICE)
+
+
 def test_a_file_that_grows_beyond_the_limit_ends_its_task_and_says_why(make_agent: Agents) -> None:
     agent = make_agent("--file-gb", "0.001")
     end = agent.ended(agent.apply(role("exec head -c 2M /dev/zero > /elearn/output/x")))

@@ -1,4 +1,5 @@
-"""What bounds a task without any privilege: resource limits, and that the kernel ends it first when memory runs out.
+"""What bounds a task without any privilege: resource limits, its place behind the portal's programs, and that the kernel ends it
+first when memory runs out.
 
 Processes are counted in two ways. RLIMIT_NPROC counts all of a user: as root those of an appcode, because each has a uid of
 its own; as an ordinary user those of one user namespace. A PID namespace bounds those of one task, from Linux 6.14 on;
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         file_bytes: int
 
 
+# A tenth of the processor time of a program that was not asked to step back.
+NICE = 10
 # The kernel keeps the first 300 for itself.
 _LEAST_PID_MAX = 301
 
@@ -60,6 +63,19 @@ def die_first() -> None:
     """The caller and what it starts are what the kernel ends first when memory runs out. As root nobody can take it back."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
+
+
+def step_back() -> None:
+    """While everything is busy the portal's own programs go before the caller and what it starts (portal/up/services.py).
+
+    Where the kernel shares time among sessions (autogroup) it looks at nice values only inside one, and asks each session for
+    its own; of an ordinary user it takes few at a time."""
+    os.nice(NICE)
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(NICE))
+    except OSError:  # no autogroup, or not now: a courtesy, and no bound
+        return
 
 
 def own_pid_max() -> bool:

@@ -306,6 +306,7 @@ def become_task(spec: dict[str, Any], output: int) -> None:
     os.dup2(output, 2)
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    rlimits.step_back()
     rlimits.bound(spec["limits"])
     sandbox.drop_privileges(spec["uid"])
     for bind in spec["binds"]:
