@@ -9,36 +9,35 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE
+from portal.manifests import AppcodeName, Manifest, Strict, dns_label
 
-MAX_TASKS_PER_ROLE = 1000
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARIABLES = 200
 MAX_ENV_BYTES = 64 * 1024
 # A run's objects are named <cluster>-<run>-<role>-<index> and a DNS label has 63 characters, so the name gets what is left.
 MAX_NAME = 40
 
-FrameworkName = Literal["tensorflow", "pytorch"]
-RoleName = Literal["master", "ps", "worker", "evaluator"]
-ROLES: tuple[RoleName, ...] = ("master", "ps", "worker", "evaluator")
+# The names that drivers give, also for the description of REST; which of them go together is for the driver to say.
+if TYPE_CHECKING:
+    FrameworkName = str
+    RoleName = str
+    CompletionName = str
+else:
+    FrameworkName = Literal[tuple(FRAMEWORKS)]
+    RoleName = Literal[tuple(ROLES)]
+    CompletionName = Literal[tuple(COMPLETIONS)]
 Mode = Literal["batch", "service"]
-Completion = Literal["master", "workers"]
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Names that the portal itself sets; a user's value would silently break the run.
+# Names that the portal itself sets in every task; those of a framework stand in its driver.
 RESERVED_ENV = frozenset(
-    {
-        "TF_CONFIG",
-        "TF_CONFIG_CLUSTER",
-        "TASK_INDEX",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES",
-    }
+    {"TASK_INDEX", "TASK_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
 )
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 
@@ -68,7 +67,7 @@ class ClusterSpec(Strict):
     fetched before the start, which is how training resumes from a checkpoint.
     """
 
-    framework: FrameworkName = "tensorflow"
+    framework: FrameworkName = next(iter(FRAMEWORKS))
     image: Annotated[str, StringConstraints(min_length=1, max_length=63)]
     command: Annotated[Text, StringConstraints(min_length=1)]
     env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
@@ -77,7 +76,7 @@ class ClusterSpec(Strict):
     output_path: Annotated[str, StringConstraints(max_length=200)] = "{name}/{run}"
     mode: Mode = "batch"
     roles: dict[RoleName, RoleSpec]
-    completion: Completion = "master"
+    completion: CompletionName = next(iter(COMPLETIONS))
     retries: int = Field(default=1, ge=0, le=10, description="How often one task may fail and be started again.")
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
@@ -123,16 +122,8 @@ class ClusterSpec(Strict):
             raise ValueError("Calendars end before this time.") from error
 
     @model_validator(mode="after")
-    def _roles(self) -> Self:
-        master = self.roles.get("master")
-        if master is None or master.count != 1:
-            raise field_error("A cluster has exactly one master.", "roles", "master", "count")
-        if self.framework == "pytorch" and self.count("ps"):
-            raise field_error("PyTorch has no parameter servers; set the count to 0.", "roles", "ps", "count")
-        if self.count("evaluator") > 1:
-            raise field_error("At most one evaluator.", "roles", "evaluator", "count")
-        if self.completion == "workers" and not self.count("worker"):
-            raise field_error("There are no workers to wait for; choose 'master'.", "completion")
+    def _framework(self) -> Self:
+        FRAMEWORKS[self.framework].validate(self)
         return self
 
     def count(self, role: RoleName) -> int:
@@ -142,7 +133,7 @@ class ClusterSpec(Strict):
 
     @property
     def active_roles(self) -> dict[RoleName, RoleSpec]:
-        """The roles that have at least one task, in the order master, ps, worker, evaluator."""
+        """The roles that have at least one task, in the order of their ranks."""
         return {role: self.roles[role] for role in ROLES if self.count(role)}
 
 

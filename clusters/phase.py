@@ -66,13 +66,16 @@ class TaskState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run: `counts` is the number of tasks by role; `wait_message` says why the portal itself cannot move it now (quota,
-    time, a cloud that does not answer), `blocked_message` why the cloud does not make its tasks."""
+    """A run: `counts` is the number of tasks by role, and a batch run is done when all of role `awaited` are.
+
+    `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
+    why the cloud does not make its tasks.
+    """
 
     phase: Phase
     counts: Mapping[str, int]
+    awaited: str
     mode: str = "batch"
-    completion: str = "master"
     retries: int = 0
     desired: str = "running"
     stop_reason: str = ""
@@ -163,15 +166,14 @@ def _verdict(
         return run.verdict, run.verdict_reason, run.verdict_message
     if run.mode == "batch":
         failed = _exhausted(run, tasks)
-        role = "master" if run.completion == "master" else "worker"
-        finished = [newest.get((role, index)) for index in range(run.counts.get(role, 0))]
+        finished = [newest.get((run.awaited, index)) for index in range(run.counts.get(run.awaited, 0))]
         done = [task for task in finished if task is not None and task.phase == "Succeeded"]
         complete = bool(finished) and len(done) == len(finished)
-        # Both may be told at once: when the master leaves, workers that still talk to it fail. What came first counts.
+        # Both may be told at once: when a master leaves, workers that still talk to it fail. What came first counts.
         if failed and not (complete and _later(failed, done)):
             return "Failed", failed.reason if failed.reason == "OOMKilled" else "TaskFailed", _failure(failed)
         if complete:
-            who = "The master has" if role == "master" else f"All {len(finished)} workers have"
+            who = f"The {run.awaited} has" if len(finished) == 1 else f"All {len(finished)} {run.awaited}s have"
             return "Succeeded", "Completed", f"{who} finished."
     if run.refusal:
         return "Failed", "Refused", run.refusal

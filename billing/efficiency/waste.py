@@ -47,7 +47,7 @@ UNION SELECT consumer FROM billing_outcome WHERE NOT looked_at AND %(outcomes)s
 """
 RECKON = """
 WITH seg AS MATERIALIZED (
-    SELECT s.id, s.uid, s.consumer, s.appcode_id, s.labels, s.gpus, s.started, s.ended, s.labels->>'role' = 'ps' AS ps
+    SELECT s.id, s.uid, s.consumer, s.appcode_id, s.labels, s.gpus, s.started, s.ended, s.labels ? 'serves' AS serves
     FROM unnest(%(consumers)s::text[]) asked(consumer) JOIN billing_usagesegment s USING (consumer)
 ),
 line AS MATERIALIZED (
@@ -55,7 +55,7 @@ line AS MATERIALIZED (
     FROM seg JOIN billing_ledgerentry e ON e.segment_id = seg.id WHERE e.kind <> 'credit'
 ),
 named AS (
-    SELECT DISTINCT ON (consumer) consumer, appcode_id, labels - ARRAY['role', 'index', 'attempt', 'flavor'] AS labels
+    SELECT DISTINCT ON (consumer) consumer, appcode_id, labels - ARRAY['role', 'index', 'attempt', 'flavor', 'serves'] AS labels
     FROM seg ORDER BY consumer, id
 ),
 failed AS (
@@ -65,14 +65,14 @@ failed AS (
     WHERE o.word = 'Failed' AND ended IS NOT NULL GROUP BY consumer
 ),
 served AS (
-    SELECT consumer, max(ended) AS over FROM seg WHERE NOT coalesce(ps, false) GROUP BY consumer HAVING count(*) = count(ended)
+    SELECT consumer, max(ended) AS over FROM seg WHERE NOT serves GROUP BY consumer HAVING count(*) = count(ended)
 ),
 outlived AS (
     SELECT consumer, over, min(greatest(started, over)) AS since, max(ended) AS until, sum(seconds) AS seconds,
         sum(seconds * gpus) AS gpu_seconds
     FROM seg JOIN served USING (consumer)
     CROSS JOIN LATERAL (SELECT extract(epoch FROM ended - greatest(started, over))::bigint AS seconds) length
-    WHERE ps AND ended > over GROUP BY consumer, over HAVING extract(epoch FROM max(ended) - over) > %(grace)s
+    WHERE serves AND ended > over GROUP BY consumer, over HAVING extract(epoch FROM max(ended) - over) > %(grace)s
 ),
 kept AS (
     SELECT seg.id, seg.consumer, seg.gpus, seg.started,
@@ -98,7 +98,7 @@ UNION ALL
 SELECT 'outlived', o.consumer, n.appcode_id, n.labels, since, until, seconds, gpu_seconds, coalesce((
     SELECT sum(charge / extract(epoch FROM line.until - line.since)::bigint
         * extract(epoch FROM line.until - greatest(line.since, o.over))::bigint)
-    FROM line JOIN seg USING (id) WHERE line.consumer = o.consumer AND seg.ps AND line.until > o.over
+    FROM line JOIN seg USING (id) WHERE line.consumer = o.consumer AND seg.serves AND line.until > o.over
 ), 0)
 FROM outlived o JOIN named n USING (consumer)
 UNION ALL
@@ -107,14 +107,14 @@ FROM reserved r JOIN named n USING (consumer)
 """
 # Parameter servers that run at this moment although nothing that they serve does.
 OUTLIVING = """
-SELECT ps.appcode_id, ps.consumer, coalesce(min(ps.labels->>'cluster'), ''), coalesce(min(ps.labels->>'run'), ''),
-    count(*), sum(ps.gpus)::int, max(served.over)
-FROM billing_usagesegment ps
+SELECT s.appcode_id, s.consumer, coalesce(min(s.labels->>'cluster'), ''), coalesce(min(s.labels->>'run'), ''),
+    count(*), sum(s.gpus)::int, max(served.over)
+FROM billing_usagesegment s
 CROSS JOIN LATERAL (
     SELECT max(o.ended) AS over FROM billing_usagesegment o
-    WHERE o.consumer = ps.consumer AND o.labels->>'role' <> 'ps' HAVING count(*) > 0 AND count(*) = count(o.ended)
+    WHERE o.consumer = s.consumer AND NOT o.labels ? 'serves' HAVING count(*) > 0 AND count(*) = count(o.ended)
 ) served
-WHERE ps.ended IS NULL AND ps.labels->>'role' = 'ps' AND (%(appcodes)s::bigint[] IS NULL OR ps.appcode_id = ANY(%(appcodes)s))
+WHERE s.ended IS NULL AND s.labels ? 'serves' AND (%(appcodes)s::bigint[] IS NULL OR s.appcode_id = ANY(%(appcodes)s))
     AND served.over < %(now)s - make_interval(secs => %(grace)s)
 GROUP BY 1, 2 ORDER BY 7 LIMIT %(most)s
 """

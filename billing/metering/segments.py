@@ -57,9 +57,9 @@ class PodState:
     `scheduled_at` is when its resources were reserved, `started_at` when the first of its containers ran (which may
     fetch its data), `finished_at` when the last had ended; `phase` is Kubernetes' word. `consumer` is the caller's key
     for what it belongs to ("run 17"), and `labels` are names that survive deletion: the pages group by "cluster",
-    "run", "role" and "index". `seen_at` is when the portal saw it; `record.record` fills it in. A volume or a bucket
-    is metered in the same way: it holds `storage_mb` from its creation to its end, and a change of size begins a new
-    uid.
+    "run", "role" and "index"; what has "serves" is there for the others of its consumer alone. `seen_at` is when the
+    portal saw it; `record.record` fills it in. A volume or a bucket is metered in the same way: it holds `storage_mb`
+    from its creation to its end, and a change of size begins a new uid.
     """
 
     uid: str

@@ -20,7 +20,8 @@ from billing.sums.access import SegmentRow
 from billing.sums.makeup import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.clouds.health import silence_of
-from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName
+from clusters.frameworks import ROLES
+from clusters.manifest import ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.runs.preview import Preview
 from portal.api.documents import Answer

@@ -25,7 +25,7 @@ from clusters.actions import note_command
 from clusters.api.logs import AnyAccept, PlainText
 from clusters.clouds.drivers.base import CloudError, Session
 from clusters.clouds.registry import cloud_of, run_ref
-from clusters.manifest import ROLES
+from clusters.frameworks import ROLES
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.api.views import person

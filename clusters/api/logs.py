@@ -15,8 +15,8 @@ from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.clouds.drivers.base import CloudError
+from clusters.frameworks import ROLES
 from clusters.logs.read import CHUNK, FOLLOW_SECONDS, LogSource, LogStream, RunLogs
-from clusters.manifest import ROLES
 from clusters.models import Run
 from portal.api.pagination import flag, number, whole
 from portal.api.problems import Unavailable

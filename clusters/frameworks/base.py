@@ -1,29 +1,188 @@
-"""The contract of a framework driver: what the tasks of one role must find in their environment to find each other.
+"""The contract of a framework driver: which roles a cluster has, how the tasks of each are started and find each other, and
+when the run is done. Forms, manifests, plans, verdicts and metering read the driver; none of them knows a role by name.
 
-A driver is pure. It writes values once per role in the syntax of `clouds.base.expand`, where `$(TASK_INDEX)` is the only
-thing that differs between the tasks of a role, so that one Kubernetes object per role is enough. What names all tasks is
-written once per run, and the values of roles refer to it.
+A driver is pure. It writes values once per role in the syntax of `drivers.base.expand`, so that one Kubernetes object per role
+is enough. Two references differ between tasks: `$(TASK_INDEX)` counts within the role from 0, and `$(TASK_RANK)` within the run,
+through the roles in the order in which the driver names them: with one master, worker-0 has rank 1. Programs find both in their
+environment, too. What names all tasks is written once per run by `shared`, and the values of roles refer to it.
+
+The contract also fits a launcher, where one task starts the program of all others, as MPI does. This is how such a driver reads;
+the agent is whatever the image has for starting a process on request, usually sshd:
+
+    class MPI(Framework):
+        name, title = "mpi", "MPI"
+        roles = (Role("master", "Launcher", least=1, most=1), Role("worker", "Worker", least=1, kept_alive=True))
+        completions = (Completion("master", "master", "when the launcher has finished"),)
+        reserved_env = frozenset({"MPI_HOSTS"})
+
+        def shared(self, spec, addresses):
+            return {"MPI_HOSTS": ",".join(host for host, _, _ in …)}           # each worker's address without its port
+
+        def launch(self, spec, role, addresses, resources):
+            if role == "worker":
+                return Launch(("/usr/sbin/sshd", "-D", "-p", "2222"))          # kept alive until the launcher is done
+            return Launch(("bash", "-c", 'mpirun --host "$MPI_HOSTS" bash -c "$0"', spec.command))
+
+Where the first worker is the launcher itself, the argv of the role is a shell that asks for its TASK_INDEX.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
-from clusters.manifest import ClusterSpec, RoleName
+from portal.manifests import field_error
 
+MAX_TASKS_PER_ROLE = 1000
+
+# `host:port` by role and index.
 Addresses = Mapping[tuple[str, int], str]
 
 
-class Framework(Protocol):
+@dataclass(frozen=True)
+class Resources:
+    """What one task of a role holds; copied from the flavor when a run is made, because flavors change."""
+
+    flavor: str
+    cpu_milli: int
+    memory_mb: int
+    gpus: int
+    gpu_model: str
+
+
+@dataclass(frozen=True)
+class Role:
+    """`name` is what manifests say, `title` what people read. A cluster has from `least` to `most` tasks of it.
+
+    The tasks of a role that is `kept_alive` serve the others and have no end of their own: they are started again whenever they
+    end, until the run is over. A role that does not `take_part` is no member of the computation, and stands apart in forms and
+    lists.
+    """
+
     name: str
+    title: str
+    least: int = 0
+    most: int = MAX_TASKS_PER_ROLE
+    kept_alive: bool = False
+    takes_part: bool = True
+    hint: str = ""
 
-    def shared(self, spec: ClusterSpec, addresses: Addresses) -> dict[str, str]:
-        """Variables that are the same for every task, exactly as they stand. `addresses` has `host:port` for each (role,
-        index) of the cluster."""
+    @property
+    def is_fixed(self) -> bool:
+        """There is nothing to choose but the flavor."""
+        return self.least == self.most
 
-    def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
-        """Variables for every task of `role`, besides the shared ones."""
+    def counted(self, count: int) -> str:
+        """ "one master", "2 parameter servers"."""
+        noun = self.title.lower()
+        return f"one {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A run that is to end by itself is done when every task of `role` has succeeded. `name` is what manifests say, `title` what
+    people read after "The run is done"."""
+
+    name: str
+    role: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How every task of one role starts: `argv` exactly as it stands, and `env` in the syntax of `drivers.base.expand`."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+MASTER = Role("master", "Master", least=1, most=1)
+WORKER = Role("worker", "Worker")
+EVALUATOR = Role("evaluator", "Evaluator", most=1, takes_part=False, hint="Tests checkpoints while the others train.")
+MASTER_DONE = Completion("master", "master", "when the master has finished")
+WORKERS_DONE = Completion("workers", "worker", "when all workers have finished")
+
+
+class Spec(Protocol):
+    """What a driver may read of a cluster's spec."""
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def completion(self) -> str: ...
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def active_roles(self) -> Mapping[str, object]:
+        """The roles that have at least one task."""
+
+    def count(self, role: str) -> int: ...
+
+
+class Framework(ABC):
+    name: ClassVar[str]
+    title: ClassVar[str]
+    # In the order of ranks. Several drivers may have a role of the same name, in the same order.
+    roles: ClassVar[tuple[Role, ...]]
+    # The first is that of a manifest which says nothing.
+    completions: ClassVar[tuple[Completion, ...]] = (MASTER_DONE, WORKERS_DONE)
+    # Every variable that `shared` or `launch` may set: a user's own value would be lost without a word.
+    reserved_env: ClassVar[frozenset[str]] = frozenset()
+
+    def validate(self, spec: Spec) -> None:
+        """Raises `field_error` with the path inside the spec of what this framework cannot run."""
+        known = {role.name: role for role in self.roles}
+        for name in spec.active_roles:
+            if name not in known:
+                raise field_error(f"{self.title} has no role “{name}”; set its count to 0.", "roles", name, "count")
+        for role in self.roles:
+            if not role.least <= spec.count(role.name) <= role.most:
+                raise field_error(_bounds(role, spec.count(role.name)), "roles", role.name, "count")
+        chosen = next((each for each in self.completions if each.name == spec.completion), None)
+        first = self.completions[0].name
+        if chosen is None:
+            raise field_error(f"{self.title} does not know this; choose '{first}'.", "completion")
+        if not spec.count(chosen.role):
+            noun = known[chosen.role].title.lower()
+            raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
+        for name in spec.env:
+            if name in self.reserved_env:
+                raise field_error(f"{name} is set by the portal for {self.title}.", "env")
+
+    def shared(self, spec: Spec, addresses: Addresses) -> Mapping[str, str]:
+        """Variables that are the same for every task, exactly as they stand. `addresses` has every (role, index)."""
+        return {}
+
+    @abstractmethod
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        """How every task of `role` starts, besides the shared variables. `resources` is what one task of each role holds."""
+
+    def completion(self, name: str) -> Completion:
+        """What a valid spec means by `completion`."""
+        return next(each for each in self.completions if each.name == name)
+
+    def role(self, name: str) -> Role:
+        return next(each for each in self.roles if each.name == name)
+
+    def members(self, spec: Spec) -> int:
+        """How many tasks take part in the computation."""
+        return sum(spec.count(role.name) for role in self.roles if role.takes_part)
+
+
+def _bounds(role: Role, count: int) -> str:
+    if role.is_fixed:
+        return f"A cluster has exactly {role.counted(role.least)}."
+    return f"At most {role.counted(role.most)}." if count > role.most else f"At least {role.counted(role.least)}."
+
+
+def shell(command: str) -> tuple[str, ...]:
+    """The argv of a command as a user types it."""
+    return ("bash", "-c", command)
 
 
 def addresses_of(addresses: Addresses, role: str, count: int) -> list[str]:

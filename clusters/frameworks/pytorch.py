@@ -7,29 +7,43 @@ computed for it: the same values serve all tasks of a role. MASTER_ADDR and MAST
 
 from __future__ import annotations
 
-from clusters.frameworks.base import Addresses
-from clusters.manifest import ClusterSpec, RoleName
+from collections.abc import Mapping
+
+from clusters.frameworks.base import EVALUATOR, MASTER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
 
 
-class PyTorch:
+class PyTorch(Framework):
     name = "pytorch"
+    title = "PyTorch"
+    roles = (MASTER, WORKER, EVALUATOR)
+    reserved_env = frozenset(
+        {
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "PET_NNODES",
+            "PET_RDZV_BACKEND",
+            "PET_RDZV_ENDPOINT",
+            "PET_RDZV_ID",
+            "PET_RDZV_CONF",
+        }
+    )
 
-    def shared(self, spec: ClusterSpec, addresses: Addresses) -> dict[str, str]:
-        return {}
-
-    def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
-        nodes = spec.count("master") + spec.count("worker")
-        if nodes == 1 or role == "evaluator":
-            return {}
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        argv = shell(spec.command)
+        if self.members(spec) == 1 or not self.role(role).takes_part:
+            return Launch(argv)
         endpoint = addresses["master", 0]
         host, _, port = endpoint.rpartition(":")
-        return {
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            "PET_NNODES": str(nodes),
-            "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": endpoint,
-            "PET_RDZV_ID": "run",
-            # Only the master may open the store; otherwise torchrun guesses from host names, which fails behind Services.
-            "PET_RDZV_CONF": f"is_host={int(role == 'master')}",
-        }
+        return Launch(
+            argv,
+            {
+                "MASTER_ADDR": host,
+                "MASTER_PORT": port,
+                "PET_NNODES": str(self.members(spec)),
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": endpoint,
+                "PET_RDZV_ID": "run",
+                # Only the master may open the store; otherwise torchrun guesses from host names, which fails behind Services.
+                "PET_RDZV_CONF": f"is_host={int(role == 'master')}",
+            },
+        )

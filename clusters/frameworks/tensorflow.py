@@ -8,32 +8,48 @@ a single machine and gets no TF_CONFIG, so that a plain program stays a plain pr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from clusters.frameworks.base import Addresses, addresses_of
-from clusters.manifest import ClusterSpec, RoleName
+from clusters.frameworks.base import (
+    EVALUATOR,
+    MASTER,
+    WORKER,
+    Addresses,
+    Framework,
+    Launch,
+    Resources,
+    Role,
+    Spec,
+    addresses_of,
+    shell,
+)
 
 # The part of TF_CONFIG that all tasks share: with a thousand tasks a hundred kilobytes.
 CLUSTER = "TF_CONFIG_CLUSTER"
-# Our roles in TensorFlow's words. An evaluator takes part in nothing and therefore is not in the cluster description.
-TASK_TYPES: dict[RoleName, str] = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "evaluator"}
+# Our roles in TensorFlow's words.
+TASK_TYPES = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "evaluator"}
 
 
-class TensorFlow:
+class TensorFlow(Framework):
     name = "tensorflow"
+    title = "TensorFlow"
+    roles = (MASTER, Role("ps", "Parameter server", kept_alive=True), WORKER, EVALUATOR)
+    reserved_env = frozenset({"TF_CONFIG", CLUSTER})
 
-    def shared(self, spec: ClusterSpec, addresses: Addresses) -> dict[str, str]:
+    def shared(self, spec: Spec, addresses: Addresses) -> Mapping[str, str]:
         if list(spec.active_roles) == ["master"]:
             return {}
         cluster = {
-            TASK_TYPES[each]: addresses_of(addresses, each, spec.count(each))
-            for each in spec.active_roles
-            if each != "evaluator"
+            TASK_TYPES[role.name]: addresses_of(addresses, role.name, spec.count(role.name))
+            for role in self.roles
+            if role.takes_part and spec.count(role.name)
         }
         return {CLUSTER: json.dumps(cluster)}
 
-    def environment(self, spec: ClusterSpec, role: RoleName, addresses: Addresses) -> dict[str, str]:
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        argv = shell(spec.command)
         if list(spec.active_roles) == ["master"]:
-            return {}
+            return Launch(argv)
         # The index is a number in JSON, so the reference stands without quotes; so does what is JSON already.
         task = f'{{"type": "{TASK_TYPES[role]}", "index": $(TASK_INDEX)}}'
-        return {"TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'}
+        return Launch(argv, {"TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'})

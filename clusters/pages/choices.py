@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from clusters.clouds.placement import THIS_MACHINE, place_of
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.models import LOCAL, Flavor, Image
 from datastores.models import Datastore
 from portal.errors import Invalid
@@ -49,7 +50,9 @@ class Offer:
     def defaults(self) -> dict[str, str]:
         """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
         image = next((image.name for image in self.images if image.runs_on(self.cloud)), "")
-        return {"appcode": self.appcode, "image": image, "master_flavor": self.flavors[0].name if self.flavors else ""}
+        flavor = self.flavors[0].name if self.flavors else ""
+        needed = {f"{name}_flavor": flavor for name, role in ROLES.items() if role.least}
+        return {"appcode": self.appcode, "image": image, **needed}
 
     def choices(self) -> dict[str, list[tuple[str, str]]]:
         flavors = [(flavor.name, flavor_label(flavor)) for flavor in self.flavors]
@@ -69,11 +72,10 @@ class Offer:
             "image": images,
             "input": stores,
             "output": stores,
-            "master_flavor": flavors,
-            **{f"{role}_flavor": [("", "none"), *flavors] for role in ("ps", "worker", "evaluator")},
-            "framework": [("tensorflow", "TensorFlow"), ("pytorch", "PyTorch")],
+            **{f"{name}_flavor": flavors if role.least else [("", "none"), *flavors] for name, role in ROLES.items()},
+            "framework": [(name, driver.title) for name, driver in FRAMEWORKS.items()],
             "mode": [("batch", "Batch"), ("service", "Service")],
-            "completion": [("master", "when the master has finished"), ("workers", "when all workers have finished")],
+            "completion": [(name, each.title) for name, each in COMPLETIONS.items()],
         }
 
 

@@ -24,7 +24,8 @@ from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
 from clusters.api.documents import to_manifest
 from clusters.clouds.health import notes, silence_of
-from clusters.manifest import ROLES, ClusterSpec
+from clusters.frameworks import FRAMEWORKS, ROLES
+from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
@@ -41,7 +42,6 @@ TABS = (
     ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
     ("Manifest", "/manifest"),
 )  # fmt: skip
-ROLE_TITLES = {"master": "Master", "ps": "Parameter server", "worker": "Worker", "evaluator": "Evaluator"}
 # A table of more tasks than this is behind a link; the strip above it shows all of them.
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
@@ -293,11 +293,13 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "tasks": [],
             "failed": [],
             "spec": shown.cluster.spec,
+            "completion": _completion(shown.cluster.spec),
             "env": write_env(shown.cluster.spec["env"]),
         }
     rows = task_rows(run)
     everything = "all" in request.GET or len(rows) <= MAX_TASK_ROWS
     titles = flavor_titles()
+    framework = FRAMEWORKS[run.spec["framework"]]
     return {
         "steps": timeline(run, rows),
         "tasks": rows if everything else rows[:MAX_TASK_ROWS],
@@ -305,14 +307,19 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "strip": rows if len(rows) >= STRIP_FROM else [],
         "failed": failed_first(run, rows),
         "roles": [
-            (ROLE_TITLES[role], titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
+            (framework.role(role).title, titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
             for role in ROLES
             if role in run.roles and role in run.spec["roles"]
         ],
         "spec": run.spec,
+        "completion": _completion(run.spec),
         "env": write_env(run.spec["env"]),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
+
+
+def _completion(spec: dict[str, Any]) -> str:
+    return FRAMEWORKS[spec["framework"]].completion(spec["completion"]).title
 
 
 def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:

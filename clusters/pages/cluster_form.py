@@ -7,12 +7,15 @@ refuse the same things, in the same words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
 from pydantic import ValidationError
 
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
+from clusters.frameworks.base import Role
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
 from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of
@@ -22,7 +25,7 @@ from portal.manifests import mistakes
 
 FOLDED = (
     "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
-    "evaluator_flavor", "evaluator_count",
+    *(f"{name}_{what}" for name, role in ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
 
@@ -30,17 +33,31 @@ def _choice(**options: Any) -> Words:
     return Words(widget=forms.Select(), **options)
 
 
-def _count(role: str) -> Words:
-    widget = forms.NumberInput(attrs={"min": 0, "step": 1, "inputmode": "numeric", "aria-label": f"How many {role}s"})
-    return Words(label="Count", initial="0", widget=widget, required=True)
+def _role_fields() -> Iterator[tuple[str, forms.Field]]:
+    """A flavor for every role that any framework has, and a count where there is one to choose."""
+    for name, role in ROLES.items():
+        yield (
+            f"{name}_flavor",
+            Words(label=role.title, widget=forms.Select(), required=bool(role.least), help_text=role.hint),
+        )
+        if not role.is_fixed:
+            label = f"How many {role.title.lower()}s"
+            attributes = {"min": 0, "step": 1, "inputmode": "numeric", "aria-label": label}
+            yield f"{name}_count", Words(label="Count", initial="0", widget=forms.NumberInput(attrs=attributes))
 
 
-def _flavor(label: str, **options: Any) -> Words:
-    return Words(label=label, widget=forms.Select(), **options)
+@dataclass(frozen=True)
+class RoleFields:
+    """`count` is None where there is nothing to choose."""
+
+    role: Role
+    flavor: forms.BoundField
+    count: forms.BoundField | None
 
 
 class ClusterForm(forms.Form):
-    """Fields in the order in which people fill them. After `is_valid()`, `manifest` is what was asked for."""
+    """Fields in the order in which people fill them, those of the roles (below) apart. After `is_valid()`, `manifest` is what was
+    asked for."""
 
     use_required_attribute = False
 
@@ -66,18 +83,14 @@ class ClusterForm(forms.Form):
         help_text="multiple envs are divided by |, e.g. PYTHONPATH=/demo | DATA_DIR=/elearn/output",
         widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
-    master_flavor = _flavor("Master")
-    ps_flavor = _flavor("Parameter server", required=False)
-    ps_count = _count("parameter server")
-    worker_flavor = _flavor("Worker", required=False)
-    worker_count = _count("worker")
-
-    framework = _choice(label="Framework", initial="tensorflow")
+    framework = _choice(label="Framework", initial=next(iter(FRAMEWORKS)))
     mode = _choice(
         label="Mode", initial="batch", help_text="A batch run ends; a service is kept alive until it is disabled."
     )
     completion = _choice(
-        label="Completion", initial="master", help_text="Then parameter servers end and GPUs are free again."
+        label="Completion",
+        initial=next(iter(COMPLETIONS)),
+        help_text="Then the other tasks end and GPUs are free again.",
     )
     retries = Words(
         label="Retries",
@@ -113,8 +126,6 @@ class ClusterForm(forms.Form):
             attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
         ),
     )
-    evaluator_flavor = _flavor("Evaluator", required=False, help_text="Tests checkpoints while the others train.")
-    evaluator_count = _count("evaluator")
 
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -164,6 +175,14 @@ class ClusterForm(forms.Form):
             return None
 
     @property
+    def roles(self) -> list[RoleFields]:
+        """The roles that take part, then those that stand apart."""
+        return [
+            RoleFields(role, self[f"{name}_flavor"], None if role.is_fixed else self[f"{name}_count"])
+            for name, role in sorted(ROLES.items(), key=lambda item: not item[1].takes_part)
+        ]
+
+    @property
     def opens_folded(self) -> bool:
         """Whether something that is folded away was changed or is wrong."""
         return any(
@@ -180,3 +199,6 @@ class ClusterForm(forms.Form):
         widget = self.fields[name].widget
         assert isinstance(widget, forms.Select)
         widget.choices = choices
+
+
+ClusterForm.base_fields |= dict(_role_fields())

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from clusters.manifest import ROLES, ClusterManifest, ClusterSpec, RoleName, format_env, parse_env
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
+from clusters.manifest import ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.
@@ -35,7 +36,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "timeLimit"): "time_limit",
     ("spec", "scheduleAfter"): "schedule_after",
     **{("spec", "roles", role): f"{role}_flavor" for role in ROLES},
-    **{("spec", "roles", role, "count"): f"{role}_count" for role in ROLES if role != "master"},
+    **{("spec", "roles", name, "count"): f"{name}_count" for name, role in ROLES.items() if not role.is_fixed},
 }
 
 
@@ -48,7 +49,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         env = {}
         complaints.append(FieldError(("spec", "env"), str(error)))
     spec: dict[str, Any] = {
-        "framework": values.get("framework") or "tensorflow",
+        "framework": values.get("framework") or next(iter(FRAMEWORKS)),
         "image": values.get("image", ""),
         "command": values.get("command", ""),
         "env": env,
@@ -57,7 +58,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "outputPath": values.get("output_path", ""),
         "mode": values.get("mode") or "batch",
         "roles": _roles(values),
-        "completion": values.get("completion") or "master",
+        "completion": values.get("completion") or next(iter(COMPLETIONS)),
         "retries": values.get("retries", ""),
         "timeLimit": _seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
         "scheduleAfter": _utc(values.get("schedule_after", "")),
@@ -87,11 +88,11 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "schedule_after": _local(spec.schedule_after),
         "output_path": spec.output_path,
     }
-    for role in ROLES:
-        role_spec = spec.roles.get(role)
-        fields[f"{role}_flavor"] = role_spec.flavor if role_spec else ""
-        if role != "master":
-            fields[f"{role}_count"] = str(role_spec.count if role_spec else 0)
+    for name, role in ROLES.items():
+        role_spec = spec.roles.get(name)
+        fields[f"{name}_flavor"] = role_spec.flavor if role_spec else ""
+        if not role.is_fixed:
+            fields[f"{name}_count"] = str(role_spec.count if role_spec else 0)
     return fields
 
 
@@ -138,12 +139,13 @@ def write_env(env: Mapping[str, str]) -> str:
 
 def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """A role that has neither a flavor nor tasks is not there."""
-    roles: dict[str, dict[str, Any]] = {"master": {"flavor": values.get("master_flavor", ""), "count": 1}}
-    others: tuple[RoleName, ...] = ("ps", "worker", "evaluator")
-    for role in others:
-        flavor, count = values.get(f"{role}_flavor", ""), values.get(f"{role}_count", "").strip() or "0"
-        if flavor or count != "0":
-            roles[role] = {"flavor": flavor, "count": count}
+    roles: dict[str, dict[str, Any]] = {}
+    for name, role in ROLES.items():
+        flavor, count = values.get(f"{name}_flavor", ""), values.get(f"{name}_count", "").strip() or "0"
+        if role.is_fixed:
+            roles[name] = {"flavor": flavor, "count": role.least}
+        elif flavor or count != "0":
+            roles[name] = {"flavor": flavor, "count": count}
     return roles
 
 

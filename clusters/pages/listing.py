@@ -34,7 +34,7 @@ from billing.periods import month
 from billing.sums.access import Amount, usage_by_appcode
 from clusters.access import clusters_for
 from clusters.clouds.health import notes_of, silences_of
-from clusters.manifest import ROLES
+from clusters.frameworks import ROLES
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
 from clusters.spec.search import Search, page
@@ -52,6 +52,10 @@ FLAVOR_SECONDS = 86400
 # As the cache keeps it.
 SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
 SPENT_SECONDS = 30
+# The columns of roles by their titles; a role that takes no part stands with the last.
+COLUMNS: dict[str, list[str]] = {}
+for _name, _role in sorted(ROLES.items(), key=lambda item: not item[1].takes_part):
+    COLUMNS.setdefault(_role.title if _role.takes_part else list(COLUMNS)[-1], []).append(_name)
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,8 @@ class Row:
 
     @property
     def columns(self) -> list[tuple[str, list[RoleCell]]]:
-        """The roles by column of the table; an evaluator stands with the workers."""
-        columns = (("Master", ("master",)), ("Parameter server", ("ps",)), ("Worker", ("worker", "evaluator")))
-        return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in columns]
+        """The roles by column of the table."""
+        return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in COLUMNS.items()]
 
     @property
     def can_deploy(self) -> bool:
@@ -194,6 +197,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     now = timezone.now()
     titles = flavor_titles()
     return {
+        "columns": list(COLUMNS),
         "rows": [_listed_row(cluster, titles, now) for cluster in found],
         "morning": _morning(user, search.appcode),
         "search": search,
@@ -250,7 +254,7 @@ def _row(
             role,
             RoleCell(
                 titles.get(roles[role]["flavor"], roles[role]["flavor"]),
-                # Parameter servers and workers that were ended because all is done have done their part.
+                # Those that were ended because all is done have done their part.
                 facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
                 facts["count"],
             ),

@@ -12,13 +12,13 @@ from clusters.clouds.drivers.base import (
     RestartPolicy,
     RolePlan,
     RunRef,
+    expand,
     literal,
 )
 from clusters.frameworks import FRAMEWORKS
-from clusters.frameworks.base import Addresses
-from clusters.frameworks.size import too_long
-from clusters.manifest import ClusterSpec, Mode, RoleName
-from clusters.spec.resources import Resources
+from clusters.frameworks.base import Addresses, Launch, Resources, Role
+from clusters.manifest import ClusterSpec, Mode
+from clusters.spec.size import too_long
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
@@ -35,43 +35,61 @@ def build_plan(
 ) -> Plan:
     """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`. Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
-    plan = Plan(
-        run=run,
-        image=image,
-        mounts=mounts,
-        roles=tuple(
+    roles: list[RolePlan] = []
+    for role in framework.roles:
+        if not (count := spec.count(role.name)):
+            continue
+        # As many tasks stand before it as the roles before it have.
+        launch = ranked(
+            framework.launch(spec, role.name, addresses, resources), sum(each.count for each in roles), count
+        )
+        held = resources[role.name]
+        roles.append(
             RolePlan(
-                role=role,
-                count=role_spec.count,
-                argv=("bash", "-c", spec.command),
+                role=role.name,
+                count=count,
+                argv=launch.argv,
                 env={
                     "PORTAL_APPCODE": literal(run.appcode),
                     "PORTAL_CLUSTER": literal(run.cluster),
                     "PORTAL_RUN": str(run.number),
-                    "PORTAL_ROLE": role,
+                    "PORTAL_ROLE": role.name,
                     **{name: literal(value) for name, value in spec.env.items()},
-                    **framework.environment(spec, role, addresses),
+                    **launch.env,
                 },
-                cpu_milli=resources[role].cpu_milli,
-                memory_mb=resources[role].memory_mb,
-                gpus=resources[role].gpus,
-                gpu_model=resources[role].gpu_model,
+                cpu_milli=held.cpu_milli,
+                memory_mb=held.memory_mb,
+                gpus=held.gpus,
+                gpu_model=held.gpu_model,
                 restart=restart_policy(spec.mode, role),
                 retries=spec.retries,
             )
-            for role, role_spec in spec.active_roles.items()
-        ),
-        shared=framework.shared(spec, addresses),
-    )
+        )
+    plan = Plan(run=run, image=image, mounts=mounts, roles=tuple(roles), shared=dict(framework.shared(spec, addresses)))
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):
             raise CloudRefused(sentence)
     return plan
 
 
-def restart_policy(mode: Mode, role: RoleName) -> RestartPolicy:
-    """Services are kept alive; so are parameter servers, which have no end of their own in any mode."""
-    return "Always" if mode == "service" or role == "ps" else "OnFailure"
+def ranked(launch: Launch, first: int, count: int) -> Launch:
+    """`launch` with a TASK_RANK in its environment, where `first` is the rank of the role's first task.
+
+    Kubernetes fills in an index and cannot add to it. So several tasks behind those of another role start by a line of shell,
+    which adds, and writes the rank into the variables that refer to it (references to what is not defined are left as they are).
+    """
+    if count == 1 or not first:
+        return Launch(launch.argv, {"TASK_RANK": str(first) if first else "$(TASK_INDEX)", **launch.env})
+    line = [f"export TASK_RANK=$((TASK_INDEX + {first}))"]
+    for name, value in launch.env.items():
+        if expand(value, {}) != expand(value, {"TASK_RANK": "0"}):
+            line.append(rf"{name}=${{{name}//\$(TASK_RANK)/$TASK_RANK}}")
+    return Launch(("bash", "-c", "; ".join([*line, 'exec "$@"']), "bash", *launch.argv), launch.env)
+
+
+def restart_policy(mode: Mode, role: Role) -> RestartPolicy:
+    """Services are kept alive in any role."""
+    return "Always" if mode == "service" or role.kept_alive else "OnFailure"
 
 
 def output_folder(template: str, *, name: str, run: int) -> str:

@@ -35,6 +35,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
 from clusters.events import run_event
+from clusters.frameworks.base import Resources
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
 from clusters.models import FOUGHT, LOCAL, Cluster, Run
@@ -42,7 +43,6 @@ from clusters.runs import quota
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, build_plan, output_folder
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs
-from clusters.spec.resources import Resources
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore

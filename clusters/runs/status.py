@@ -20,6 +20,7 @@ from billing.efficiency.waste import note_outcome
 from billing.sums.totals import totals
 from clusters import wakeups
 from clusters.events import run_event
+from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run, Task
 from clusters.phase import TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
@@ -164,7 +165,7 @@ def state_of(run: Run) -> RunState:
         phase=run.phase,  # type: ignore[arg-type]
         counts={role: facts["count"] for role, facts in run.roles.items()},
         mode=run.spec["mode"],
-        completion=run.spec["completion"],
+        awaited=FRAMEWORKS[run.spec["framework"]].completion(run.spec["completion"]).role,
         retries=run.spec["retries"],
         desired=run.desired,
         stop_reason=run.stop_reason,

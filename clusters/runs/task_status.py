@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from billing.metering import record
 from billing.metering.segments import PodState
 from clusters.clouds.drivers.base import TaskSeen
+from clusters.frameworks import FRAMEWORKS
 from clusters.logs import collect
 from clusters.models import Run, Task
 from clusters.runs.status import consumer
@@ -160,6 +161,7 @@ def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
             "flavor": held["flavor"],
             "framework": run.spec["framework"],
             "user": run.created_by.username if run.created_by else "",
+            **({"serves": "yes"} if FRAMEWORKS[run.spec["framework"]].role(item.role).kept_alive else {}),
         },
         phase=item.phase,
         gpus=held["gpus"],

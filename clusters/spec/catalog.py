@@ -16,11 +16,12 @@ from django.db.models import QuerySet
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, rows_by_kind, title_of
 from clusters.clouds.registry import longest_address, mounts
-from clusters.frameworks.size import too_many
+from clusters.frameworks import ROLES
+from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
 from clusters.models import LOCAL, Image
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.resources import Resources
+from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
 from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore
@@ -131,7 +132,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
 
     stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
-    if sentence := too_many(spec, longest_address(place.cloud)):
+    if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, longest_address(place.cloud))):
         largest = max(spec.active_roles, key=spec.count)
         errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
     if errors or image is None:
@@ -140,7 +141,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
-        raise Invalid.at("spec", "roles", role, "count" if role != "master" else "flavor", message=quota.message)
+        raise Invalid.at("spec", "roles", role, "flavor" if ROLES[role].is_fixed else "count", message=quota.message)
     return resolved
 
 

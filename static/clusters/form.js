@@ -4,11 +4,11 @@
   document.addEventListener("DOMContentLoaded", () => {
     const form = document.getElementById("cluster-form");
     if (!form) return;
-    // The first flavor for a role that has just got tasks: the master's, as most people want.
+    // The first flavor for a role that has just got tasks: that of the role which every cluster has, as most people want.
     form.addEventListener("input", (event) => {
       const role = /^(\w+)_count$/.exec(event.target.name || "");
       const flavor = role && form.elements[role[1] + "_flavor"];
-      if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.elements.master_flavor.value;
+      if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.querySelector("select[name$=_flavor]").value;
     });
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {

@@ -60,6 +60,9 @@ def pod(appcode: Appcode, begin: dt.datetime, end: dt.datetime | None, **facts: 
             "framework": "tensorflow",
         }.items()
     }  # fmt: skip
+    # As the clusters say it of parameter servers.
+    if labels["role"] == "ps":
+        labels["serves"] = "yes"
     uid = str(
         facts.pop(
             "uid", f"{appcode.code}-{labels['cluster']}-{labels['run']}-{labels['role']}-{labels['index']}-{begin:%s}"

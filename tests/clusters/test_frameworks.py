@@ -1,18 +1,21 @@
 """What tasks find in their environment: whole values compared, after the same expansion that a cloud makes."""
 
 import json
+import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
 from clusters.clouds.drivers.kubernetes.build.names import LONGEST_ADDRESS
-from clusters.frameworks import FRAMEWORKS
-from clusters.frameworks.size import too_many
+from clusters.frameworks import FRAMEWORKS, ROLES
+from clusters.frameworks.base import Launch, Resources
 from clusters.manifest import ClusterSpec
-from clusters.runs.plan import build_plan
-from clusters.spec.resources import Resources
+from clusters.runs.plan import build_plan, ranked
+from clusters.spec.size import too_many
+from portal.manifests import mistakes
 
 SMALL = Resources("small", 1000, 1024, 0, "")
 
@@ -26,10 +29,16 @@ def addresses(of):
     return {(role, n): f"{role}-{n}.x:2222" for role, each in of.active_roles.items() for n in range(each.count)}
 
 
+def held(of):
+    return dict.fromkeys(of.roles, SMALL)
+
+
 def environment(of, role, index):
+    """What the driver adds to the environment of one task."""
     framework = FRAMEWORKS[of.framework]
     known = {"TASK_INDEX": str(index), **framework.shared(of, addresses(of))}
-    return {name: expand(value, known) for name, value in framework.environment(of, role, addresses(of)).items()}
+    launch = framework.launch(of, role, addresses(of), held(of))
+    return {name: expand(value, known) for name, value in launch.env.items()}
 
 
 def test_a_master_alone_is_a_single_machine_without_tf_config():
@@ -102,7 +111,7 @@ def test_what_grows_with_the_number_of_tasks_is_shared_by_all():
             ref, of, image=ImageRef("i", "", "/venv", ""), resources=resources, mounts=(), addresses=addresses(of)
         )
 
-    few, many = plan(1), plan(1000)
+    few, many = plan(2), plan(1000)
     assert [role.env for role in few.roles] == [role.env for role in many.roles]
     assert len(many.shared["TF_CONFIG_CLUSTER"]) > 15_000
 
@@ -127,7 +136,97 @@ def test_more_tasks_than_one_variable_can_name_are_refused():
 
 
 def test_a_thousand_workers_can_be_named_under_the_longest_names_that_kubernetes_has():
-    assert too_many(spec(ps=1, worker=1000), LONGEST_ADDRESS) == ""
-    assert too_many(spec(ps=100, worker=1000), LONGEST_ADDRESS) == ""
-    assert too_many(spec("pytorch", worker=1000), LONGEST_ADDRESS) == ""
-    assert too_many(spec(ps=1000, worker=1000), LONGEST_ADDRESS).endswith("about 1,210 fit. Ask for fewer.")
+    def why(of):
+        return too_many(of, held(of), LONGEST_ADDRESS)
+
+    assert why(spec(ps=1, worker=1000)) == ""
+    assert why(spec(ps=100, worker=1000)) == ""
+    assert why(spec("pytorch", worker=1000)) == ""
+    assert why(spec("jax", worker=1000)) == ""
+    assert why(spec(ps=1000, worker=1000)).endswith("about 1,210 fit. Ask for fewer.")
+
+
+# -- what holds for every driver ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def specs(draw):
+    """Everything that some driver takes."""
+    framework = draw(st.sampled_from(list(FRAMEWORKS.values())))
+    counts = {role.name: draw(st.integers(role.least, min(role.most, 4))) for role in framework.roles}
+    return spec(framework.name, **counts)
+
+
+@given(specs())
+def test_a_driver_sets_nothing_that_it_has_not_reserved(of):
+    framework = FRAMEWORKS[of.framework]
+    launches = [framework.launch(of, role, addresses(of), held(of)) for role in of.active_roles]
+    assert {*framework.shared(of, addresses(of)), *(name for each in launches for name in each.env)} <= (
+        framework.reserved_env
+    )
+
+
+@given(specs())
+def test_what_a_driver_has_reserved_no_user_may_set(of):
+    for name in FRAMEWORKS[of.framework].reserved_env:
+        with pytest.raises(ValidationError, match=f"{name} is set by the portal for"):
+            ClusterSpec.model_validate({**of.model_dump(), "env": {name: "x"}})
+
+
+@given(specs(), st.data())
+def test_a_count_out_of_a_drivers_bounds_is_refused_at_its_role(of, data):
+    role = data.draw(st.sampled_from(FRAMEWORKS[of.framework].roles))
+    beyond = [*range(role.least), *range(role.most + 1, 3)]
+    for count in beyond:
+        body = of.model_dump()
+        body["roles"][role.name] = {"flavor": "small", "count": count}
+        with pytest.raises(ValidationError) as caught:
+            ClusterSpec.model_validate(body)
+        assert [each.path for each in mistakes(caught.value)] == [("roles", role.name, "count")]
+
+
+def test_every_role_stands_in_the_same_order_in_every_driver():
+    for framework in FRAMEWORKS.values():
+        names = [role.name for role in framework.roles]
+        assert names == [name for name in ROLES if name in names]
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def started(role, index):
+    """The lines that a task of the plan prints: its argv and environment as a cloud and a kernel have them."""
+    env = {"TASK_INDEX": str(index), "PATH": "/usr/bin:/bin"}
+    for name, value in role.env.items():
+        env[name] = expand(value, env)
+    return subprocess.run(role.argv, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def planned(of, command):
+    return build_plan(
+        RunRef(7, "ops", "ops-demo", "show", 3),
+        of.model_copy(update={"command": command}),
+        image=ImageRef("i", "", "/venv", ""),
+        resources=held(of),
+        mounts=(),
+        addresses=addresses(of),
+    )
+
+
+@pytest.mark.parametrize("of", [spec(ps=2, worker=3, evaluator=1), spec("pytorch", worker=2), spec("jax", worker=3)])
+def test_ranks_count_through_all_tasks_of_a_run(of):
+    plan = planned(of, 'echo "$PORTAL_ROLE-$TASK_INDEX $TASK_RANK"')
+    said = [started(role, index) for role in plan.roles for index in range(role.count)]
+    tasks = [f"{role.role}-{index}" for role in plan.roles for index in range(role.count)]
+    assert said == [[f"{task} {rank}"] for rank, task in enumerate(tasks)]
+
+
+@given(st.text(st.characters(codec="ascii", exclude_characters="\0")), st.integers(1, 2000), st.integers(0, 999))
+@settings(max_examples=30, deadline=None)
+def test_a_rank_stands_in_the_middle_of_anything(text, first, index):
+    launch = Launch(("printenv", "--null", "WHO", "TASK_RANK"), {"WHO": f"{literal(text)}<$(TASK_RANK)>"})
+    found = ranked(launch, first, 1000)
+    env = {"TASK_INDEX": str(index), "PATH": "/usr/bin:/bin"}
+    env |= {name: expand(value, env) for name, value in found.env.items()}
+    said = subprocess.run(found.argv, env=env, capture_output=True, check=True).stdout.decode().split("\0")
+    assert said == [f"{text}<{first + index}>", str(first + index), ""]

@@ -21,7 +21,7 @@ def everything(phase="Running"):
 
 
 def run(**more):
-    return RunState(**{"phase": "Starting", "counts": COUNTS, **more})
+    return RunState(**{"phase": "Starting", "counts": COUNTS, "awaited": "master", **more})
 
 
 def test_nothing_seen_yet_is_queued():
@@ -66,9 +66,9 @@ def test_master_done_ends_the_run_while_parameter_server_and_workers_still_run()
 
 def test_all_workers_done_when_that_was_chosen():
     tasks = [task("master"), task("ps"), task("worker", 0, "Succeeded"), task("worker", 1)]
-    assert next_phase(run(phase="Running", completion="workers"), tasks, NOW).verdict == ""
+    assert next_phase(run(phase="Running", awaited="worker"), tasks, NOW).verdict == ""
     tasks[-1] = task("worker", 1, "Succeeded")
-    assert next_phase(run(phase="Running", completion="workers"), tasks, NOW).verdict == "Succeeded"
+    assert next_phase(run(phase="Running", awaited="worker"), tasks, NOW).verdict == "Succeeded"
 
 
 def test_a_failure_within_the_retries_goes_on():
@@ -137,7 +137,7 @@ runs = st.builds(
     phase=st.sampled_from(["Queued", "Starting", "Running"]),
     counts=st.fixed_dictionaries({"master": st.just(1), "ps": st.integers(0, 2), "worker": st.integers(0, 3)}),
     mode=st.sampled_from(["batch", "service"]),
-    completion=st.sampled_from(["master", "workers"]),
+    awaited=st.sampled_from(["master", "worker"]),
     retries=st.integers(0, 2),
     desired=st.sampled_from(["running", "ended"]),
     stop_reason=st.just("Disabled"),

@@ -62,6 +62,9 @@ def test_rules_over_several_fields_name_the_field_to_mend():
         ({"command": "x" * 70_000}, ("spec", "command")),
         ({"env": {"A B": "1"}}, ("spec", "env")),
         ({"env": {"TF_CONFIG": "{}"}}, ("spec", "env")),
+        ({"env": {"PET_NNODES": "2"}, "framework": "pytorch"}, ("spec", "env")),
+        ({"env": {"JAX_PROCESS_ID": "0"}, "framework": "jax"}, ("spec", "env")),
+        ({"env": {"TASK_RANK": "0"}}, ("spec", "env")),
         ({"env": {"A": 1}}, ("spec", "env", "A")),
         ({"outputPath": "../other"}, ("spec", "outputPath")),
         ({"outputPath": "/root"}, ("spec", "outputPath")),
@@ -88,7 +91,7 @@ def test_env_as_the_form_takes_it():
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("A", "no '='"), ("A=1|A=2", "twice"), ("1A=2", "not a variable name"), ("TF_CONFIG=x", "set by")],
+    [("A", "no '='"), ("A=1|A=2", "twice"), ("1A=2", "not a variable name"), ("TASK_RANK=x", "set by")],
 )
 def test_env_that_cannot_be_read_says_why(text, says):
     with pytest.raises(ValueError, match=says):

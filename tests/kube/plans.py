@@ -17,7 +17,11 @@ from clusters.clouds.drivers.base import (
     VolumeRef,
     VolumeSource,
 )
+from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.frameworks.base import Resources
+from clusters.manifest import ClusterSpec
+from clusters.runs.plan import build_plan
 
 _ids = itertools.count(1000)
 # As a framework writes what names all tasks.
@@ -109,5 +113,21 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             plan(role("master", restart="Always"), role("worker", 2, restart="Always"), run=run, mounts=data()),
             nvidia,
         ),
+        "jax": (_jax(run), main),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
     }
+
+
+def _jax(run: RunRef) -> Plan:
+    """From a spec: several workers count their ranks from behind the master."""
+    counts = {"master": 1, "worker": 2}
+    roles = {name: {"flavor": "one-gpu", "count": count} for name, count in counts.items()}
+    body = {"framework": "jax", "image": IMAGE.name, "command": "python train.py", "roles": roles}
+    return build_plan(
+        run,
+        ClusterSpec.model_validate(body),
+        image=IMAGE,
+        resources=dict.fromkeys(counts, Resources("one-gpu", 500, 512, 1, "")),
+        mounts=(),
+        addresses={(name, n): names.address(run, name, n) for name, count in counts.items() for n in range(count)},
+    )

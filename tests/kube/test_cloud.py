@@ -25,9 +25,9 @@ from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.repair import upkeep
+from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
 from clusters.runs.plan import build_plan
-from clusters.spec.resources import Resources
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane, Refused
 from tests.kube.plans import IMAGE, data, plan, role, run_ref, volume

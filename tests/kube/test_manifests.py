@@ -32,7 +32,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
 from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
-from clusters.manifest import ROLES
+from clusters.frameworks import ROLES
 from tests.kube.plane import Plane
 from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
 

@@ -21,20 +21,18 @@ TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezon
 
 @st.composite
 def manifests(draw):
+    from clusters.frameworks import FRAMEWORKS
     from clusters.manifest import RESERVED_ENV
 
-    framework = draw(st.sampled_from(["tensorflow", "pytorch"]))
-    counts = {
-        "ps": draw(st.integers(0, 1000)) if framework == "tensorflow" else 0,
-        "worker": draw(st.integers(0, 1000)),
-        "evaluator": draw(st.integers(0, 1)),
-    }
-    roles = {"master": {"flavor": draw(NAME), "count": 1}}
-    for role, count in counts.items():
-        if draw(st.booleans()):
-            roles[role] = {"flavor": draw(NAME), "count": count}
-    workers = roles.get("worker", {"count": 0})["count"]
-    names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True).filter(lambda name: name not in RESERVED_ENV)
+    framework = draw(st.sampled_from(list(FRAMEWORKS)))
+    driver = FRAMEWORKS[framework]
+    roles = {}
+    for role in driver.roles:
+        if role.least or draw(st.booleans()):
+            roles[role.name] = {"flavor": draw(NAME), "count": draw(st.integers(role.least, role.most))}
+    done = [each.name for each in driver.completions if roles.get(each.role, {"count": 0})["count"]]
+    reserved = RESERVED_ENV | driver.reserved_env
+    names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True).filter(lambda name: name not in reserved)
     spec = {
         "framework": framework,
         "image": draw(NAME),
@@ -45,7 +43,7 @@ def manifests(draw):
         "outputPath": draw(st.from_regex(r"([A-Za-z0-9_-]|\{name\}|\{run\}|[a-z]/){0,12}", fullmatch=True)),
         "mode": draw(st.sampled_from(["batch", "service"])),
         "roles": roles,
-        "completion": draw(st.sampled_from(["master", "workers"])) if workers else "master",
+        "completion": draw(st.sampled_from(done)),
         "retries": draw(st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "scheduleAfter": draw(st.none() | TIMES),

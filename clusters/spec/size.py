@@ -6,29 +6,28 @@ from collections.abc import Mapping
 
 from clusters.clouds.drivers.base import expand
 from clusters.frameworks import FRAMEWORKS
-from clusters.frameworks.base import Addresses
+from clusters.frameworks.base import Addresses, Resources
 from clusters.manifest import ClusterSpec
 
 # Linux starts no program with a longer argument or variable, its name and a NUL included.
 LONGEST_TEXT = 128 * 1024
 
 
-def too_many(spec: ClusterSpec, longest_address: int) -> str:
+def too_many(spec: ClusterSpec, resources: Mapping[str, Resources], longest_address: int) -> str:
     """Why the tasks of `spec` cannot all be named where addresses have at most so many characters; "" when they can."""
-    tasks = sum(each.count for each in spec.active_roles.values())
+    framework = FRAMEWORKS[spec.framework]
+    counts = {role: each.count for role, each in spec.active_roles.items()}
+    tasks = sum(counts.values())
     if 2 * tasks * longest_address < LONGEST_TEXT:  # by far: nothing has to be written for that
         return ""
-    framework = FRAMEWORKS[spec.framework]
-    addresses: Addresses = {
-        (role, n): "x" * longest_address for role, each in spec.active_roles.items() for n in range(each.count)
-    }
+    addresses: Addresses = {(role, n): "x" * longest_address for role, count in counts.items() for n in range(count)}
     shared = framework.shared(spec, addresses)
-    found = (too_long(role, framework.environment(spec, role, addresses), shared, tasks) for role in spec.active_roles)
+    found = (too_long(role, framework.launch(spec, role, addresses, resources).env, shared, tasks) for role in counts)
     return next(filter(None, found), "")
 
 
 def too_long(role: str, env: Mapping[str, str], shared: Mapping[str, str], tasks: int) -> str:
-    """Why a task of `role` with these variables cannot be started; "" when it can."""
+    """Why the program of a task of `role` could not be started with this environment; "" when it can."""
     whole = {**shared, **{name: expand(value, shared) for name, value in env.items()}}
     for name, value in whole.items():
         size = len(name) + len(value.encode()) + 2

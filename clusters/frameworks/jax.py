@@ -1,0 +1,38 @@
+"""JAX: one process a task, the master is the coordinator and process 0.
+
+Source: jax/_src/distributed.py of JAX 0.10. Only the coordinator's address is read from the environment by
+`jax.distributed.initialize` itself; outside of Slurm and MPI it wants the two numbers as arguments. So a program begins with
+
+    jax.distributed.initialize(
+        num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]),
+        cluster_detection_method="deactivate",  # on Kubernetes it would ask the API server, which tasks may not
+    )
+
+A master alone is a single machine and gets none of them, so that a plain program stays a plain program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clusters.frameworks.base import MASTER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
+
+
+class JAX(Framework):
+    name = "jax"
+    title = "JAX"
+    roles = (MASTER, WORKER)
+    reserved_env = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"})
+
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        argv = shell(spec.command)
+        if self.members(spec) == 1:
+            return Launch(argv)
+        return Launch(
+            argv,
+            {
+                "JAX_COORDINATOR_ADDRESS": addresses["master", 0],
+                "JAX_NUM_PROCESSES": str(self.members(spec)),
+                "JAX_PROCESS_ID": "$(TASK_RANK)",
+            },
+        )

@@ -1,0 +1,64 @@
+"""JAX finds its processes by what its driver writes: in the environment, and in a real computation of two processes.
+
+What Kubernetes is given for it stands with the other manifests, in tests/kube/expected/jax.yaml.
+"""
+
+import shlex
+import textwrap
+
+import pytest
+
+from tests.clusters.test_frameworks import environment, spec
+
+# As docs/contributing.md and the driver say it. Every process gives what is its own; the sum is known to all.
+PROGRAM = textwrap.dedent("""\
+    import os
+    import jax
+
+    jax.distributed.initialize(
+        num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]),
+        cluster_detection_method="deactivate",
+    )
+    from jax.experimental.multihost_utils import process_allgather
+    rank = int(os.environ["TASK_RANK"])
+    told = process_allgather(jax.numpy.array([10 + rank]))
+    print(f"process {jax.process_index()} of {jax.process_count()} heard {told.ravel().tolist()}", flush=True)
+""")
+
+
+def test_the_master_is_the_coordinator_and_all_count_from_it():
+    of = spec("jax", worker=2)
+    everybody = {"JAX_COORDINATOR_ADDRESS": "master-0.x:2222", "JAX_NUM_PROCESSES": "3"}
+    assert environment(of, "master", 0) == {**everybody, "JAX_PROCESS_ID": "$(TASK_RANK)"}
+    assert environment(of, "worker", 1) == {**everybody, "JAX_PROCESS_ID": "$(TASK_RANK)"}
+
+
+def test_a_master_alone_is_a_single_machine():
+    assert environment(spec("jax"), "master", 0) == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_processes_compute_together_on_this_machine(loop, people):
+    from clusters import actions
+    from clusters.clouds.registry import cloud, run_ref
+    from clusters.manifest import ClusterManifest
+    from clusters.models import Flavor
+
+    Flavor.objects.create(name="middle", title="Middle", cpu_milli=500, memory_mb=2048)
+    body = {
+        "framework": "jax",
+        "image": "python",
+        "command": f"python -c {shlex.quote(PROGRAM)}",
+        "roles": {"master": {"flavor": "middle"}, "worker": {"flavor": "middle", "count": 1}},
+        "completion": "workers",
+        "retries": 0,
+    }
+    document = {"kind": "cluster", "metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": body}
+    cluster = actions.create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, run.message) == ("Succeeded", "The worker has finished.")
+    said = [
+        cloud("local").log(run_ref(run), role, 0, attempt=0).data.decode().splitlines()[-1]
+        for role in ("master", "worker")
+    ]
+    assert said == ["process 0 of 2 heard [10, 11]", "process 1 of 2 heard [10, 11]"]
