@@ -27,7 +27,7 @@ from portal.actions import tokens as tokens_actions
 from portal.models import Delivery
 from tests.access.table import PEOPLE
 from tests.api.client import SPEC, appcode, manifest
-from tests.billing.test_billing_pages import MONTH, use
+from tests.billing.dashboards.test_usage import MONTH, use
 from tests.conftest import new_appcode, new_people
 
 # Nobody listens there, so a test of the connection is over at once.

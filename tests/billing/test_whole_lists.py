@@ -20,10 +20,10 @@ from billing.ledger import posting
 from billing.metering.segments import PodState
 from billing.models import Invoice, LedgerEntry, Outcome, Price, Quarantined, UsageSegment, Waste
 from billing.sums import access
-from tests.billing.test_dashboard import HOUR, pod, tell
-from tests.billing.test_invoices import IN_APRIL
-from tests.billing.test_invoices import pod as march
-from tests.billing.test_invoices import record as tell_march
+from tests.billing.dashboards.test_dashboards import HOUR, pod, tell
+from tests.billing.invoices.test_closing import IN_APRIL
+from tests.billing.invoices.test_closing import pod as march
+from tests.billing.invoices.test_closing import record as tell_march
 
 pytestmark = pytest.mark.django_db
 

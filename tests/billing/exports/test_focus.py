@@ -25,7 +25,7 @@ from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, P
 from portal import limits
 from portal.files import inert
 from portal.models import Appcode
-from tests.billing.test_invoices import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
+from tests.billing.invoices.test_closing import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
 
 # As nobody can call an appcode any more, but some may be called.

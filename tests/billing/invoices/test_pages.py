@@ -24,7 +24,7 @@ from billing.ledger import posting
 from billing.models import Closing, Credit, Invoice, LedgerEntry, Mail, Price
 from portal.models import Event
 from portal.up.services import free_port
-from tests.billing.test_billing_pages import LAST, MONTH, use
+from tests.billing.dashboards.test_usage import LAST, MONTH, use
 
 HOUR = 3600
 EVERYBODY = ("anonymous", "alice", "bob", "victor", "mallory", "root")

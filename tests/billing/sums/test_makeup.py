@@ -18,7 +18,7 @@ from billing.money import UNIT
 from billing.prices.rates import quantities
 from billing.sums import access, makeup, over_time
 from portal.models import Appcode
-from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
+from tests.billing.dashboards.test_usage import HOUR, LAST, MONTH, of, use
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from billing.budgets.turn import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
 from tests.api.client import api_of
-from tests.billing.test_billing_pages import use
+from tests.billing.dashboards.test_usage import use
 from tests.browser import SOON, chromium
 from tests.clock import stop_the_clock
 

@@ -17,7 +17,7 @@ from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
 from datastores import hooks
 from portal.hooks import Hook
-from tests.billing.test_billing_pages import HOUR, LAST, MONTH, of, use
+from tests.billing.dashboards.test_usage import HOUR, LAST, MONTH, of, use
 from tests.browser import SOON, chromium
 
 CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"

@@ -9,7 +9,7 @@ from django.db import transaction
 from billing.metering import record
 from billing.metering.segments import PodState
 from billing.models import Price
-from tests.billing.test_billing_pages import use
+from tests.billing.dashboards.test_usage import use
 from tests.clock import stop_the_clock
 
 HOUR = dt.timedelta(hours=1)
