@@ -26,7 +26,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("dashboard/reconciliation/quarantine", dashboards_api.Quarantine.as_view()),
     path("segments/<int:pk>", dashboards_api.OneSegment.as_view()),
     path("exports/focus", exports_api.FocusExport.as_view()),
-    path("examples", dashboards_api.Examples.as_view()),
     path("prices", prices_api.Prices.as_view()),
     path("prices/<int:pk>", prices_api.OnePrice.as_view()),
     path("prices/preview", prices_api.PriceEffect.as_view()),

@@ -6,12 +6,11 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import history, mails
+        from billing import mails
         from billing.prices import book
         from billing.sums import metrics
-        from portal import examples, hooks
+        from portal import hooks
 
         hooks.gpu_prices.add(book.gpu_prices)
-        examples.known_by(history.is_generated)
         hooks.metrics.add(metrics.metrics)
         hooks.mail.add(mails.tell)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from billing.accounts.models import Credit as Credit
 from billing.budgets.models import Budget as Budget
 from billing.budgets.models import BudgetStep as BudgetStep
-from billing.dashboards.models import GeneratedAppcode as GeneratedAppcode
 from billing.efficiency.models import CapacityRecord as CapacityRecord
 from billing.efficiency.models import MeasuredDay as MeasuredDay
 from billing.efficiency.models import MeasuredHour as MeasuredHour

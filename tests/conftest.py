@@ -169,6 +169,14 @@ def live_server(live_server: Any, settings: Any) -> Any:
     return live_server
 
 
+@pytest.fixture(autouse=True)
+def real_portal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server knows after its first page, which asks the database once."""
+    from portal import demonstration
+
+    monkeypatch.setattr(demonstration, "_known", False)
+
+
 def new_appcode(code: str, *, org: str, namespace: str, quota: int = 8, **members: Any) -> Any:
     """new_appcode("ops-demo", org="qunarcorp.ops", namespace="ops", owner=alice, developer=bob) → Appcode, active."""
     from django.db import transaction

@@ -21,7 +21,6 @@ from billing.budgets import steps as budgets_steps
 from billing.budgets.figures import Figures, figures, month_of
 from billing.budgets.models import Budget, BudgetStep
 from billing.budgets.steps import MEASURES, Measure, Step
-from billing.dashboards.models import GeneratedAppcode
 from billing.metering.segments import floor
 from billing.sums import access
 from portal.access import MANAGE, appcodes_for, may
@@ -257,11 +256,7 @@ class Tightest:
 
 def tightest(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> Tightest | None:
     """From what each has used this month; two queries."""
-    # What was generated for a demonstration would hide what is real.
-    examples = GeneratedAppcode.objects.values("appcode")
-    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None).exclude(
-        appcode__in=examples
-    )
+    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
     amounts = dict(rows.values_list("appcode__code", "amount"))
     if not amounts:
         return None

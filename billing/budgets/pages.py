@@ -12,7 +12,6 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_POST, require_safe
 
-from billing import history
 from billing.budgets import access, figures, turn
 from billing.budgets.forms import BudgetForm, BudgetReasonForm
 from billing.budgets.models import Budget
@@ -38,11 +37,9 @@ def budget_list(request: HttpRequest) -> HttpResponse:
     if code := selected_appcode(request):
         rows = rows.filter(Q(appcode__code=code) | Q(org_node__isnull=False))
     found, following = page_of(request, rows, "id")
-    examples = history.codes()
     without = appcodes_for(user, MANAGE).filter(budget=None)
     context = {
         "rows": access.shown(found, now), "next_cursor": following, "search": typed, "now": now, "chosen": code,
-        "generated": "some" if any(row.appcode_id in examples for row in found) else "",
         "may_add": user.is_administrator or without.exists(),
     }  # fmt: skip
     return render(request, "billing/budgets.html", context)
@@ -97,7 +94,7 @@ def _page(
 ) -> HttpResponse:
     [shown] = access.shown([row], timezone.now())
     context: dict[str, Any] = {
-        "it": shown, "budget": row, "generated": "all" if row.appcode_id in history.codes() else "",
+        "it": shown, "budget": row,
         "form": form, "reason_form": reason,
         "events": access.events_of(row)[:EVENTS],
         "why": access.reason(row, figures.month_of(shown.now)),

@@ -26,7 +26,6 @@ from billing.budgets.access import WHAT_TO_DO, appcodes_of, reason, steps_of
 from billing.budgets.figures import Figures, figures, month_of
 from billing.budgets.models import MAX_REASON, Budget, BudgetStep
 from billing.budgets.steps import MARKS, MAX_AMOUNT, POLICIES, Change, Mark, Measure, Policy
-from billing.dashboards.models import GeneratedAppcode
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
@@ -42,9 +41,7 @@ STEP_FIELDS = ["announced_at", "due_at", "done_at", "lifted_at", "lifted_by"]
 def turn(now: dt.datetime | None = None) -> int:
     """Tells and does what is due, and says how many steps were written. May be killed, repeated and run twice at once."""
     moment = floor(now or timezone.now())
-    # Nobody is told of what was generated for a demonstration, and nothing of it runs.
-    real = Budget.objects.exclude(appcode__in=GeneratedAppcode.objects.values("appcode"))
-    rows = list(real.select_related("appcode", "org_node").order_by("pk"))
+    rows = list(Budget.objects.select_related("appcode", "org_node").order_by("pk"))
     steps = steps_of(rows, month_of(moment))
     found = figures(rows, moment)
     due = [
@@ -125,18 +122,16 @@ def _event(budget: Budget, change: Change, said: str, by: User | None) -> Event:
 
 
 def _mail(told: Sequence[tuple[Budget, Change, str, str]], month: dt.date, now: dt.datetime) -> None:
-    """To the addresses of the appcode, or of every appcode of the business line. Those of a generated example are nobody's."""
+    """To the addresses of the appcode, or of every appcode of the business line."""
     lines = appcodes_of({str(row) for row, *_ in told if row.org_node})
-    examples = set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
     letters = []
     for row, change, said, more in told:
         key = f"budget {row.pk} {month:%Y-%m} {change.step.kind} {change.verb} {int(now.timestamp())}"
         for appcode in [row.appcode] if row.appcode else lines[str(row)]:
             link = f"{settings.PORTAL_ORIGIN}/budgets/{row.pk}" if row.appcode else f"{settings.PORTAL_ORIGIN}/billing"
-            if appcode.pk not in examples:
-                letters.append(
-                    mails.Letter(f"{key} {appcode.pk}", appcode.pk, said[:200], f"{said}.\n\n{more}\n\n{link}\n")
-                )
+            letters.append(
+                mails.Letter(f"{key} {appcode.pk}", appcode.pk, said[:200], f"{said}.\n\n{more}\n\n{link}\n")
+            )
     mails.queue(letters, now)
 
 

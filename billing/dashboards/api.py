@@ -12,14 +12,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import history, periods
+from billing import periods
 from billing.dashboards import reconciliation
 from billing.dashboards.serializers import (
     CorrectionPage,
     IdleTaskPage,
     QuarantinedPage,
     ReconciliationDocument,
-    Removed,
     SegmentDocument,
     SegmentPage,
     SpendingDocument,
@@ -54,7 +53,6 @@ DAYS = [
     OpenApiParameter("to", OpenApiTypes.DATE, description="The last day, which counts as a whole. Default: today."),
     OpenApiParameter("columns", str, enum=STEPS, description="Default: days, or months when there are many."),
     OpenApiParameter("appcode", str, description="Only of this appcode."),
-    OpenApiParameter("examples", str, enum=["0", "1"], description="0 leaves generated example data out."),
 ]
 NARROW: tuple[Group, ...] = ("line", "user", "model", "framework", "cluster")
 
@@ -68,14 +66,11 @@ class Scope:
         since, until, step = (text(request, name, longest=20) for name in ("from", "to", "columns"))
         self.range: Range = periods.parse_days(since, until, step, self.now.date())
         self.names = {str(pk): code for pk, code in appcodes_for(self.user).order_by().values_list("pk", "code")}
-        without = text(request, "examples", longest=1) == "0"
-        gone = history.codes() if without else set()
-        self.without = [history.CLOUD] if without else []
         code = text(request, "appcode", longest=63)
-        chosen = [int(pk) for pk, name in self.names.items() if code in ("", name) and int(pk) not in gone]
+        chosen = [int(pk) for pk, name in self.names.items() if code in ("", name)]
         if code and code not in self.names.values():
             raise Http404(f"There is no appcode “{code}” that you can see.")
-        everything = self.user.is_administrator and not code and not gone
+        everything = self.user.is_administrator and not code
         self.appcodes = None if everything else sorted(chosen)
 
     def read(self, by: Group, where: dict[Group, str]) -> Dashboard:
@@ -120,7 +115,7 @@ class Utilisation(APIView):
     )
     def get(self, request: Request) -> Response:
         scope = Scope(request)
-        there = capacity.available(scope.range, scope.now, without=scope.without)
+        there = capacity.available(scope.range, scope.now)
         found = scope.read("model", {})
         shares = capacity.shares(found.by_group, there)
         looked = measured.by_model(scope.range, appcodes=scope.appcodes)
@@ -194,7 +189,7 @@ class WithoutEnd(APIView):
     @extend_schema(
         operation_id="reconciliation_without_end",
         summary="Every pod that still holds its resources although its run is over",
-        parameters=[DAYS[3], DAYS[4], *PAGE_PARAMETERS],
+        parameters=[DAYS[3], *PAGE_PARAMETERS],
         responses=SegmentPage,
     )
     def get(self, request: Request) -> Response:
@@ -266,15 +261,3 @@ class OneSegment(APIView):
         lines = list(LedgerEntry.objects.filter(segment=row).order_by("pk"))
         looked = measured.of_pods([row.uid]).get(row.uid, measured.Measured())
         return Response(segment_document(row, seen, lines, looked, timezone.now()))
-
-
-class Examples(APIView):
-    @extend_schema(
-        operation_id="examples_remove",
-        summary="Removes the generated example data with everything that was made of it; administrators only",
-        responses={200: Removed},
-    )
-    def delete(self, request: Request) -> Response:
-        user = person(request)
-        require_administrator(user)
-        return Response(Removed(appcodes=history.remove(acting_user=user)).json_value())

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
-from billing import history, periods
+from billing import periods
 from billing.efficiency import measured
 from billing.ledger.models import Group
 from billing.metering.segments import floor
@@ -62,8 +62,6 @@ class Asked:
     appcodes: list[int] | None
     codes: dict[str, str]
     lines: dict[str, str]
-    with_examples: bool
-    has_examples: bool
     errors: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -118,11 +116,10 @@ class Asked:
 
 
 def ask(request: HttpRequest) -> Asked:
-    """What `?from= to= columns= by= show= appcode= line= user= model= framework= examples=` ask for. What cannot be understood is
+    """What `?from= to= columns= by= show= appcode= line= user= model= framework=` ask for. What cannot be understood is
     told beside its field, and the last 30 days are shown."""
     now, user = floor(timezone.now()), person(request)
     codes = {str(pk): code for pk, code in appcodes_for(user).order_by().values_list("pk", "code")}
-    examples = {str(pk) for pk in history.codes()} & codes.keys()
     where: dict[Group, str] = {}
     if code := selected_appcode(request):
         # One that is not theirs is as good as none: nothing is found.
@@ -134,8 +131,6 @@ def ask(request: HttpRequest) -> Asked:
     by = request.GET.get("by", "")
     if by not in GROUP_TITLES or (by == "cluster" and "appcode" not in where):
         by = next((NEXT[group] for group in where), "line" if user.is_administrator else "appcode")
-    with_examples = request.GET.get("examples") != "0"
-    counted = codes.keys() - (set() if with_examples else examples)
     errors: dict[str, str] = {}
     try:
         range_ = periods.parse_days(words(request, "from"), words(request, "to"), words(request, "columns"), now.date())
@@ -143,9 +138,9 @@ def ask(request: HttpRequest) -> Asked:
         range_ = periods.parse_days("", "", "", now.date())
         errors = {str(error.path[0]): error.message for error in invalid.errors}
     return Asked(
-        range=range_, now=now, by=by, where=where, codes=codes, errors=errors, with_examples=with_examples,
-        measure="hours" if request.GET.get("show") == "hours" else "cost", has_examples=bool(examples),
-        appcodes=None if user.is_administrator and len(counted) == len(codes) else sorted(map(int, counted)),
+        range=range_, now=now, by=by, where=where, codes=codes, errors=errors,
+        measure="hours" if request.GET.get("show") == "hours" else "cost",
+        appcodes=None if user.is_administrator else sorted(map(int, codes)),
         lines=dict(OrgNode.objects.exclude(title="").values_list("path", "title")),
     )  # fmt: skip
 
@@ -160,7 +155,7 @@ def counted(asked: Asked) -> list[int] | None:
 
 def common(asked: Asked) -> dict[str, Any]:
     """What the templates of all pages want."""
-    return {"asked": asked, "examples_shown": asked.has_examples and asked.with_examples}
+    return {"asked": asked}
 
 
 def labelled(range_: Range) -> list[tuple[str, dt.date]]:
@@ -190,11 +185,6 @@ def page_with(request: HttpRequest, changes: Mapping[str, str]) -> str:
 def used_cells(used: Used) -> tuple[object, ...]:
     """Beneath USED_HEAD."""
     return used.gpu_seconds, display(used.gpu_hours, 6), display(used.cost, 6), settings.CURRENCY
-
-
-def left_out(asked: Asked) -> list[str]:
-    """Clouds whose GPUs do not count."""
-    return [] if asked.with_examples else [history.CLOUD]
 
 
 def busy_notes(request: HttpRequest) -> list[str]:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from django.conf import settings
-from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from billing import history
 from billing.budgets import figures
 from billing.dashboards.asked import (
     GROUP_TITLES,
@@ -25,7 +23,6 @@ from billing.dashboards.asked import (
     common,
     counted,
     labelled,
-    left_out,
     used_cells,
 )
 from billing.efficiency import capacity, waste
@@ -35,11 +32,8 @@ from billing.money import Used
 from billing.periods import Range
 from billing.sums import makeup, over_time
 from billing.sums.over_time import Dashboard
-from portal.access import require_administrator
 from portal.charts import Columns, draw_columns
-from portal.errors import Conflict
 from portal.files import csv_file
-from portal.pages.appcodes import person
 
 # The same within a sentence, and of many.
 GROUP_WORDS: dict[Group, str] = {
@@ -168,20 +162,7 @@ def _share(asked: Asked, found: Dashboard) -> Share:
     """Over the whole range and all models of which it is known what was there."""
     whole = Range(asked.range.since, asked.range.until, "month")
     there: dict[str, int] = {}
-    for models in capacity.available(whole, asked.now, without=left_out(asked)).values():
+    for models in capacity.available(whole, asked.now).values():
         for model, (seconds, _) in models.items():
             there[model] = there.get(model, 0) + seconds
     return capacity.total(Share(found.by["model"].get(model, Used()).gpu_seconds, there[model]) for model in there)
-
-
-@require_POST
-def remove_examples(request: HttpRequest) -> HttpResponse:
-    user = person(request)
-    require_administrator(user)
-    try:
-        removed = history.remove(acting_user=user)
-    except Conflict as conflict:
-        messages.error(request, str(conflict))
-    else:
-        messages.success(request, f"The generated example data of {removed} appcodes is gone.")
-    return HttpResponseRedirect(reverse("dashboard"))

@@ -9,6 +9,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("dashboard/utilisation", utilisation.utilisation, name="dashboard_utilisation"),
     path("dashboard/waste", waste.wasted, name="dashboard_waste"),
     path("dashboard/reconciliation", reconciliation_page.reconciled, name="dashboard_reconciliation"),
-    path("dashboard/examples/remove", overview.remove_examples, name="remove_examples"),
     path("billing/<slug:code>/<slug:name>/<slug:number>/<int:pk>", segment.segment, name="billing_segment"),
 ]

@@ -10,7 +10,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import history
 from billing.dashboards.asked import Asked
 from billing.ledger.models import LedgerEntry
 from billing.metering.models import Observation, UsageSegment
@@ -62,7 +61,7 @@ def segment(request: HttpRequest, code: str, name: str, number: str, pk: int) ->
     context = {
         "appcode": appcode, "code": code, "name": name, "number": number, "row": row, "seen": seen, "lines": lines,
         "held": row.segment.resources, "now": timezone.now(), "total": money(sum((line.charge for line in lines), Decimal(0))),
-        "marks": marks_of(row), "generated": appcode.pk in history.codes(),
+        "marks": marks_of(row),
     }  # fmt: skip
     return render(request, "billing/segment.html", context)
 

@@ -281,10 +281,6 @@ class SegmentDocument(SegmentSummary):
     entries: list[LedgerEntryDocument]
 
 
-class Removed(Answer):
-    appcodes: int = Field(description="Generated appcodes that were removed; 0 when there were none.")
-
-
 def days(range_: Range, now: dt.datetime) -> Days:
     return Days(since=range_.since, to=range_.last_day, columns=range_.step, as_of=now)
 

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing import history, periods
+from billing import periods
 from billing.budgets import access as budgets_access
 from billing.budgets import figures
 from billing.efficiency import measured
@@ -89,7 +89,6 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
     if request.GET.get("by") == "line":
         return _usage_csv("business-lines", "business_line", asked, lines)
     links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
-    context["generated"] = "some" if appcodes.filter(pk__in=history.codes()).exists() else ""
     if _shows_page(request):
         context["makeup"] = makeup.parts(
             asked.now, window=asked.period.window, appcodes=list(appcodes.order_by().values_list("pk", flat=True))
@@ -108,7 +107,7 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
         (row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
         for row in access.usage_by_cluster(one, asked.period, asked.now)
     ]
-    context: dict[str, Any] = {"appcode": one, "generated": _generated(one)}
+    context: dict[str, Any] = {"appcode": one}
     if not request.GET.keys() & {"part", "format"}:
         budget = budgets_access.budget_of(one)
         context |= {
@@ -135,8 +134,7 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
         asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name
     )
     return _usage_page(
-        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts,
-        generated=_generated(one),
+        request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts
     )  # fmt: skip
 
 
@@ -146,7 +144,7 @@ def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpRes
     parts = makeup.parts(now, window=periods.month(now).window, appcodes=[one.pk], cluster=name)
     by_family = {sku: sum((part.cost for part in parts if part.family == sku), Decimal(0)) for sku in ORDER}
     context = {
-        "code": one.code, "name": name, "now": now, "sums": by_family, "generated": _generated(one),
+        "code": one.code, "name": name, "now": now, "sums": by_family,
         "subtotal": sum(by_family.values(), Decimal(0)),
     }  # fmt: skip
     return render(request, "billing/_box.html", context)
@@ -166,7 +164,6 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
         "cost": sum((row.cost for row in rows), Decimal(0)), "busy": access.busy_of(rows),
         "complete": len(rows) < access.MAX_SEGMENTS,
-        "generated": _generated(one),
         "makeup": makeup.parts(
             asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name, run=number
         ),
@@ -177,11 +174,6 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
 def _shows_page(request: HttpRequest) -> bool:
     """Not one of its tables as a file."""
     return "format" not in request.GET and request.GET.get("by") not in ("line", "time")
-
-
-def _generated(appcode: Appcode) -> str:
-    """ "all" for an appcode whose usage was generated."""
-    return "all" if appcode.pk in history.codes() else ""
 
 
 def _usage_page(

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from billing.dashboards.asked import ask, busy_notes, column_urls, common, labelled, left_out, page_with
+from billing.dashboards.asked import ask, busy_notes, column_urls, common, labelled, page_with
 from billing.efficiency import capacity, measured
 from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy
@@ -38,7 +38,7 @@ def utilisation(request: HttpRequest) -> HttpResponse:
     asked = ask(request)
     model = asked.where.pop("model", None)
     found = over_time.read(asked.range, "model", asked.now, appcodes=asked.appcodes, where=asked.where)
-    there = capacity.available(asked.range, asked.now, without=left_out(asked))
+    there = capacity.available(asked.range, asked.now)
     all_shares = capacity.shares(found.by_group, there)
     columns = [
         (label, capacity.total(share for name, share in all_shares[since].items() if model in (None, name)))

@@ -6,7 +6,7 @@ Until the first row of a model nobody knows what was there, and no utilisation i
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -41,7 +41,7 @@ AVAILABLE = """
 WITH piece(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
 step AS (
     SELECT gpu_model, gpus, simulated, at AS since, lead(at, 1, 'infinity') OVER same AS until FROM billing_capacityrecord
-    WHERE cloud <> ALL(%(without)s) WINDOW same AS (PARTITION BY cloud, gpu_model ORDER BY at, id)
+    WINDOW same AS (PARTITION BY cloud, gpu_model ORDER BY at, id)
 )
 SELECT (piece.since AT TIME ZONE 'UTC')::date, gpu_model, sum(gpus * seconds)::bigint, sum(simulated * seconds)::bigint
 FROM step JOIN piece ON step.since < piece.until AND step.until > piece.since
@@ -88,17 +88,13 @@ def record(cloud: str, gpus: Mapping[str, tuple[int, int]], at: dt.datetime) -> 
         )  # fmt: skip
 
 
-def available(
-    range_: Range, now: dt.datetime, *, without: Sequence[str] = ()
-) -> dict[dt.date, dict[str, tuple[int, int]]]:
-    """GPU-seconds that were there in each column by model until now, and those of simulated GPUs among them; clouds in
-    `without` do not count. One query."""
+def available(range_: Range, now: dt.datetime) -> dict[dt.date, dict[str, tuple[int, int]]]:
+    """GPU-seconds that were there in each column by model until now, and those of simulated GPUs among them. One query."""
     columns: dict[dt.date, dict[str, tuple[int, int]]] = {since: {} for since, _ in range_.columns}
     parameters: dict[str, Any] = {
         "since": [midnight(since) for since, _ in range_.columns],
         "until": [midnight(until) for _, until in range_.columns],
         "now": floor(now),
-        "without": list(without),
     }
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", AVAILABLE), parameters)

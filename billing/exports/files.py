@@ -23,7 +23,6 @@ from django.db import connection
 from django.db.models import Q
 
 from billing import periods
-from billing.dashboards.models import GeneratedAppcode
 from billing.exports import focus
 from billing.exports.focus import COLUMNS, NUMBERS, TIMES, Account, Bill, Row
 from billing.invoices import spans
@@ -116,11 +115,10 @@ def _accounts(month: date, mine: dict[str, Any]) -> Callable[..., Account]:
     ):
         named[pk], lines[pk] = (code, name), line
     titles = dict(OrgNode.objects.exclude(namespace=None).values_list("path", "title"))
-    generated = set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
 
     def account(pk: int, line: str | None = None) -> Account:
         line = lines.get(pk, "") if line is None else line
-        return Account(*named[pk], line, titles.get(line, ""), pk in generated)
+        return Account(*named[pk], line, titles.get(line, ""))
 
     return account
 

@@ -85,7 +85,6 @@ class Row(NamedTuple):
     SubAccountType: str
     Tags: str | None
     x_DiscountPercent: Decimal | None
-    x_Generated: str | None
     x_LedgerEntryId: str | None
     x_LedgerKind: str
 
@@ -104,14 +103,13 @@ NUMBERS = {
 class Account:
     """Who is billed: an appcode (the sub account) and what pays for it (the billing account), its business line.
 
-    An appcode that belonged to none pays for itself. `generated` is one of the demonstration, which nobody pays.
+    An appcode that belonged to none pays for itself.
     """
 
     code: str
     name: str
     business_line: str = ""
     line_title: str = ""
-    generated: bool = False
 
 
 @dataclass(frozen=True)
@@ -296,7 +294,6 @@ def _common(account: Account, bill: Bill) -> Mapping[str, Any]:
         "SubAccountId": account.code,
         "SubAccountName": account.name,
         "SubAccountType": "Appcode",
-        "x_Generated": "true" if account.generated else None,
     }
 
 

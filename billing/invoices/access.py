@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Q, QuerySet, Sum
 from django.http import Http404
 from django.utils import timezone
 
 from billing import mails, periods
-from billing.dashboards.models import GeneratedAppcode
 from billing.invoices import closing, drafts
 from billing.invoices.document import Document
 from billing.invoices.models import Closing, Invoice, InvoiceLine
@@ -40,11 +39,6 @@ class Sheet:
         return self.draft.state if self.draft else "closed"
 
     @property
-    def generated(self) -> bool:
-        """Whether it is of an example, which nobody pays."""
-        return GeneratedAppcode.objects.filter(appcode__code=self.document.appcode).exists()
-
-    @property
     def taken_back(self) -> Decimal:
         """What credit notes have taken back."""
         return sum((note.amount for note in self.row.notes.all()), Decimal("0.00")) if self.row else Decimal("0.00")
@@ -55,21 +49,15 @@ class Sheet:
 
 
 def invoices_of(appcodes: QuerySet[Appcode]) -> QuerySet[Invoice]:
-    """With what credit notes took back of each as `taken_back`, None for nothing, and whether it is `generated`."""
+    """With what credit notes took back of each as `taken_back`, None for nothing."""
     found = Invoice.objects.filter(appcode__in=appcodes.order_by())
-    examples = Exists(GeneratedAppcode.objects.filter(appcode=OuterRef("appcode")))
-    return found.annotate(taken_back=Sum("notes__amount"), generated=examples).select_related("appcode")
+    return found.annotate(taken_back=Sum("notes__amount")).select_related("appcode")
 
 
 def to_pay(row: Invoice) -> Decimal:
     """Of one of `invoices_of`."""
     back: Decimal | None = getattr(row, "taken_back", None)
     return row.total - (back or Decimal(0))
-
-
-def generated(row: Invoice) -> bool:
-    """Of one of `invoices_of`."""
-    return bool(getattr(row, "generated", False))
 
 
 def sheet(appcode: Appcode, month: dt.date, now: dt.datetime) -> Sheet:
@@ -202,11 +190,11 @@ def unsent() -> int:
 
 LINE_HEAD = (
     "invoice", "state", "appcode", "business_line", "billed_month", "used_month", "sku", "per_hour", "discount_percent",
-    "unit_seconds", "hours", "exact_charge", "amount", "currency", "generated",
+    "unit_seconds", "hours", "exact_charge", "amount", "currency",
 )  # fmt: skip
 LIST_HEAD = (
     "invoice", "appcode", "business_line", "month", "subtotal", "credits_used", "total", "credit_notes", "to_pay", "currency",
-    "closed_at", "sha256", "generated",
+    "closed_at", "sha256",
 )  # fmt: skip
 
 
@@ -214,24 +202,24 @@ def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
     """Lines, credits and credit notes; their amounts add up to what is to pay."""
     document = one.document
     head = (document.number, one.state, document.appcode)
-    month, label = f"{document.month:%Y-%m}", "true" if one.generated else ""
+    month = f"{document.month:%Y-%m}"
     for line in document.lines:
         key = line.key
         yield (
             *head, key.business_line, month, f"{key.month:%Y-%m}", key.sku, f"{key.per_hour:f}", f"{key.discount:f}",
-            line.quantity, f"{line.hours:.6f}", f"{line.exact:.12f}", f"{line.amount:f}", document.currency, label,
+            line.quantity, f"{line.hours:.6f}", f"{line.exact:.12f}", f"{line.amount:f}", document.currency,
         )  # fmt: skip
     nothing = ("", "", "", "", "")
     for used in document.used:
         what = "credit given back" if used.given_back else "credit"
         yield (
             *head, document.business_line, month, month, f"{what}: {used.reason}", *nothing, f"{-used.amount:f}",
-            document.currency, label,
+            document.currency,
         )  # fmt: skip
     for note in one.row.notes.all() if one.row else ():
         yield (
             *head, document.business_line, month, month, f"{note.number}: {note.reason}", *nothing, f"{-note.amount:f}",
-            document.currency, label,
+            document.currency,
         )  # fmt: skip
 
 
@@ -241,7 +229,6 @@ def list_cells(rows: Iterable[Invoice]) -> Iterator[tuple[object, ...]]:
         yield (
             row.number, row.code, row.business_line, f"{row.month:%Y-%m}", row.subtotal, row.credited, row.total,
             row.total - left, left, row.currency, row.closed_at.isoformat(), row.sha256,
-            "true" if generated(row) else "",
         )  # fmt: skip
 
 

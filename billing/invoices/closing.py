@@ -21,14 +21,12 @@ from django.utils import timezone
 
 from billing import mails, periods, wakeups
 from billing.accounts.models import Credit
-from billing.dashboards.models import GeneratedAppcode
 from billing.invoices import document as invoices_document
 from billing.invoices.document import Available, Document, Line, Past
-from billing.invoices.models import Closing, CreditNote, Invoice, InvoiceCredit, InvoiceLine
+from billing.invoices.models import Closing, Invoice, InvoiceCredit, InvoiceLine
 from billing.invoices.spans import Span, lines_of, mark_before, span_of
 from billing.ledger import posting
 from billing.ledger.models import LedgerEntry, MonthlyUsage
-from billing.mails import Mail
 from billing.metering.segments import floor
 from billing.money import UNIT, cents
 from billing.prices.models import Ownership
@@ -140,9 +138,7 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
     _spend(rows, documents.values(), span)
     record_all([_closed_event(row) for row in rows])
     if now - span.period.until < MAIL_UNTIL:
-        # The addresses of a generated example are nobody's.
-        examples = set(GeneratedAppcode.objects.values_list("appcode_id", flat=True))
-        mails.queue([invoice_mail(row) for row in rows if row.appcode_id not in examples], now)
+        mails.queue([invoice_mail(row) for row in rows], now)
     return len(rows)
 
 
@@ -283,19 +279,6 @@ def close_now(month: dt.date, *, acting_user: User) -> Closing:
     return row
 
 
-def forget(appcodes: Sequence[int]) -> None:
-    """Removes the invoices, credits and mail of generated examples; of others the database lets nothing go. To be called in the
-    transaction that removes their ledger, and before it does."""
-    of_invoice, of_appcode = {"invoice__appcode__in": appcodes}, {"appcode__in": appcodes}
-    for rows in (
-        InvoiceCredit.objects.filter(**of_invoice), InvoiceLine.objects.filter(**of_invoice),
-        CreditNote.objects.filter(**of_invoice), Invoice.objects.filter(**of_appcode), Mail.objects.filter(**of_appcode),
-    ):  # fmt: skip
-        rows.delete()
-    LedgerEntry.objects.filter(**of_appcode, kind=LedgerEntry.Kind.CREDIT).delete()
-    Credit.objects.filter(**of_appcode).delete()
-
-
 # Proof
 
 
@@ -346,8 +329,7 @@ def problems(invoice: Invoice, span: Span | None = None, sums: Sequence[Line] = 
         invoices_document.line_facts(line) for line in document.lines
     ]:
         found.append(f"{invoice.number}: its lines are not what the ledger says")
-    # Closings of examples may have gone that were the ones before.
-    if invoice.mark != span.mark or invoice.after != (span.after or invoice.after):
+    if (invoice.after, invoice.mark) != (span.after, span.mark):
         found.append(f"{invoice.number}: it covers other entries of the ledger than its month")
     found += [f"{invoice.number}: {name} is {is_}, but by its document {said}" for name, is_, said in _beside(invoice)]
     for row in invoice.credits.all():

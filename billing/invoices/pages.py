@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from billing import history, mails, periods
+from billing import mails, periods
 from billing.invoices import access, closing, credit_notes
 from billing.invoices.access import (
     ENTRY_HEAD,
@@ -64,7 +64,6 @@ def invoice_list(request: HttpRequest) -> HttpResponseBase:
         "rows": [(row, access.to_pay(row), told[row.number]) for row in shown],
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": access.open_months(appcodes, now), "now": now,
-        "generated": "some" if appcodes.filter(pk__in=history.codes()).exists() else "",
         "chart": _chart(months[:12]), "sum": next((found for found in months if found[0] == asked), None),
     }  # fmt: skip
     return render(request, "billing/invoices.html", context)
@@ -109,7 +108,6 @@ def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNote
     context = {
         "appcode": appcode, "sheet": sheet, "document": document, "row": sheet.row, "draft": sheet.draft, "own": own,
         "late": late, "form": form, "may_manage": may(person(request), appcode, MANAGE),
-        "generated": "all" if sheet.generated else "",
         "several_lines": len({line.key.business_line for line in document.lines}) > 1,
         "told": access.told(access.mail_of(sheet.row)) if sheet.row else None,
         "usage_query": period.query,
@@ -131,7 +129,6 @@ def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) ->
     shown, following = page_of(request, found.select_related("segment"), "id", ENTRIES)
     totals = found.aggregate(quantity=Sum("quantity"), charge=Sum("charge"))
     context = {
-        "generated": "all" if row.appcode_id in history.codes() else "",
         "row": row, "line": line.line, "place": place, "entries": [EntryRow(entry) for entry in shown],
         "next_cursor": following, "complete": (totals["quantity"], totals["charge"]) == (line.quantity, line.charge),
         "usage_query": periods.month_of(line.month).query, "late": line.month != row.month,
@@ -175,7 +172,6 @@ def months(request: HttpRequest) -> HttpResponse:
     sums = {month: (count, total) for month, count, total in access.closed_months(Appcode.objects.all(), 240)}
     rows = [(row, *sums.get(row.month, (0, Decimal(0)))) for row in Closing.objects.order_by("-month")]
     context = {
-        "generated": "some" if Invoice.objects.filter(appcode__in=history.codes()).exists() else "",
         "rows": rows, "now": now, "unsent": access.unsent(), "sends": mails.configured(),
         "grace": closing.grace(), "this": periods.month_of(now.date().replace(day=1)),
     }  # fmt: skip

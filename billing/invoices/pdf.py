@@ -25,6 +25,7 @@ from reportlab.platypus import Paragraph, SimpleDocTemplate, Spacer, Table, Tabl
 from billing.invoices.access import Sheet
 from billing.invoices.document import Line
 from billing.money import price_text
+from portal import demonstration
 
 INK, MUTED, RULE, TINT = (colors.HexColor(value) for value in ("#1a212c", "#566070", "#dde1e7", "#f3f5f8"))
 # Latin letters, and the few marks that the pages use; what the standard fonts have.
@@ -42,7 +43,6 @@ SECTION = ParagraphStyle(
 BIG = ParagraphStyle("big", BODY, fontName="Helvetica-Bold", fontSize=13, leading=17, alignment=TA_RIGHT)
 BOLD = ParagraphStyle("bold", BODY, fontName="Helvetica-Bold")
 BOLD_NUMBER = ParagraphStyle("bold-number", BOLD, alignment=TA_RIGHT)
-GENERATED = "Generated example data: nobody ran it and nobody pays for it."
 # Frames keep six points on each side.
 WIDTH = A4[0] - 36 * mm - 12
 
@@ -54,7 +54,7 @@ def invoice(sheet: Sheet) -> bytes:
     state = "" if row else f" ({sheet.state})"
     story: list[Any] = [
         _head(f"Invoice{state}", document.number if row else "", f"{sheet.to_pay:,} {document.currency}"),
-        *([_text(GENERATED, BOLD)] if sheet.generated else []),
+        *([_text(said, BOLD)] if (said := demonstration.said()) else []),
         Spacer(1, 5 * mm),
         _facts(
             [

@@ -28,7 +28,6 @@ class InvoiceSummary(Answer):
     taken_back: str = Field(description="Credit notes.")
     to_pay: str
     sha256: str
-    generated: bool = Field(description="Of an example, which nobody pays.")
     closed_at: dt.datetime
 
 
@@ -92,7 +91,6 @@ class InvoiceDocument(Answer):
     state: Literal["open", "closing", "closed"]
     closes_at: dt.datetime | None
     sha256: str | None
-    generated: bool = Field(description="Of an example, which nobody pays.")
     document: InvoiceBody
     credit_notes: list[CreditNoteDocument]
     to_pay: str
@@ -140,7 +138,6 @@ def invoice_summary(row: Invoice) -> dict[str, Any]:
         number=row.number, appcode=row.code, month=f"{row.month:%Y-%m}", business_line=row.business_line,
         currency=row.currency, subtotal=f"{row.subtotal:.2f}", credited=f"{row.credited:.2f}", total=f"{row.total:.2f}",
         taken_back=f"{row.total - to_pay:.2f}", to_pay=f"{to_pay:.2f}", sha256=row.sha256, closed_at=row.closed_at,
-        generated=access.generated(row),
     ).json_value()  # fmt: skip
 
 
@@ -151,7 +148,6 @@ def invoice_document(sheet: Sheet) -> dict[str, Any]:
         "state": sheet.state,
         "closesAt": None if sheet.draft is None else _time(sheet.draft.due_at),
         "sha256": row.sha256 if row else None,
-        "generated": sheet.generated,
         # As it is, so that whoever reads it can hash it.
         "document": sheet.document.facts() if row else _open(sheet),
         "creditNotes": [credit_note_document(note) for note in row.notes.all()] if row else [],

@@ -15,7 +15,6 @@ from django.db import transaction
 from portal import events
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
-from portal.examples import keep_disabled
 from portal.models import Appcode, Membership, OrgNode, User
 from portal.specs import MAX_GPU_QUOTA, AppcodeManifest
 
@@ -106,13 +105,11 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
 
 @transaction.atomic
 def approve_appcode(appcode: Appcode, *, acting_user: User, gpu_quota: int | None = None) -> Appcode:
-    """Makes it active: a request, a refused one, or a disabled one again. Raises Conflict when it is active already, and for an
-    example."""
+    """Makes it active: a request, a refused one, or a disabled one again. Raises Conflict when it is active already."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     if appcode.state == State.ACTIVE:
         raise Conflict(f"{appcode.code} is active already.")
-    keep_disabled(appcode)
     verb = "enabled" if appcode.state == State.DISABLED else "approved"
     appcode.state, appcode.note = State.ACTIVE, ""
     if gpu_quota is not None:

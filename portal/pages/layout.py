@@ -20,6 +20,8 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 
+from portal import demonstration
+
 PAGE = 50
 MAX_WORDS = 200
 Row = TypeVar("Row", bound=Model)
@@ -124,7 +126,7 @@ def sends_mail() -> bool:
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """The context processor. Costs no query."""
+    """The context processor. Costs no query, once it is known whether this is a demonstration."""
     user = request.user if hasattr(request, "user") else None
     signed_in = user is not None and user.is_authenticated
     administrator = signed_in and getattr(user, "is_administrator", False)
@@ -138,6 +140,8 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "sends_mail": sends_mail(),
         "open_signup": settings.PORTAL_OPEN_SIGNUP,
         "error_id": getattr(request, "error_id", ""),
+        # Called by the pages that show it: those of errors need no database.
+        "demonstration": demonstration.said,
     }
 
 

@@ -40,8 +40,8 @@ GROUPS = {
 }
 # What happens outside any appcode; only webhooks of everything hear of it.
 PLATFORM_GROUPS = {
-    "month": "Months closed", "prices": "Price lists imported", "history": "Generated examples",
-    "person": "People", "token": "API tokens", "org": "Business lines",
+    "month": "Months closed", "prices": "Price lists imported", "person": "People", "token": "API tokens",
+    "org": "Business lines",
     "kubernetes": "Kubernetes clusters registered and changed",
     "cloud": "What clouds say of themselves", "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",
     "demo": "The demonstration",

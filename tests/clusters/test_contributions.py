@@ -15,6 +15,6 @@ def test_services_and_volumes_go_on_until_somebody_ends_them(db, catalogue, peop
         )
     )
     assert Run.objects.count() == 3
-    keys = [f"run {service}", f"run {limited}", f"run {batch}", "volume 7", "run 999999999", "example-3", "run x", ""]
+    keys = [f"run {service}", f"run {limited}", f"run {batch}", "volume 7", "run 999999999", "ranker 3", "run x", ""]
     assert hooks.without_end(keys) == {f"run {service}", "volume 7"}
     assert list(billing_hooks.without_end) == [hooks.without_end]

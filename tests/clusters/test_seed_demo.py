@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pypdf
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import IntegrityError, transaction
+
+from portal import demonstration
 
 # The buckets have fixed names on the one S3 server of all test processes.
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seed")]
@@ -21,6 +25,12 @@ pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seed")]
 def credentials(settings: Any, tmp_path: Path) -> Path:
     settings.DATA_DIR = tmp_path
     return tmp_path / "credentials.json"
+
+
+@pytest.fixture(autouse=True)
+def undecided(real_portal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has just begun."""
+    monkeypatch.setattr(demonstration, "_known", None)
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +63,9 @@ APPS = ("portal", "billing", "datastores", "clusters")
 
 
 def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) -> None:
-    from billing import history
     from billing.models import UsageSegment
     from clusters.access import cluster_for
+    from clusters.demo.plan import TEAMS
     from clusters.models import Flavor, Image
     from portal.access import OPERATE, appcodes_for, may
     from portal.models import User
@@ -80,12 +90,10 @@ def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) ->
     people = {name: User.objects.get(username=name) for name in known["users"]}
     assert people["root"].is_administrator
     assert [code.code for code in appcodes_for(people["mallory"])] == ["flight-demo"]
-    generated = history.codes()
-    real = [code for code in appcodes_for(people["root"]) if code.pk not in generated]
-    assert {code.org_node.namespace for code in real} == {"ops", "flight"}
-    assert len(generated) == len(history.TEAMS)
-    assert UsageSegment.objects.filter(appcode__in=generated).exists()
-    assert not UsageSegment.objects.exclude(appcode__in=generated).exists()
+    teams = {team.code for team in TEAMS}
+    assert {code.code for code in appcodes_for(people["root"])} == {"ops-demo", "flight-demo", *teams}
+    assert {code.code for code in appcodes_for(people["alice"])} == {"ops-demo", *teams}
+    assert set(UsageSegment.objects.values_list("appcode__code", flat=True)) == teams
     show1 = cluster_for(people["alice"], "ops-demo", "show1")
     assert may(people["bob"], show1.appcode, OPERATE)
     assert not may(people["victor"], show1.appcode, OPERATE)
@@ -145,9 +153,33 @@ def test_datastores_and_credentials_follow_the_servers(
     assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
 
 
+def test_every_page_and_invoice_says_so_and_nobody_can_take_it_back(credentials: Path, client: Any) -> None:
+    from billing.models import UsageSegment
+    from portal.models import Event, User
+
+    said = "Demonstration: history is generated"
+    assert said not in client.get("/accounts/login/").content.decode()
+    seed()
+    assert said in client.get("/accounts/login/").content.decode()
+    client.force_login(User.objects.get(username="alice"))
+    month = f"{UsageSegment.objects.latest('started').started:%Y-%m}"
+    for page in ("/", "/dashboard", "/billing/ads", f"/invoices/ads/{month}", "/profile"):
+        assert said in client.get(page, follow=True).content.decode(), page
+    pdf = client.get(f"/invoices/ads/{month}?format=pdf").content
+    assert said in "".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(pdf)).pages)
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        Event.objects.filter(verb=demonstration.MADE).delete()
+
+
+def test_a_portal_with_people_stays_real(people: Any, client: Any) -> None:
+    client.force_login(people.alice)
+    assert "Demonstration" not in client.get("/dashboard").content.decode()
+    assert demonstration._known is False, "and is not asked about again"
+
+
 def test_somebody_elses_portal_is_left_alone(credentials: Path, people: Any) -> None:
     before = everything()
-    with pytest.raises(CommandError, match="already"):
+    with pytest.raises(CommandError, match="in use already"):
         seed()
     assert everything() == before
     assert not credentials.exists()

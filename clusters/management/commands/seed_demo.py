@@ -1,10 +1,10 @@
 """`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
 
 Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
-in them, the example cluster `show1` that trains on these, a budget, and some weeks of generated usage (billing/history.py), so
-that the dashboard has something to show. Objects are stored first, because storing them again changes nothing; then one
-transaction makes all rows, or none. An event remembers that it was done: what people change or delete afterwards stays
-changed or deleted, and passwords are printed only that once.
+in them, the example cluster `show1` that trains on these, a budget, and some weeks of generated usage (clusters/demo), so that
+the dashboard has something to show. Objects are stored first, because storing them again changes nothing; then one transaction
+makes all rows, or none. An event remembers that it was done, for every page to say so (portal/demonstration.py): what people
+change or delete afterwards stays changed or deleted, and passwords are printed only that once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.utils import timezone
 
-from billing import history
 from billing.budgets import turn
 from billing.models import Price
 from clusters.actions import create_cluster
 from clusters.clouds.drivers.local.agent import gpus
+from clusters.demo import history, plan
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
 from datastores.actions import create_datastore
@@ -41,12 +41,12 @@ from datastores.specs import DatastoreManifest
 from portal.actions.appcodes import request_appcode
 from portal.actions.members import set_member
 from portal.actions.tokens import make_token
-from portal.events import record
-from portal.models import Appcode, Event, OrgNode, User
+from portal.demonstration import declare, is_demonstration
+from portal.errors import Conflict
+from portal.models import Appcode, OrgNode, User
 from portal.specs import AppcodeManifest
 from portal.up.services import write_private
 
-DONE = "demo.seeded"
 TOKEN_DAYS = 365
 INPUT, OUTPUT = "demo-input", "demo-output"
 
@@ -86,11 +86,15 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         credentials = settings.DATA_DIR / "credentials.json"
-        if Event.objects.filter(verb=DONE).exists():
+        if is_demonstration():
             _keep_addresses(credentials)
             return
         _store_digits()
         with transaction.atomic():
+            try:
+                declare()
+            except Conflict as conflict:
+                raise CommandError(f"{conflict} It stays as it is with PORTAL_DEMO=0.") from conflict
             people = _people()
             _appcodes(people)
             _catalogue()
@@ -99,8 +103,7 @@ class Command(BaseCommand):
             create_cluster(_show1(), acting_user=people["alice"][0])
             ops = Appcode.objects.get(code="ops-demo")
             turn.add(ops, turn.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
-            history.make(timezone.now(), owner=people["alice"][0])
-            record(DONE, actor=None, message="The demonstration was made.")
+            history.fill(timezone.now(), owner=people["root"][0], viewer=people["alice"][0])
             # Last, and before the commit: passwords that nobody knows would be worse than none.
             users = {
                 name: {"password": password, "token": _token(user), "role": PEOPLE[name]}
@@ -113,11 +116,7 @@ class Command(BaseCommand):
 
 
 def _people() -> dict[str, tuple[User, str]]:
-    """Everybody with their password. Names that are taken stop the whole: these are somebody's own people."""
-    if taken := User.objects.filter(username__in=PEOPLE).values_list("username", flat=True).first():
-        raise CommandError(
-            f"This portal has a “{taken}” already; the demonstration is for an empty one (PORTAL_DEMO=0)."
-        )
+    """Everybody with their password."""
     people = {}
     for name, role in PEOPLE.items():
         password = "-".join(secrets.token_hex(2) for _ in range(4))
@@ -158,9 +157,9 @@ def _catalogue() -> None:
         description="A container only: for clusters on Kubernetes.",
         container="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
     )
-    # The example of a history is priced, too.
+    # What was used before today is priced, too.
     for sku, per_hour in PRICES:
-        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=history.begins(timezone.now()))
+        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=plan.begins(timezone.now()))
 
 
 def _datastore(name: str) -> DatastoreManifest:

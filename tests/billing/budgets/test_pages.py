@@ -9,7 +9,6 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing import history
 from billing.budgets import figures, turn
 from billing.budgets.turn import Asked
 from billing.models import Budget, BudgetStep, Price
@@ -196,22 +195,6 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
     client.get("/budgets")
     with django_assert_max_num_queries(21):
         assert client.get("/budgets").content.decode().count("budget-bar") == 23
-
-
-def test_budgets_of_generated_examples_say_so_and_tell_nobody(client, people):
-    history.make(timezone.now(), owner=people.alice)
-    assert Budget.objects.count() == 3
-    before = Event.objects.count()
-    assert turn.turn(timezone.now() + dt.timedelta(minutes=5)) == 0
-    assert Event.objects.count() == before
-    client.force_login(people.alice)
-    one = Budget.objects.first()
-    for address in ("/budgets", f"/budgets/{one.pk}"):
-        assert "generated example data" in client.get(address).content.decode()
-    assert "of the budget of" not in client.get("/clusters/spent").content.decode()
-    history.remove(acting_user=people.root)
-    assert not Budget.objects.exists()
-    assert not BudgetStep.objects.exists()
 
 
 # REST

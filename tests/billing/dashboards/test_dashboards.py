@@ -15,7 +15,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from billing import history, periods
+from billing import periods
 from billing.efficiency import capacity, waste
 from billing.efficiency.capacity import Share
 from billing.ledger import posting
@@ -41,7 +41,7 @@ from billing.prices.book import price_book
 from billing.prices.rates import charge
 from billing.sums import over_time
 from portal.errors import Invalid
-from portal.models import Appcode, OrgNode
+from portal.models import Appcode
 
 pytestmark = pytest.mark.django_db
 
@@ -254,9 +254,6 @@ def test_capacity_is_noted_when_it_changes(db):
     found = capacity.available(Range(at.date(), at.date() + dt.timedelta(days=2), "day"), NOW)
     assert found[at.date()] == {"A100": ((8 * 12 + 6 * 12 + 4 * 6) * 3600, 0), "": (24 * 3600, 24 * 3600)}
     assert found[at.date() + dt.timedelta(days=1)] == {"A100": (4 * 24 * 3600, 0)}
-    assert capacity.available(Range(at.date(), at.date() + dt.timedelta(days=1), "day"), NOW, without=["local"]) == {
-        at.date(): {"A100": (4 * 6 * 3600, 0)}
-    }
     assert capacity.available(Range(TODAY, TODAY + dt.timedelta(days=1), "day"), NOW)[TODAY]["A100"][0] == 4 * int(
         (NOW - midnight(TODAY)).total_seconds()
     )
@@ -453,7 +450,7 @@ def test_columns_add_up_to_groups(client, people, prices):
 def test_bad_input_is_told_at_its_field(client, people):
     client.force_login(people.alice)
     for page in PAGES:
-        text = client.get(f"{page}?from=yesterday&columns=week&by=%00&user=%00&examples=x").content.decode()
+        text = client.get(f"{page}?from=yesterday&columns=week&by=%00&user=%00").content.decode()
         assert "Give a day between" in text
         assert "Choose day or month" in text
 
@@ -496,32 +493,6 @@ def test_what_does_not_fit_is_shown(client, people, prices):
     assert LedgerEntry.objects.filter(kind="reversal").count() == 1
     client.force_login(people.mallory)
     assert [row["pod"] for row in rows("flagged")] == []
-
-
-def test_generated_data_says_so_everywhere_and_goes_at_the_push_of_a_button(client, people, prices):
-    tell(pod(people.ops, NOW - 5 * HOUR, NOW - HOUR))
-    posting.post(NOW)
-    history.make(NOW, owner=people.alice)
-    client.force_login(people.root)
-    for page in PAGES:
-        assert "With generated example data" in client.get(page).content.decode()
-        without = client.get(f"{page}?examples=0").content.decode()
-        assert "Without the generated example data" in without
-    assert {row["appcode"] for row in table(client.get("/dashboard?examples=0&by=appcode&format=csv"))} == {"ops-demo"}
-    assert len({row["appcode"] for row in table(client.get("/dashboard?by=appcode&format=csv"))}) == 1 + len(
-        history.TEAMS
-    )
-    for page in ("/billing/example-ads", "/billing/example-ads/example-ads-serving", "/billing"):
-        assert "generated" in client.get(page).content.decode()
-    client.force_login(people.mallory)
-    assert "generated example data" not in client.get("/dashboard").content.decode()
-    assert client.post("/dashboard/examples/remove").status_code == 404
-    client.force_login(people.root)
-    assert client.get("/dashboard/examples/remove").status_code == 405
-    assert client.post("/dashboard/examples/remove").status_code == 302
-    assert not history.is_there()
-    assert not OrgNode.objects.filter(path__startswith="generated").exists()
-    assert "With generated" not in client.get("/dashboard").content.decode()
 
 
 # REST
@@ -571,7 +542,5 @@ def test_rest_says_what_the_pages_say(client, people, prices):
         assert client.get(f"/api/v1{path}").status_code == status
     client.force_login(people.mallory)
     assert client.get(f"/api/v1/segments/{segment['id']}").status_code == 404
-    assert client.delete("/api/v1/examples").status_code == 404
     client.force_login(people.root)
-    assert client.delete("/api/v1/examples").json() == {"appcodes": 0}
-    assert {row["value"] for row in get("/dashboard/spending", examples="0")["totals"]} == {"ops-demo", "flight-demo"}
+    assert {row["value"] for row in get("/dashboard/spending")["totals"]} == {"ops-demo", "flight-demo"}

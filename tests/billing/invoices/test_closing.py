@@ -17,12 +17,11 @@ from fractions import Fraction
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
-from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
 
-from billing import history, periods
+from billing import periods
 from billing.accounts.actions import credits_of, left
 from billing.exports import files
 from billing.invoices import closing as invoices_closing
@@ -48,7 +47,7 @@ from billing.models import (
 from billing.money import UNIT, WIDE, cents
 from billing.prices.rates import quantities
 from portal.errors import Conflict, Invalid
-from portal.models import Appcode, Event
+from portal.models import Event
 
 # Two hours before the end of March.
 T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
@@ -732,29 +731,6 @@ def test_a_month_whose_closing_is_gone_is_missed(ops, prices):
     assert "INV-202604-ops-demo: its month was never closed" in found
 
 
-def test_invoices_of_a_generated_example_go_with_it_and_no_others(closed, alice, root):
-    history.make(timezone.now(), owner=alice)
-    example = Appcode.objects.filter(pk__in=history.codes()).first()
-    credit(example, "5", dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
-    month = timezone.now().replace(day=1) + dt.timedelta(days=40)
-    invoices_closing.close_due(month)
-    made = Invoice.objects.filter(appcode__in=history.codes())
-    credit_notes.issue(made.filter(total__gt=1).first(), Decimal(1), "an example, too", acting_user=root)
-    assert made.count() > 3
-    assert InvoiceCredit.objects.filter(invoice__in=made).exists()
-    assert not Mail.objects.filter(appcode__in=history.codes(), key__startswith="invoice").exists()
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
-        made.first().lines.all().delete()
-    before = InvoiceLine.objects.filter(invoice=closed).count()
-    history.remove(acting_user=None)
-    assert list(Invoice.objects.values_list("pk", flat=True)) == [closed.pk]
-    assert InvoiceLine.objects.count() == before
-    assert Credit.objects.get().appcode_id == closed.appcode_id
-    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
-        closed.lines.all().delete()
-    check(month)
-
-
 # What is open
 
 
@@ -1043,7 +1019,6 @@ def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_
 
 
 def test_a_month_that_goes_while_it_is_closed_is_left_alone(ops, prices):
-    """With the last generated example its closing goes, too."""
     record(pod(ops.pk))
     posting.post(IN_APRIL)
     invoices_closing.plan(IN_APRIL)

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 from psycopg2 import sql
 
-from billing import history, periods
+from billing import periods
 from billing.ledger import posting
 from billing.metering import record
 from billing.metering.segments import PodState, floor
@@ -117,21 +117,6 @@ def test_what_runs_over_the_end_of_a_month_counts_once(people):
         assert told(now) == before
         assert list(before.values()) == [2 * (now - since).total_seconds()]
     assert of_ledger() == of_totals() != {}
-
-
-def test_generated_history_leaves_no_total_and_no_counter_behind(people):
-    since = NOW - dt.timedelta(days=3)
-    tell(people.ops, "real", since, since + HOUR)
-    posting.post(NOW)
-    before = told()
-    history.make(timezone.now(), owner=people.alice)
-    assert told() == of_ledger()
-    assert len(told()) > len(before)
-    history.remove(acting_user=people.root)
-    assert told() == of_ledger() == of_totals() == before
-    assert GpuTotal.objects.count() == GpuCounter.objects.count() == 1
-    history.make(timezone.now(), owner=people.alice)
-    assert told() == of_ledger(), "not what the one before had told"
 
 
 def rows_read() -> int:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from billing.models import GeneratedAppcode
 from clusters.pages import listing
 
 ROWS = "/clusters/rows"
@@ -75,7 +74,6 @@ def test_search_and_filters(query, found, some, people, as_person):
 
 
 def test_pages_follow_each_other_without_gaps(make_cluster, people, as_person, monkeypatch):
-    from clusters.pages import listing
 
     monkeypatch.setattr(listing, "ROWS", 2)
     for n in range(5):
@@ -147,20 +145,6 @@ def test_what_was_spent_this_month_is_a_part_of_its_own(some, people, as_person)
     answer = as_person(people.alice).get("/clusters/spent")
     assert answer.status_code == 200
     assert "Spent in" in answer.content.decode()
-
-
-def test_what_was_generated_is_spent_by_nobody(some, people, as_person, monkeypatch):
-    """It is asked for only the appcodes of which something was really used, unless one is asked for by name."""
-    asked = []
-    monkeypatch.setattr(
-        listing, "usage_by_appcode", lambda appcodes, *_: asked.append({a.code for a in appcodes}) or []
-    )
-    GeneratedAppcode.objects.create(appcode=people.ops)
-    client = as_person(people.root)
-    client.get("/clusters/spent")
-    client.get("/clusters/spent?appcode=ops-demo")
-    assert asked[0] == {"flight-demo"}
-    assert "ops-demo" in asked[1]
 
 
 def test_without_clusters_the_page_says_what_one_is(catalogue, people, as_person):
