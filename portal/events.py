@@ -31,7 +31,7 @@ def record(
 
 
 def record_all(entries: Sequence[Event]) -> list[Event]:
-    """Appends events in one statement; as `record`. Their deliveries to webhooks are made by a trigger (migration 0003)."""
+    """Appends events in one statement; as `record`. Their deliveries to webhooks are made by a trigger (portal/sql/rules.sql)."""
     if not connection.in_atomic_block:
         raise RuntimeError("events.record must run inside the transaction of the change it tells about")
     if entries:

@@ -3,7 +3,7 @@ what is sent of it to webhooks.
 
 The limits that the pages and the API state (one to four owners, one to ten addresses, a remark of at most 100 characters)
 are kept by the database too, so that no code path can leave an appcode without an owner. The rule about owners spans two
-tables and is a deferred constraint trigger (see migration 0002).
+tables and is a deferred constraint trigger (sql/rules.sql).
 """
 
 from __future__ import annotations

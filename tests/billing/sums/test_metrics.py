@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -143,16 +142,3 @@ def test_it_costs_the_same_after_years(people):
     few = live_for(2)
     assert live_for(36) == few > 0
     assert MonthlySpending.objects.count() == 36
-
-
-def test_an_installation_with_a_past_begins_with_its_totals(people):
-    migration = import_module("billing.migrations.0015_gpu_totals")
-    with connection.cursor() as cursor:
-        cursor.execute(migration.NO_TOTALS)
-        GpuTotal.objects.all().delete()
-        for n, since in enumerate(months_back(3)):
-            tell(people.ops, f"p-{n}", since, since + HOUR)
-        posting.post(NOW)
-        assert of_totals() == {}
-        cursor.execute(migration.TOTALS)
-    assert told() == of_ledger() == of_totals() != {}

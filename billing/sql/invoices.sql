@@ -1,8 +1,5 @@
-"""Rules of invoices that the database keeps by itself: what is closed is complete, adds up and never changes."""
+-- What is closed is complete, adds up and never changes.
 
-from django.db import migrations
-
-IMMUTABLE = """
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_invoice
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_invoiceline
@@ -11,6 +8,7 @@ CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_invoicecredit
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_creditnote
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
+
 -- A closing may be asked for earlier as long as it has no mark; then it can only be finished.
 CREATE FUNCTION billing_closing_kept() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -26,18 +24,15 @@ BEGIN
 END $$;
 CREATE TRIGGER closing_kept BEFORE UPDATE OR DELETE ON billing_closing
     FOR EACH ROW EXECUTE FUNCTION billing_closing_kept();
-"""
-NO_IMMUTABLE = """
-DROP TRIGGER closing_kept ON billing_closing;
-DROP FUNCTION billing_closing_kept();
-DROP TRIGGER append_only ON billing_invoice;
-DROP TRIGGER append_only ON billing_invoiceline;
-DROP TRIGGER append_only ON billing_invoicecredit;
-DROP TRIGGER append_only ON billing_creditnote;
-"""
 
-# An invoice is there with all its lines when its transaction ends; what is added to it later would not add up any more.
-COMPLETE = """
+-- TRUNCATE passes triggers of rows.
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_closing FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoice FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoiceline FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoicecredit FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_creditnote FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
+
+-- An invoice is there with all its lines when its transaction ends; what is added to it later would not add up any more.
 CREATE FUNCTION billing_invoice_sum(invoice bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT (i.line_count, i.subtotal, i.credited) = (
         (SELECT count(*) FROM billing_invoiceline WHERE invoice_id = i.id),
@@ -77,56 +72,57 @@ BEGIN
 END $$;
 CREATE TRIGGER credits_made AFTER INSERT ON billing_invoicecredit
     REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION billing_invoice_credits_made();
-"""
-NO_COMPLETE = """
-DROP TRIGGER credits_made ON billing_invoicecredit;
-DROP FUNCTION billing_invoice_credits_made();
-DROP TRIGGER lines_made ON billing_invoiceline;
-DROP FUNCTION billing_invoice_lines_made();
-DROP TRIGGER complete ON billing_invoice;
-DROP FUNCTION billing_invoice_complete();
-DROP FUNCTION billing_invoice_sum(bigint);
-"""
 
-# Whoever spends takes the row first, so that two cannot spend the same money. 460800000 is rating.UNIT.
-SPENT = """
+-- Whoever spends takes the row of the credit first, so that two cannot spend, or give back, the same money. An invoice that takes
+-- back more than was used gives credits back, up to what earlier ones used of them. 460800000 is rates.UNIT.
 CREATE FUNCTION billing_credit_spent() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     given numeric;
+    spent numeric;
 BEGIN
     SELECT amount INTO given FROM billing_credit WHERE id = NEW.credit_id FOR UPDATE;
-    IF (SELECT sum(-charge) FROM billing_ledgerentry WHERE credit_id = NEW.credit_id) > given * 460800000 THEN
+    SELECT sum(-charge) INTO spent FROM billing_ledgerentry WHERE credit_id = NEW.credit_id;
+    IF spent > given * 460800000 THEN
         RAISE EXCEPTION 'credit % is used up', NEW.credit_id USING ERRCODE = 'check_violation';
+    END IF;
+    IF spent < 0 THEN
+        RAISE EXCEPTION 'less than that was used of credit %', NEW.credit_id USING ERRCODE = 'check_violation';
     END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER credit_spent AFTER INSERT ON billing_ledgerentry
     FOR EACH ROW WHEN (NEW.kind = 'credit') EXECUTE FUNCTION billing_credit_spent();
+
+-- What all credit notes of an invoice may add up to: at most what was to pay in money; and of what it asked for each month, what
+-- no invoice has taken back: corrections of a month take back what was asked for first, first.
+CREATE FUNCTION billing_credit_note_limit(invoice bigint) RETURNS numeric LANGUAGE sql STABLE AS $$
+    WITH mine AS (
+        SELECT asker.id, asker.month AS asked, line.month, sum(line.amount) AS amount
+        FROM billing_invoice i JOIN billing_invoice asker ON asker.appcode_id = i.appcode_id
+            JOIN billing_invoiceline line ON line.invoice_id = asker.id
+        WHERE i.id = invoice GROUP BY asker.id, line.month
+    ), months AS (
+        SELECT id, amount,
+            coalesce(-sum(least(amount, 0)) OVER (PARTITION BY month), 0) AS taken,
+            coalesce(sum(greatest(amount, 0)) OVER (
+                PARTITION BY month ORDER BY asked ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ), 0) AS before
+        FROM mine
+    )
+    SELECT greatest(0, least(i.total, (
+        SELECT coalesce(sum(greatest(0, amount - greatest(0, taken - before))), 0)
+        FROM months WHERE id = invoice AND amount > 0
+    ))) FROM billing_invoice i WHERE i.id = invoice $$;
 CREATE FUNCTION billing_credit_note_fits() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    owed numeric;
 BEGIN
-    SELECT total INTO owed FROM billing_invoice WHERE id = NEW.invoice_id FOR UPDATE;
-    IF (SELECT sum(amount) FROM billing_creditnote WHERE invoice_id = NEW.invoice_id) > owed THEN
+    -- One note of an appcode after the other; in this order, so that no two wait for each other.
+    PERFORM FROM billing_invoice WHERE appcode_id = (SELECT appcode_id FROM billing_invoice WHERE id = NEW.invoice_id)
+        ORDER BY id FOR UPDATE;
+    IF (SELECT sum(amount) FROM billing_creditnote WHERE invoice_id = NEW.invoice_id)
+        > billing_credit_note_limit(NEW.invoice_id) THEN
         RAISE EXCEPTION 'credit notes exceed the invoice' USING ERRCODE = 'check_violation', CONSTRAINT = 'credit_note_fits';
     END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER fits AFTER INSERT ON billing_creditnote
     FOR EACH ROW EXECUTE FUNCTION billing_credit_note_fits();
-"""
-NO_SPENT = """
-DROP TRIGGER fits ON billing_creditnote;
-DROP FUNCTION billing_credit_note_fits();
-DROP TRIGGER credit_spent ON billing_ledgerentry;
-DROP FUNCTION billing_credit_spent();
-"""
-
-
-class Migration(migrations.Migration):
-    dependencies = [("billing", "0006_invoices"), ("portal", "0002_guards")]
-    operations = [
-        migrations.RunSQL(IMMUTABLE, NO_IMMUTABLE),
-        migrations.RunSQL(COMPLETE, NO_COMPLETE),
-        migrations.RunSQL(SPENT, NO_SPENT),
-    ]

@@ -1,8 +1,6 @@
-"""Rules that span rows: one to four owners per active appcode, and an Event log that nobody rewrites."""
+-- Rules that span rows: one to four owners per active appcode, an Event log that nobody rewrites, and deliveries that come to be with
+-- their event.
 
-from django.db import migrations
-
-OWNERS = """
 CREATE FUNCTION portal_check_owners() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     code_id bigint;
@@ -31,25 +29,33 @@ CREATE CONSTRAINT TRIGGER appcode_owners_1_4 AFTER INSERT OR UPDATE OR DELETE ON
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION portal_check_owners();
 CREATE CONSTRAINT TRIGGER appcode_owners_1_4 AFTER INSERT ON portal_appcode
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION portal_check_owners();
-"""
 
-APPEND_ONLY = """
+-- For every table, of other apps too, whose rows are never changed or removed.
 CREATE FUNCTION portal_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
 END $$;
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON portal_event
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
-"""
+-- TRUNCATE passes triggers of rows.
+CREATE TRIGGER no_truncate BEFORE TRUNCATE ON portal_event FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 
-
-class Migration(migrations.Migration):
-    dependencies = [("portal", "0001_initial")]
-    operations = [
-        migrations.RunSQL(
-            OWNERS,
-            "DROP TRIGGER appcode_owners_1_4 ON portal_appcode; DROP TRIGGER appcode_owners_1_4 ON portal_membership;"
-            " DROP FUNCTION portal_check_owners();",
-        ),
-        migrations.RunSQL(APPEND_ONLY, "DROP TRIGGER append_only ON portal_event; DROP FUNCTION portal_append_only();"),
-    ]
+-- In the transaction of the event, so that neither is there without the other: whoever reads events afterwards, by their ids,
+-- misses those of transactions that began earlier and committed later. Two statements' worth of webhooks, each by its own index.
+CREATE FUNCTION portal_make_deliveries() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO portal_delivery (uid, webhook_id, event_id, kind)
+    SELECT gen_random_uuid(), webhook.id, happened.id, happened.verb
+    FROM happened JOIN portal_appcode AS appcode ON appcode.code = happened.appcode
+        JOIN portal_webhook AS webhook ON webhook.appcode_id = appcode.id
+    WHERE webhook.enabled AND webhook.deleted_at IS NULL
+        AND webhook.kinds::text[] && ARRAY['*', happened.verb, split_part(happened.verb, '.', 1) || '.*']::text[]
+    UNION ALL
+    SELECT gen_random_uuid(), webhook.id, happened.id, happened.verb
+    FROM happened JOIN portal_webhook AS webhook ON webhook.appcode_id IS NULL
+    WHERE webhook.enabled AND webhook.deleted_at IS NULL
+        AND webhook.kinds::text[] && ARRAY['*', happened.verb, split_part(happened.verb, '.', 1) || '.*']::text[];
+    RETURN NULL;
+END $$;
+CREATE TRIGGER make_deliveries AFTER INSERT ON portal_event REFERENCING NEW TABLE AS happened
+    FOR EACH STATEMENT EXECUTE FUNCTION portal_make_deliveries();

@@ -1,0 +1,13 @@
+"""What tables of billing keep by themselves, in sql/, in an order in which each finds what it needs."""
+
+from pathlib import Path
+
+from django.db import migrations
+
+SQL = Path(__file__).parents[1] / "sql"
+FILES = ("metering", "ledger", "prices", "sums", "invoices")
+
+
+class Migration(migrations.Migration):
+    dependencies = [("billing", "0001_tables"), ("portal", "0002_rules")]
+    operations = [migrations.RunSQL((SQL / f"{name}.sql").read_text()) for name in FILES]
