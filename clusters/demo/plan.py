@@ -108,7 +108,7 @@ class Job:
                 consumer=self.consumer,
                 labels={
                     "cluster": self.cluster, "run": str(self.number), "role": pod.role, "index": str(pod.index), "attempt": "0",
-                    "framework": self.framework, "user": self.user,
+                    "framework": self.framework, "user": self.user, **({"serves": "yes"} if pod.role == "ps" else {}),
                 },
                 phase="Running",
                 gpus=pod.gpus,

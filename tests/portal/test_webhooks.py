@@ -424,7 +424,7 @@ def test_every_kind_of_event_is_in_a_group_that_can_be_chosen() -> None:
     assert groups <= set(GROUPS) | set(PLATFORM_GROUPS), groups - set(GROUPS) - set(PLATFORM_GROUPS)
 
 
-RECORDERS = {"record", "entry", "_record", "_cloud_event", "_told", "_entry"}
+RECORDERS = {"record", "entry", "_record", "_told", "cluster_event", "run_event"}
 
 
 def _is_kind(value: Any) -> bool:
