@@ -328,7 +328,7 @@ class TestCommand:
             (("--in-cluster", "--business-line", "no.where"), "no business line no.where"),
             (("--in-cluster", "--set", "nonsense=1"), "spec.settings.nonsense: There is no such field."),
             (("--in-cluster", "--set", "store_seconds"), "write NAME=VALUE"),
-            (("--in-cluster", "--set", "store_seconds=-1"), "greater than or equal to 0"),
+            (("--in-cluster", "--set", "store_seconds=-1"), "At least 0"),
         ],
     )
     def test_what_is_wrong_is_said(self, run: Callable[..., str], people: Any, arguments: Any, sentence: str) -> None:
