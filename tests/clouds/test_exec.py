@@ -156,7 +156,7 @@ def test_arguments_are_not_in_the_list_of_processes(agent: Agent, run: RunRef) -
     helpers = []
     for process in psutil.process_iter():
         try:
-            if "inside.py" in " ".join(process.cmdline()):
+            if "task/exec.py" in " ".join(process.cmdline()):
                 helpers.append(process.cmdline())
         except psutil.Error:
             continue

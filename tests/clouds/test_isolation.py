@@ -179,7 +179,7 @@ def test_a_kernel_that_forbids_namespaces_is_a_clear_refusal(home: Home, make_ag
         pytest.skip("Nothing is forbidden to root.")
 
     agent = make_agent(
-        before="from clusters.clouds.drivers.local import sandbox\n"
+        before="from clusters.clouds.drivers.local.task import sandbox\n"
         "sandbox.unshare()\n"
         "open('/proc/sys/user/max_user_namespaces', 'w').write('0')"
     )

@@ -70,7 +70,7 @@ def test_a_run_that_is_over_holds_nothing(agent: Agent) -> None:
 def most(networks: int) -> str:
     """Python that lets the agent make only so many networks."""
     return (
-        "from clusters.clouds.drivers.local import sandbox\n"
+        "from clusters.clouds.drivers.local.task import sandbox\n"
         "sandbox.unshare()\n"
         f"open('/proc/sys/user/max_net_namespaces', 'w').write('{networks}')"
     )
