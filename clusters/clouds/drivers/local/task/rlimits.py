@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         file_bytes: int
 
 
-# A tenth of the processor time of a program that was not asked to step back.
-NICE = 10
+# A third of the processor time of a program that did not step back, as much as the portal's worker and controller ask for.
+NICE = 5
 # The kernel keeps the first 300 for itself.
 _LEAST_PID_MAX = 301
 
@@ -66,7 +66,7 @@ def die_first() -> None:
 
 
 def step_back() -> None:
-    """While everything is busy the portal's own programs go before the caller and what it starts (portal/up/services.py).
+    """While everything is busy what answers people goes before the caller and what it starts (portal/up/services.py).
 
     Where the kernel shares time among sessions (autogroup) it looks at nice values only inside one, and asks each session for
     its own; of an ordinary user it takes few at a time."""
