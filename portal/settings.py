@@ -181,7 +181,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 }
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BEAT_SCHEDULE = {
-    # A wake-up that was lost (Redis restarted, a worker died) costs at most this long.
+    # A wake-up that was lost (Redis restarted, a worker died) costs at most this long; that of a new run as long again.
     "sweep": {"task": "clusters.tasks.sweep", "schedule": 5.0, "options": {"expires": 5}},
     # What has ended, and every month that is over, goes to the ledger.
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
