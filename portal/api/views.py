@@ -14,6 +14,7 @@ from rest_framework.views import APIView
 
 from portal.access import MANAGE, appcode_for, appcodes_for
 from portal.actions import appcodes as appcodes_actions
+from portal.api import openapi as openapi  # known to the description before the first one is made
 from portal.api.documents import AppcodeDocument, AppcodePage, Me, appcode_document, me, read_appcode
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
 from portal.models import Appcode, User
