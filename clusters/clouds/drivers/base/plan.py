@@ -1,0 +1,157 @@
+"""What a cloud is told: which run, and the whole plan of it. Frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+RestartPolicy = Literal["OnFailure", "Always"]
+SourceKind = Literal["s3", "nfs", "local", "volume"]
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """Names one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
+
+    id: int
+    namespace: str
+    appcode: str
+    cluster: str
+    number: int
+
+
+@dataclass(frozen=True)
+class S3Source:
+    """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket."""
+
+    kind: ClassVar[SourceKind] = "s3"
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True)
+class NfsSource:
+    """A folder of an NFS export, mounted by the node. `path` already includes the folder of the run.
+
+    `root` is the folder that exists and `path` lies inside it; "" when they are the same.
+    """
+
+    kind: ClassVar[SourceKind] = "nfs"
+
+    server: str
+    path: str
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A folder of this machine that an administrator allowed. `root` is the allowed folder and `path` lies inside it.
+
+    The cloud resolves symbolic links at the start and refuses a path that leaves `root`.
+    """
+
+    kind: ClassVar[SourceKind] = "local"
+
+    root: str
+    path: str
+
+
+@dataclass(frozen=True)
+class VolumeRef:
+    """Names one volume everywhere. `id` is unique for ever; the rest is for people, names and labels."""
+
+    id: int
+    namespace: str
+    appcode: str
+    datastore: str
+
+
+@dataclass(frozen=True)
+class VolumeSource:
+    """A folder of a volume with a size, which the cloud keeps from the first run that mounts it until `delete_volume`.
+
+    `storage_class` is the cloud's own word for how it is made ("" for its default), `size` a Kubernetes quantity. A
+    ReadWriteOnce volume is mounted by one task at a time. `folder` lies in it and is made when it is not there.
+    """
+
+    kind: ClassVar[SourceKind] = "volume"
+
+    volume: VolumeRef
+    storage_class: str
+    size: str
+    access_mode: AccessMode
+    folder: str = ""
+
+
+Source = S3Source | NfsSource | LocalSource | VolumeSource
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A datastore at a path inside every task. Input is read-only and fetched before the start.
+
+    For output, what already lies there is fetched first too (resuming); during the run changed files are stored every few
+    seconds, and once more when the last task has ended, whether it succeeded, failed or was stopped.
+    """
+
+    mount_path: str
+    read_only: bool
+    source: Source
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """Where the program's software comes from: a container image, or a virtual environment and a program folder here.
+
+    `container` is a reference for Kubernetes ("" when there is none). `environment` is the path of a virtual environment
+    and `program` of a folder mounted read-only at /elearn/program, where commands start ("" when there is none).
+    """
+
+    name: str
+    container: str
+    environment: str
+    program: str
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
+
+    `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
+    failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,
+    until the run is deleted.
+    """
+
+    role: str
+    count: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cpu_milli: int
+    memory_mb: int
+    gpus: int
+    gpu_model: str
+    restart: RestartPolicy
+    retries: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL.
+
+    `shared` are variables of every task, exactly as they stand; the `env` of a role may refer to them and has none of the same
+    name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task.
+    """
+
+    run: RunRef
+    image: ImageRef
+    roles: tuple[RolePlan, ...]
+    mounts: tuple[Mount, ...]
+    grace_seconds: int = 10
+    shared: Mapping[str, str] = field(default_factory=dict)
