@@ -27,10 +27,9 @@ from billing.money import Used
 from billing.periods import Range, midnight
 from billing.prices.book import price_book
 from billing.prices.split import TERMS, terms_of
+from portal.db.advisory_lock import Lock, lock_until_commit
 
 HOUR = dt.timedelta(hours=1)
-# The key of the advisory lock that lets one transaction write at a time: "busy" in ASCII.
-WRITING = 0x62757379
 # GPUs that are less busy than this over an hour of which at least so many minutes were measured are held for nothing.
 IDLE_PERCENT = 5
 IDLE_MINUTES = 15
@@ -259,9 +258,7 @@ def position(cloud: str) -> str:
 @transaction.atomic
 def save(cloud: str, position: str, uses: Iterable[Use], note: str) -> None:
     """What a cloud told after its last position, together with the new one."""
-    with connection.cursor() as cursor:
-        # Clouds share the sums of a day.
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [WRITING])
+    lock_until_commit(Lock.GPU_USE)
     record(uses)
     told = {"position": position, "read_at": timezone.now(), "trouble": "", "note": note[:1000]}
     Measuring.objects.update_or_create(cloud=cloud, defaults=told)

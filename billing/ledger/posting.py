@@ -23,11 +23,10 @@ from billing.metering.models import UsageSegment
 from billing.metering.segments import floor
 from billing.prices.book import price_book
 from billing.prices.split import OWNERS, TERMS, terms_of
+from portal.db.advisory_lock import Lock, lock_until_commit
 
-# The key of the advisory lock of posting: "post" in ASCII. Portions hold it shared; triggers on prices, discounts and owners, and
-# whoever closes a month, hold it alone. Appcodes are divided into shards, each with a lock of its own, so that as many processors
-# can work off a long queue: no sum by day or month belongs to two of them.
-POSTING = 0x706F7374
+# Appcodes are divided into shards, each with a lock of its own, so that as many processors can work off a long queue: no sum by
+# day or month belongs to two of them.
 SHARDS = 2
 PORTION = 20_000
 
@@ -273,8 +272,7 @@ class Posted:
 
 def keep_others_out() -> None:
     """Waits until no other transaction posts, and lets none begin before this one ends: whoever closes a month does so."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [POSTING])
+    lock_until_commit(Lock.POSTING)
 
 
 def post(now: dt.datetime | None = None) -> Posted:
@@ -309,10 +307,9 @@ def _side_by_side(now: dt.datetime) -> list[Posted]:
 @transaction.atomic
 def post_portion(now: dt.datetime, shard: int, size: int = PORTION) -> Posted:
     """Posts up to `size` segments of the appcodes of one shard that are due at `now`."""
+    lock_until_commit(Lock.POSTING, shared=True)
+    lock_until_commit(Lock.POSTING_SHARD, str(shard))
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_advisory_xact_lock_shared(%s), pg_advisory_xact_lock(%s, %s)", [POSTING, POSTING, shard]
-        )
         cursor.execute(TAKE, [now, SHARDS, shard, size])
         taken = cursor.fetchall()
         if not taken:

@@ -17,6 +17,7 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
+from portal.db.advisory_lock import Lock
 
 # Rows arrive in a table of this session, which is empty at the end of every transaction; one transaction may record twice.
 INCOMING = """
@@ -100,11 +101,8 @@ ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excl
 RETURNING consumer
 """)
 
-# The keys of the advisory locks of recording: "meter" in ASCII, which who records holds shared and who changes what was recorded
-# holds alone (`record.keep_others_out`); and "mete" with the name of a cloud, of whose pods one transaction at a time adds up:
-# of two sightings of one pod the later one must find the earlier one. Pods of two clouds have nothing to do with each other.
+# Of two sightings of one pod the later one must find the earlier one; pods of two clouds have nothing to do with each other.
 # Each statement sees all that was committed when it began; all go in one message.
-RECORDING, TURN = 0x6D65746572, 0x6D657465
 TURNS = sql.SQL("""
 SELECT pg_advisory_xact_lock_shared(%(recording)s);
 SELECT pg_advisory_xact_lock(%(turn)s, number)
@@ -151,7 +149,12 @@ def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> set[str]:
     """Appends those that are not known yet, of these clouds and seen at `seen_at`, and brings the segments of their pods up to
     date, once no other transaction does so for one of these clouds. Until this one ends, none will. Returns the consumers of
     the segments that are others now."""
-    values: dict[str, Any] = {"recording": RECORDING, "turn": TURN, "clouds": list(clouds), "seen_at": seen_at}
+    values: dict[str, Any] = {
+        "recording": Lock.METERING,
+        "turn": Lock.METERING_CLOUD,
+        "clouds": list(clouds),
+        "seen_at": seen_at,
+    }
     with connection.cursor() as cursor:
         cursor.execute(cast("Any", TURNS + INGEST), values)
         return {consumer for (consumer,) in cursor.fetchall()}

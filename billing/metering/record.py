@@ -19,6 +19,7 @@ from django.utils import timezone
 from billing.metering import ingest, sightings
 from billing.metering.models import Observation, Quarantined, UsageSegment
 from billing.metering.segments import PodState, Segment, segment_of
+from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.models import Appcode
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,7 @@ def keep_others_out() -> None:
 
     What is read afterwards (READ COMMITTED) includes all that they have written.
     """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ingest.RECORDING])
+    lock_until_commit(Lock.METERING)
 
 
 def store(segments: Iterable[Segment]) -> None:

@@ -85,13 +85,12 @@ CREATE TRIGGER segments_gone AFTER DELETE ON billing_usagesegment
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_gone();
 
 -- What may have been posted with terms or owners that hold no more since `since` is due again: what lasts is posted by whole
--- months only. The second number is the key of the advisory lock under which the ledger is posted ("post" in ASCII): who changes
--- what has been posted by must wait for the portion at work, and keeps the next one waiting for the change.
+-- months only. Who changes what has been posted by must wait for the portion at work, and keeps the next one waiting for the
+-- change. The numbers of locks are those of portal/db/advisory_lock.py.
 CREATE FUNCTION billing_repost(since timestamptz, code bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    -- As everywhere: first the lock of metering, then that of posting.
-    PERFORM pg_advisory_xact_lock(469853562226);
-    PERFORM pg_advisory_xact_lock(1886352244);
+    PERFORM pg_advisory_xact_lock(1); -- METERING
+    PERFORM pg_advisory_xact_lock(3); -- POSTING
     INSERT INTO billing_due (segment_id, due_at, appcode_id, posted)
         SELECT id, started, appcode_id, true FROM billing_usagesegment
         WHERE (ended > since OR (ended IS NULL AND started < billing_month(now()))) AND (code IS NULL OR appcode_id = code)

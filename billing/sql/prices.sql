@@ -54,7 +54,7 @@ ALTER TABLE billing_discount ADD CONSTRAINT discount_whole_seconds
 ALTER TABLE billing_ownership ADD CONSTRAINT ownership_whole_second
     CHECK (extract(microsecond FROM valid_from)::integer % 1000000 = 0);
 
--- Owners. Another lock than that of posting: moves of appcodes and of nodes wait for each other, so that each sees the other's.
+-- Owners. Moves of appcodes and of nodes wait for each other, so that each sees the other's.
 
 CREATE FUNCTION billing_line_of(node text) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT coalesce((
@@ -66,7 +66,7 @@ DECLARE
     code record;
     begun timestamptz;
 BEGIN
-    PERFORM pg_advisory_xact_lock(1886352245);
+    PERFORM pg_advisory_xact_lock(5); -- OWNERS
     FOR code IN
         SELECT appcode.id, billing_line_of(node.path) AS line, held.business_line AS held, held.valid_from
         FROM portal_appcode appcode JOIN portal_orgnode node ON node.id = appcode.org_node_id

@@ -19,12 +19,12 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
@@ -34,6 +34,7 @@ from clusters.clouds.drivers.base import Cloud, CloudError, Seen, TaskSeen
 from clusters.logs.archive import archive, folder_of
 from clusters.logs.copy import Job, Outcome, copy
 from clusters.models import Run, Task
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.text import readable
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,6 @@ PATIENCE = dt.timedelta(days=3)
 LONGEST_PREPARE = dt.timedelta(seconds=60)
 # Loops in the whole installation, each with so many logs at a time, of which so many are of tasks that are still to end.
 LOOPS, AT_ONCE, FOLLOWED = 2, 160, 128
-LOOP_LOCK = 6_117_100
 TICK = 0.5
 EARLY = "What it wrote after its run was to end is missing: more than {} logs were to be kept at that moment."
 
@@ -127,27 +127,11 @@ def is_due(at: dt.datetime) -> Q:
 def copy_due() -> None:
     """Copies what is due until nothing is. At once at an end when enough of these are at work."""
     while Task.objects.filter(is_due(timezone.now())).exists():
-        with _one_of_few() as is_ours:
-            if not is_ours:
+        with ExitStack() as held:
+            if not any(held.enter_context(advisory_lock(Lock.LOG_COPIES, str(loop))) for loop in range(LOOPS)):
                 return
             Copying().run()
     # What became due in the last moment found the others at work and went away, so it is looked for once more above.
-
-
-@contextmanager
-def _one_of_few() -> Iterator[bool]:
-    with connection.cursor() as cursor:
-        for number in range(LOOPS):
-            cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", [LOOP_LOCK, number])
-            if cursor.fetchone()[0]:
-                break
-        else:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [LOOP_LOCK, number])
 
 
 class Copying:

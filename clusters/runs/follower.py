@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Hashable
+from contextlib import ExitStack
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
@@ -23,12 +24,11 @@ from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpir
 from clusters.logs.collect import Holding
 from clusters.models import CloudState
 from clusters.runs.observe import apply_batch, apply_listing, save_capacity, save_trouble
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.health import alive
 
 log = logging.getLogger(__name__)
 
-# Any fixed number: with a cloud's name, the name of its lock in this database.
-LEADER_LOCK = 6_117_001
 LOOK_SECONDS = 2.0
 # How long a thread waits for the lead before it looks whether it is still wanted.
 LEAD_SECONDS = 2
@@ -98,52 +98,37 @@ class Follower(threading.Thread):
         failures = 0
         while not self._stopped.is_set():
             began = time.monotonic()
-            try:
-                if self._lead():
-                    self._follow(registry.cloud(self.cloud))
-                continue
-            except (CloudError, OperationalError, InterfaceError) as error:
-                log.warning("%s: trying again: %s", self.cloud, error)
-                trouble = str(error) if isinstance(error, CloudError) else ""
-            except Exception as error:
-                # A mistake of ours about one cloud must not take the others along.
-                log.exception("%s: trying again", self.cloud)
-                trouble = f"The portal failed ({type(error).__name__}); the controller's log says more."
+            with ExitStack() as held:
+                try:
+                    # It belongs to the connection that `_follow` writes with: who loses that loses the lead and every later
+                    # write at the same moment.
+                    if held.enter_context(advisory_lock(Lock.FOLLOWER, self.cloud, seconds=LEAD_SECONDS)):
+                        self._follow(registry.cloud(self.cloud))
+                    continue
+                except (CloudError, OperationalError, InterfaceError) as error:
+                    log.warning("%s: trying again: %s", self.cloud, error)
+                    trouble = str(error) if isinstance(error, CloudError) else ""
+                except Exception as error:
+                    # A mistake of ours about one cloud must not take the others along.
+                    log.exception("%s: trying again", self.cloud)
+                    trouble = f"The portal failed ({type(error).__name__}); the controller's log says more."
+                self._tell(trouble)
             failures = 1 if time.monotonic() - began > STEADY else failures + 1
-            self._tell(trouble)
+            connections.close_all()
             self._stopped.wait(min(0.1 * 2 ** min(failures, 10), LONGEST_PAUSE))
         self._forget()
         connections.close_all()
         log.info("not following %s any more", self.cloud)
 
-    def _lead(self) -> bool:
-        """Blocks until this thread is the only one that follows the cloud; False when it was stopped before.
-
-        The lock belongs to the connection that `_follow` writes with, so a lost connection loses the lead and every later
-        write at the same moment.
-        """
-        connections.close_all()
+    def _follow(self, source: Cloud) -> None:
+        """Lists when there is no position, then watches until it is stopped. Raises CloudError or OperationalError when cut
+        off."""
         with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [f"{LEAD_SECONDS}s"])
             # A leader whose machine is gone says no goodbye; its lock is free when PostgreSQL has asked in vain.
             cursor.execute(
                 "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
                 "set_config('tcp_keepalives_count', '3', false)"
             )
-            while not self._stopped.is_set():
-                try:
-                    cursor.execute("SELECT pg_advisory_lock(hashtextextended(%s, %s))", [self.cloud, LEADER_LOCK])
-                except OperationalError as error:
-                    if getattr(error.__cause__, "pgcode", "") != LOCK_NOT_AVAILABLE:
-                        raise
-                else:
-                    cursor.execute("SELECT set_config('lock_timeout', '0', false)")
-                    return True
-        return False
-
-    def _follow(self, source: Cloud) -> None:
-        """Lists when there is no position, then watches until it is stopped. Raises CloudError or OperationalError when cut
-        off."""
         state = CloudState.objects.filter(name=source.name).first()
         position = state.position if state else ""
         known: Capacity | None = None
@@ -190,7 +175,3 @@ class Follower(threading.Thread):
                 save_trouble(self.cloud, trouble)
             except DatabaseError as error:
                 log.warning("%s: its trouble is not written down: %s", self.cloud, error)
-
-
-# PostgreSQL's word for a lock that was not to be had in time.
-LOCK_NOT_AVAILABLE = "55P03"

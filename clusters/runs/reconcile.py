@@ -47,6 +47,7 @@ from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Invalid
 from portal.events import record_all
 from portal.text import readable
@@ -61,8 +62,6 @@ ASK_AGAIN = dt.timedelta(seconds=30)
 CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
-# The key of the advisory lock under which logs of deleted clusters are removed: "purge" in ASCII.
-PURGING = 0x7075726765
 TROUBLE = "CloudUnreachable"
 
 
@@ -310,25 +309,15 @@ def purge(cluster_id: int) -> None:
 
     A cloud that was taken off the list meanwhile took its logs along.
     """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [PURGING])
-        if not cursor.fetchone()[0]:
+    with advisory_lock(Lock.PURGE) as is_ours:
+        cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
+        if not is_ours or cluster is None or cluster.runs.filter(gone=False).exists():
             return
         try:
-            _purge(cluster_id)
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock(%s)", [PURGING])
-
-
-def _purge(cluster_id: int) -> None:
-    cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()
-    if cluster is None or cluster.runs.filter(gone=False).exists():
-        return
-    try:
-        collect.forget(list(cluster.runs.all()))
-        for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
-            cloud_of(run).purge(run_ref(run))
-    except CloudError as error:
-        log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
-    else:
-        Cluster.objects.filter(pk=cluster_id).update(purged=True)
+            collect.forget(list(cluster.runs.all()))
+            for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
+                cloud_of(run).purge(run_ref(run))
+        except CloudError as error:
+            log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
+        else:
+            Cluster.objects.filter(pk=cluster_id).update(purged=True)

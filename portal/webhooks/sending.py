@@ -15,9 +15,8 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -26,6 +25,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
 from portal import events, hooks, wakeups
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.models import Delivery, Event, Webhook
 from portal.webhooks import specs
 from portal.webhooks.posting import Answer, Rules, post
@@ -41,8 +41,6 @@ HOLD = dt.timedelta(minutes=2)
 # write events commit one after the other (16 of them 450 times a second instead of 3,800). It looks only for a moment after there
 # was something to do, and a look that finds nothing takes half a millisecond of the database with 1,000 webhooks.
 LOOK, LINGER, LONGEST = 0.25, 1.5, 60.0
-# The key of the advisory lock of the sender: "hooks" in ASCII.
-SENDING = 448344483699
 # What a busy receiver may ask for.
 LONGEST_ASKED = dt.timedelta(hours=1)
 PORTION = 5000
@@ -108,7 +106,7 @@ def send_due() -> int:
             # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is
             # given up.
             while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
-                with _alone() as alone:
+                with advisory_lock(Lock.WEBHOOKS) as alone:
                     if not alone:
                         break
                     made += _send(pool, flying, end)
@@ -288,21 +286,6 @@ def _given_up(done: Attempt) -> None:
         text = f"The webhook {hook} is disabled: {reason}\n\nWhat it did not get waits there until you enable it:\n{link}\n"
         for tell in hooks.mail:
             tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text)
-
-
-@contextmanager
-def _alone() -> Iterator[bool]:
-    """Whether no other sender is at work; keeps others out meanwhile."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [SENDING])
-        alone: bool = cursor.fetchone()[0]
-    try:
-        yield alone
-    finally:
-        # With the connection the lock has gone, too.
-        if alone and connection.connection is not None and not connection.connection.closed:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [SENDING])
 
 
 def forget(now: dt.datetime | None = None) -> int:

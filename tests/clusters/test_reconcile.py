@@ -21,6 +21,7 @@ from clusters.models import Cluster, Flavor, Run
 from clusters.runs import quota, reconcile, resync
 from clusters.runs.preview import preview
 from portal.actions.appcodes import approve_appcode, disable_appcode
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode
 
@@ -409,11 +410,9 @@ def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     actions.delete_cluster(cluster, acting_user=people.bob)
     Run.objects.update(gone=True)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [reconcile.PURGING])
+    with advisory_lock(Lock.PURGE):
         at_once(lambda: reconcile.purge(cluster.pk))
         assert not Cluster.objects.get(pk=cluster.pk).purged
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [reconcile.PURGING])
     at_once(lambda: reconcile.purge(cluster.pk))
     assert Cluster.objects.get(pk=cluster.pk).purged
 

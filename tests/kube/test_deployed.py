@@ -25,7 +25,7 @@ import pytest
 import urllib3
 from django.test import override_settings
 
-from clusters.runs.follower import LEADER_LOCK
+from portal.db.advisory_lock import Lock
 from portal.up import servers, services
 from portal.up.services import Service, free_port
 from tests.kube import images
@@ -84,10 +84,10 @@ class Deployed:
         query = """
             SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
             WHERE locktype = 'advisory' AND granted AND datname = current_database()
-                AND (classid::bigint << 32 | objid::bigint) = hashtextextended('main', %s)
+                AND classid = %s AND objid::bigint = hashtext('main')::bigint & 4294967295
         """
         with psycopg2.connect(self.database) as connection, connection.cursor() as cursor:
-            cursor.execute(query, [LEADER_LOCK])
+            cursor.execute(query, [Lock.FOLLOWER])
             return "".join(row[0] for row in cursor.fetchall())
 
 

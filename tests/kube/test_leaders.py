@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from portal.db.advisory_lock import Lock
 from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Controller, Loops
 from tests.kube.plane import Plane
@@ -28,8 +29,9 @@ def leaders() -> set[str]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND application_name LIKE 'controller-%' "
-            "AND datname = current_database()"
+            "WHERE locktype = 'advisory' AND granted AND classid = %s AND application_name LIKE 'controller-%' "
+            "AND datname = current_database()",
+            [Lock.FOLLOWER],
         )
         return {name for (name,) in cursor.fetchall()}
 
