@@ -33,9 +33,9 @@ from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, w
 from clusters.runs.plan import output_folder
 from clusters.runs.preview import cost_of
 from clusters.runs.status import consumer
-from clusters.spec.search import page
 from portal.access import OPERATE, may
 from portal.errors import Invalid
+from portal.pages import layout
 from portal.pages.appcodes import person
 
 TABS = (
@@ -216,7 +216,7 @@ def cost(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The history; `?a=N&b=M` compares what two runs were started with."""
     shown = page_of(request, appcode, name)
-    found, next_cursor = page(shown.cluster.runs.select_related("created_by"), request.GET.get("cursor", ""), RUNS)
+    found, next_cursor = layout.page_of(request, shown.cluster.runs.select_related("created_by"), "-id", RUNS)
     lines = [(run, run.cost_at(shown.now), run.gpu_seconds_at(shown.now)) for run in found]
     context = {"page": shown, "runs": lines, "next_cursor": next_cursor, "comparison": _compare(request, shown.cluster)}
     return render(request, "clusters/runs.html", context)
@@ -225,7 +225,7 @@ def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @require_safe
 def events(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
-    found, next_cursor = page(events_of(shown.cluster), request.GET.get("cursor", ""), EVENTS)
+    found, next_cursor = layout.page_of(request, events_of(shown.cluster), "-id", EVENTS)
     return render(request, "clusters/events.html", {"page": shown, "events": found, "next_cursor": next_cursor})
 
 

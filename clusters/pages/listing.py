@@ -36,11 +36,11 @@ from clusters.clouds.health import notes_of, silences_of
 from clusters.frameworks import ROLES
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
-from clusters.spec.search import Search, page
+from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for
 from portal.models import Appcode, Membership, User
 from portal.pages.appcodes import person
-from portal.pages.layout import selected_appcode
+from portal.pages.layout import page_of, selected_appcode
 from portal.templatetags.portal import gpu_hours, time
 
 ROWS = 30
@@ -189,7 +189,7 @@ def forget_flavors() -> None:
 def _context(request: HttpRequest) -> dict[str, Any]:
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
-    found, next_cursor = page(search.narrow(_listed(user)), search.cursor, ROWS)
+    found, next_cursor = page_of(request, search.narrow(_listed(user)), "-id", ROWS)
     now = timezone.now()
     titles = flavor_titles()
     return {

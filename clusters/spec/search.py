@@ -1,26 +1,20 @@
-"""Finding clusters: words, filters and keyset pages, for the list page and for REST alike.
+"""Finding clusters: words and filters, for the list page and for REST alike.
 
-A page costs one query however many clusters there are, because "after cluster 4711" is a place in an index while "page 300"
-is a count. Filters are plain text from an address; one that matches nothing finds nothing and is never an error.
+They are plain text from an address; one that matches nothing finds nothing and is never an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 from urllib.parse import urlencode
 
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from clusters.models import Cluster, Run
 
-M = TypeVar("M", bound=Model)
-
 MAX_WORDS = 8
 MAX_LENGTH = 200
-# What fits into PostgreSQL's bigint, so that a made-up cursor finds nothing instead of failing.
-MAX_ID = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -73,15 +67,3 @@ class Search:
         if self.owner:
             clusters = clusters.filter(created_by__username=self.owner)
         return clusters
-
-
-def page(rows: QuerySet[M], cursor: str, size: int) -> tuple[list[M], str]:
-    """The `size` newest of `rows` after `cursor` ("" for the first page), and the cursor of the next page ("" at the end).
-
-    A cursor is the id of the last row that was shown, so rows that come or go meanwhile neither repeat nor hide others.
-    """
-    if cursor:
-        after = int(cursor) if cursor.isdecimal() and cursor.isascii() else 0
-        rows = rows.filter(pk__lt=min(after, MAX_ID))
-    found = list(rows.order_by("-pk")[: size + 1])
-    return found[:size], str(found[size - 1].pk) if len(found) > size else ""

@@ -1,32 +1,30 @@
-"""Keyset pages: `{"items": […], "next": URL or null}`, the same speed at the first page and at the last.
+"""Pages of lists: `{"items": […], "next": URL or null}`, by keyset (`portal.db.keyset`), and the parameters that they read.
 
-A page goes on after the last row that was seen, by a unique column and never by counting, so that rows that come or go
-meanwhile neither repeat nor hide others. The cursor is opaque to clients and only moves a position: it opens nothing.
+The cursor is opaque to clients and only moves a position: it opens nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from portal.db import keyset
+from portal.db.keyset import Row, Thing
 from portal.errors import Invalid
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
 MAX_SEARCH = 200
 MAX_CURSOR = 400
-
-Row = TypeVar("Row", bound=Model)
-Thing = TypeVar("Thing")
 
 
 def whole(low: int, high: int) -> dict[str, Any]:
@@ -50,13 +48,10 @@ def page(request: Request, rows: QuerySet[Row], *, order: str, render: Callable[
 
     Raises Invalid at `cursor` or `limit`.
     """
-    column, descending = order.removeprefix("-"), order.startswith("-")
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
-    if cursor := text(request, "cursor", longest=MAX_CURSOR):
-        rows = rows.filter(
-            **{f"{column}__{'lt' if descending else 'gt'}": _position(rows.model._meta.get_field(column), cursor)}
-        )
-    return _answer(request, list(rows.order_by(order)[: limit + 1]), limit, lambda row: getattr(row, column), render)
+    with _cursor(request) as cursor:
+        found, following = keyset.page(rows, order, cursor, limit)
+    return _answer(request, found, following, render)
 
 
 def page_of_sums(
@@ -69,25 +64,31 @@ def page_of_sums(
     """The same of what the database adds up: `found(before, most)` are those with lower numbers than `before` (None: all), the
     highest first."""
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
+    with _cursor(request) as cursor:
+        before = keyset.position(models.BigIntegerField(), cursor) if cursor else None
+    return _answer(request, *keyset.cut(found(before, limit + 1), limit, number_of), render)
+
+
+@contextmanager
+def _cursor(request: Request) -> Iterator[str]:
+    """`?cursor=`, decoded. Raises Invalid at it, also for what the block finds to be no cursor (ValidationError)."""
     cursor = text(request, "cursor", longest=MAX_CURSOR)
-    before = _position(models.BigIntegerField(), cursor) if cursor else None
-    return _answer(request, found(before, limit + 1), limit, number_of, render)
+    try:
+        position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        if cursor and not position:
+            raise ValueError("nothing of it is base64")
+        yield position
+    except (ValueError, ValidationError) as error:
+        raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.") from error
 
 
-def _answer(
-    request: Request,
-    found: Sequence[Thing],
-    limit: int,
-    position: Callable[[Thing], object],
-    render: Callable[[Thing], Any],
-) -> Response:
-    """`found` may have one more than there is room for."""
+def _answer(request: Request, found: Sequence[Thing], cursor: str, render: Callable[[Thing], Any]) -> Response:
     following = None
-    if len(found) > limit:
+    if cursor:
         query = request.query_params.copy()
-        query["cursor"] = base64.urlsafe_b64encode(str(position(found[limit - 1])).encode()).decode().rstrip("=")
+        query["cursor"] = base64.urlsafe_b64encode(cursor.encode()).decode().rstrip("=")
         following = request.build_absolute_uri(f"{request.path}?{query.urlencode()}")
-    return Response({"items": [render(row) for row in found[:limit]], "next": following})
+    return Response({"items": [render(row) for row in found], "next": following})
 
 
 def everything(items: list[Any]) -> Response:
@@ -133,16 +134,3 @@ def flag(request: Request, name: str) -> bool:
     if value in ("0", "false", "no", "off"):
         return False
     raise Invalid.at(name, message="Say true or false.")
-
-
-def _position(field: Any, cursor: str) -> Any:
-    try:
-        value = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        if "\0" in value:
-            raise ValueError("NUL")
-        position = field.to_python(value)
-    except (binascii.Error, ValueError, ValidationError) as error:
-        raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.") from error
-    if isinstance(position, int) and not -(2**63) <= position < 2**63:
-        raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.")
-    return position

@@ -8,8 +8,7 @@ afterwards.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 
 from portal import demonstration
+from portal.db import keyset
 
 PAGE = 50
 MAX_WORDS = 200
@@ -96,22 +96,12 @@ def matching(rows: QuerySet[Row], typed: str, *columns: str) -> QuerySet[Row]:
     return rows
 
 
-def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = PAGE) -> tuple[list[Row], str]:
-    """The rows of one page and the cursor of the next ("" at the end), after `?cursor=`, by a unique column.
-
-    `order` is like "code" or "-id". Rows that come or go meanwhile neither repeat nor hide others. One query; a cursor that
-    is none is the first page.
-    """
-    column, descending = order.removeprefix("-"), order.startswith("-")
-    if cursor := words(request, "cursor"):
-        # A cursor that somebody made up may be no number at all, or a larger one than the column holds.
-        with suppress(ValidationError):
-            field = rows.model._meta.get_field(column)
-            after = field.to_python(cursor)  # type: ignore[union-attr]
-            if not isinstance(after, int) or abs(after) < 2**63:
-                rows = rows.filter(**{f"{column}__{'lt' if descending else 'gt'}": after})
-    found = list(rows.order_by(order)[: limit + 1])
-    return found[:limit], str(getattr(found[limit - 1], column)) if len(found) > limit else ""
+def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = PAGE) -> tuple[Sequence[Row], str]:
+    """The rows after `?cursor=` and the cursor of the next page (`keyset.page`). A cursor that is none is the first page."""
+    try:
+        return keyset.page(rows, order, words(request, "cursor"), limit)
+    except ValidationError:
+        return keyset.page(rows, order, "", limit)
 
 
 def theme(request: HttpRequest) -> str:

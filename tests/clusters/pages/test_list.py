@@ -64,7 +64,7 @@ def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_pe
         ("phase=Lost", []),
         ("cursor=0", []),
         ("cursor=99999999999999999999999", ["broke", "done", "trains", "waits"]),
-        ("cursor=x", []),
+        ("cursor=x", ["broke", "done", "trains", "waits"]),
         ("search=a%00b", []),
     ],
 )

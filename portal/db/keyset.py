@@ -1,0 +1,41 @@
+"""Keyset pages: the same speed at the first page and at the last.
+
+A page goes on after the last row that was seen, by a unique column and never by counting, so that rows that come or go meanwhile
+neither repeat nor hide others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from django.core.exceptions import ValidationError
+from django.db.models import Model, QuerySet
+
+Row = TypeVar("Row", bound=Model)
+Thing = TypeVar("Thing")
+
+
+def page(rows: QuerySet[Row], order: str, cursor: str, size: int) -> tuple[Sequence[Row], str]:
+    """At most `size` rows after `cursor` ("" for the first page) and the cursor of the next page ("" at the end). One query.
+
+    `order` is a unique column like "code", or "-id" for descending. Raises ValidationError for a cursor that is no value of it.
+    """
+    column, descending = order.removeprefix("-"), order.startswith("-")
+    if cursor:
+        after = position(rows.model._meta.get_field(column), cursor)
+        rows = rows.filter(**{f"{column}__{'lt' if descending else 'gt'}": after})
+    return cut(list(rows.order_by(order)[: size + 1]), size, lambda row: getattr(row, column))
+
+
+def position(field: Any, cursor: str) -> Any:
+    """The value of a field that a cursor says. Raises ValidationError for what the field cannot be, or PostgreSQL cannot hold."""
+    value = field.to_python(cursor)
+    if "\0" in cursor or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        raise ValidationError("This is not a cursor.")
+    return value
+
+
+def cut(found: Sequence[Thing], size: int, position_of: Callable[[Thing], object]) -> tuple[Sequence[Thing], str]:
+    """The page and the next cursor of up to `size` + 1 rows."""
+    return found[:size], str(position_of(found[size - 1])) if len(found) > size else ""
