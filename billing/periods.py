@@ -94,7 +94,7 @@ def parse(since: str, until: str, now: dt.datetime) -> Period:
     """
     errors: list[FieldError] = []
     start = _moment(since, "from", errors) if since else month(now).since
-    end = _moment(until, "to", errors, end_of_day=True) if until else max(month(start).until, month(now).until)
+    end = _moment(until, "to", errors, end=True) if until else max(month(start).until, month(now).until)
     if not errors and end <= start:
         errors.append(FieldError(("to",), "The end lies before the beginning."))
     if errors:
@@ -102,23 +102,30 @@ def parse(since: str, until: str, now: dt.datetime) -> Period:
     return Period(start, end)
 
 
-def _moment(text: str, name: str, errors: list[FieldError], *, end_of_day: bool = False) -> dt.datetime:
-    """The time that `text` means; notes an error for what is no time or lies outside of all reason."""
+def _moment(text: str, name: str, errors: list[FieldError], *, end: bool = False, day: bool = False) -> dt.datetime:
+    """The time that `text` means, of a date its midnight in UTC, or the next one where it is an `end`. Notes an error for what
+    is no time (no date, where a `day` is wanted) or lies outside of all reason."""
+    unlike, beyond = (
+        "Give a date like 2026-01-31 or a time like 2026-01-31T18:00:00Z.",
+        "Give a time between the years 2000 and 2100.",
+    )
+    if day:
+        unlike = beyond = "Give a day between the years 2000 and 2100, like 2026-01-31."
     try:
-        # A date alone is its midnight in UTC; only a time needs a zone.
-        whole_day = "T" not in text and " " not in text
         moment = dt.datetime.fromisoformat(text)
-        if whole_day:
-            moment = moment.replace(tzinfo=dt.UTC) + (DAY if end_of_day else dt.timedelta())
+        if len(text) <= len("2026-01-31"):
+            moment = moment.replace(tzinfo=dt.UTC) + (DAY if end else dt.timedelta())
+        elif day:
+            raise ValueError("a time")
         elif moment.tzinfo is None:
             errors.append(FieldError((name,), "Give the time zone, for example 2026-01-31T18:00:00Z."))
             return EARLIEST
         moment = moment.astimezone(dt.UTC)
     except (ValueError, OverflowError):
-        errors.append(FieldError((name,), "Give a date like 2026-01-31 or a time like 2026-01-31T18:00:00Z."))
+        errors.append(FieldError((name,), unlike))
         return EARLIEST
     if not EARLIEST <= moment <= LATEST:
-        errors.append(FieldError((name,), "Give a time between the years 2000 and 2100."))
+        errors.append(FieldError((name,), beyond))
     return moment.replace(microsecond=0)
 
 
@@ -173,29 +180,18 @@ def parse_days(since: str, until: str, step: str, today: dt.date) -> Range:
     """The range that was asked for. Without a beginning it is the last 30 days; without a step days, or months when there are
     many. Raises Invalid at "from", "to" or "columns"."""
     errors: list[FieldError] = []
-    last = _day(until, "to", errors) if until else today
-    first = _day(since, "from", errors) if since else last - 29 * DAY
-    if not errors and last < first:
+    end = _moment(until, "to", errors, end=True, day=True).date() if until else today + DAY
+    first = _moment(since, "from", errors, day=True).date() if since else end - 30 * DAY
+    if not errors and end <= first:
         errors.append(FieldError(("to",), "The end lies before the beginning."))
-    chosen = step or ("day" if last - first < MAX_DAILY * DAY else "month")
+    chosen = step or ("day" if end - first <= MAX_DAILY * DAY else "month")
     if chosen not in STEPS:
         errors.append(FieldError(("columns",), "Choose day or month."))
-    elif not errors and len(Range(first, last + DAY, chosen).columns) > MAX_COLUMNS:
+    elif not errors and len(Range(first, end, chosen).columns) > MAX_COLUMNS:
         errors.append(FieldError(("columns",), f"These are more than {MAX_COLUMNS} {chosen}s; ask for fewer days."))
     if errors:
         raise Invalid(errors)
-    return Range(first, last + DAY, cast("Step", chosen))
-
-
-def _day(text: str, name: str, errors: list[FieldError]) -> dt.date:
-    try:
-        day = dt.date.fromisoformat(text)
-    except ValueError:
-        day = dt.date.min
-    if not EARLIEST.date() <= day < LATEST.date():
-        errors.append(FieldError((name,), "Give a day between the years 2000 and 2100, like 2026-01-31."))
-        return EARLIEST.date()
-    return day
+    return Range(first, end, cast("Step", chosen))
 
 
 def midnight(day: dt.date) -> dt.datetime:

@@ -125,7 +125,7 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
     if cluster.deleted_at is None:
-        run = cluster.current_run
+        run = _locked_run(cluster)
         if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
             ask_to_end(run, "Deleted", f"The cluster was deleted by {acting_user.display_name}.")
         cluster.deleted_at = timezone.now()
@@ -154,10 +154,9 @@ def note_command(
 def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Callable[[Run], None]) -> Run:
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
-    run = cluster.current_run
+    run = _locked_run(cluster)
     if run is None:
         raise Conflict(f"{cluster.name} has never been deployed.")
-    run.cluster = cluster
     if run.is_terminal or run.desired == Run.Desired.ENDED:
         return run
     check(run)
@@ -224,6 +223,15 @@ def _locked(cluster: Cluster) -> Cluster:
     """
     Cluster.objects.select_for_update(no_key=True).only("pk").get(pk=cluster.pk)
     return Cluster.objects.select_related("appcode__org_node", "current_run").get(pk=cluster.pk)
+
+
+def _locked_run(cluster: Cluster) -> Run | None:
+    """The current run of a locked cluster, locked, too: the watch writes it meanwhile."""
+    if cluster.current_run_id is None:
+        return None
+    run = Run.objects.select_for_update(no_key=True).get(pk=cluster.current_run_id)
+    run.cluster = cluster
+    return run
 
 
 def _require_alive(cluster: Cluster) -> None:

@@ -9,7 +9,6 @@ reason is Ending, so that "Succeeded" always means that the GPUs are free and th
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -118,22 +117,11 @@ def latest(tasks: Iterable[TaskState]) -> dict[tuple[str, int], TaskState]:
     return newest
 
 
-def told_apart(tasks: Iterable[TaskState]) -> tuple[Mapping[str, int], list[TaskState]]:
-    """How many tasks of each role are steady, and the others: all that `next_phase` needs to know of thousands of them. This is
-    the law; `runs.status` has the database do it.
-
-    Where a task was started again nobody is counted, because only its newest attempt may be.
-    """
-    found = list(tasks)
-    if any(task.attempt for task in found):
-        return {}, found
-    return Counter(task.role for task in found if task.is_steady), [task for task in found if not task.is_steady]
-
-
 def next_phase(
     run: RunState, tasks: Iterable[TaskState], now: dt.datetime, steady: Mapping[str, int] | None = None
 ) -> Decision:
-    """The phase that follows from what is known at `now` (UTC): `tasks`, and beside them so many `steady` ones of each role.
+    """The phase that follows from what is known at `now` (UTC): `tasks`, and beside them so many `steady` ones of each role
+    where no task was started again: all that there is to know of thousands.
     Calling it again with the same facts changes nothing."""
     tasks, steady = list(tasks), steady or {}
     newest = latest(tasks)

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 from billing.metering.segments import PodState, floor
 from billing.periods import DAY
+from clusters.frameworks import FRAMEWORKS
 
 # With a space, which no cloud that somebody registers can have in its name.
 CLOUD = "generated history"
@@ -98,6 +99,10 @@ class Job:
     def uid(self, pod: Pod) -> str:
         return f"{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:]
 
+    def _serves(self, pod: Pod) -> bool:
+        """Whether it is there for the others alone. What is no framework of runs has no such roles."""
+        return self.framework in FRAMEWORKS and FRAMEWORKS[self.framework].role(pod.role).kept_alive
+
     def states(self, appcode_id: int) -> Iterator[PodState]:
         """What a cloud would have told: that a pod runs, and how it ended."""
         for pod in self.pods:
@@ -108,7 +113,7 @@ class Job:
                 consumer=self.consumer,
                 labels={
                     "cluster": self.cluster, "run": str(self.number), "role": pod.role, "index": str(pod.index), "attempt": "0",
-                    "framework": self.framework, "user": self.user, **({"serves": "yes"} if pod.role == "ps" else {}),
+                    "framework": self.framework, "user": self.user, **({"serves": "yes"} if self._serves(pod) else {}),
                 },
                 phase="Running",
                 gpus=pod.gpus,

@@ -13,8 +13,7 @@ from portal.events import record_all
 
 
 def ask_to_end(run: Run, reason: str, message: str) -> None:
-    """Asks for the end of a run: the run's row must be locked or freshly read in this transaction."""
-    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run.pk)
+    """Asks for the end of a run, whose row is locked in this transaction and has its cluster and appcode."""
     run.desired, run.stop_reason, run.stop_message = Run.Desired.ENDED, reason, message
     run.wait_reason = run.wait_message = ""
     if run.admitted_at is None:
@@ -29,6 +28,6 @@ def ask_to_end(run: Run, reason: str, message: str) -> None:
 
 
 def end_by_portal(run: Run, reason: str, message: str) -> None:
-    """Ends a run for a reason of the portal's own, such as its time limit. Call inside a transaction."""
+    """The same for a reason of the portal's own, such as its time limit."""
     ask_to_end(run, reason, message)
     record_all([run_event("run.ended", run, message)])

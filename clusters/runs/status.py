@@ -103,7 +103,8 @@ def _kept(run: Run) -> list[Any]:
 
 
 def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int, list[TaskState]]]:
-    """The tasks of each run as `phase.told_apart` has them, by the database: nearly all of thousands are steady."""
+    """How many tasks of each role are steady, and the others, for each run: nearly all of thousands are steady. Where a task was
+    started again none is counted, because only its newest attempt may be."""
     steady: dict[int, dict[str, int]] = {run.pk: {} for run in runs}
     others: dict[int, list[TaskState]] = {run.pk: [] for run in runs}
     tasks = Task.objects.filter(run__in=runs).order_by()

@@ -1,12 +1,13 @@
 """The phase of a run, by examples that people meet and by properties that must hold for every history."""
 
 import datetime as dt
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.phase import TERMINAL, RunState, TaskState, next_phase, told_apart
+from clusters.phase import TERMINAL, RunState, TaskState, next_phase
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 COUNTS = {"master": 1, "ps": 1, "worker": 2}
@@ -18,6 +19,13 @@ def task(role="worker", index=0, phase="Running", **more):
 
 def everything(phase="Running"):
     return [task(role, index, phase) for role, count in COUNTS.items() for index in range(count)]
+
+
+def told_apart(tasks):
+    """The law of `runs.status._tasks_of`: how many of each role are steady, and the others."""
+    if any(task.attempt for task in tasks):
+        return {}, tasks
+    return Counter(task.role for task in tasks if task.is_steady), [task for task in tasks if not task.is_steady]
 
 
 def run(**more):

@@ -11,10 +11,9 @@ from billing.models import Observation
 from clusters import actions
 from clusters.clouds.drivers.base import Batch, TaskSeen
 from clusters.models import Run, Task
-from clusters.phase import told_apart
 from clusters.runs import observe as runs_observe
 from clusters.runs import status
-from tests.clusters.test_lifecycle import tasks_seen
+from tests.clusters.test_lifecycle import tasks_seen, told_apart
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def leaders() -> set[str]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND classid = %s AND application_name LIKE 'controller-%' "
+            "WHERE locktype = 'advisory' AND granted AND classid = %s AND application_name LIKE 'controller-%%' "
             "AND datname = current_database()",
             [Lock.FOLLOWER],
         )
