@@ -287,6 +287,7 @@ class Delivery(models.Model):
         constraints: ClassVar = [models.UniqueConstraint(fields=["webhook", "event"], name="delivery_once")]
         indexes: ClassVar = [
             models.Index(fields=["webhook", "next_at"], condition=Q(state="waiting"), name="delivery_waiting"),
+            models.Index(fields=["next_at"], condition=Q(state="waiting"), name="delivery_due"),
             models.Index(fields=["webhook", "-id"], name="delivery_latest"),
             models.Index(fields=["created_at"], name="delivery_age"),
         ]

@@ -18,27 +18,22 @@ log = logging.getLogger(__name__)
 
 # Seconds; as long as it takes until the sweep comes by itself.
 QUIET = 5.0
-# Seconds for which one wake-up stands for all: whoever is woken looks for everything that is due, and a little longer.
-ONE_FOR_ALL = 1
-# Seconds for which a process does not even ask whether somebody was woken: a transaction may record a thousand events.
-NEAR = 0.2
+# Seconds for which one wake-up stands for all at most. Who is woken looks for everything that is due, and first takes the key
+# in the cache away.
+ONE_FOR_ALL = 5
+WEBHOOKS = "webhooks:woken"
 # Behind what the clock asks for, and what looks for everything that is due: those are few, and hundreds of rows may wait.
 BEHIND = 6
 _quiet_until = 0.0
-_near_until = 0.0
 
 
 def wake_webhooks() -> None:
-    """Asks for deliveries to be sent soon. Called after a commit; the sender lingers for as long as this keeps quiet."""
-    global _near_until
-    if time.monotonic() < _near_until:
-        return
-    _near_until = time.monotonic() + NEAR
-    send("portal.tasks.send_webhooks", once="webhooks:woken")
+    """Asks for deliveries to be sent soon. Called after a commit."""
+    send("portal.tasks.send_webhooks", once=WEBHOOKS)
 
 
 def send(task: str, *keys: int, once: str = "") -> None:
-    """Asks for `task` to be run soon; where `once` is given, at most once in a while for all processes.
+    """Asks for `task` to be run soon; where `once` is given, only if no wake-up of that key waits to be run.
 
     Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.
     """

@@ -493,6 +493,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="delivery",
+            index=models.Index(condition=models.Q(("state", "waiting")), fields=["next_at"], name="delivery_due"),
+        ),
+        migrations.AddIndex(
+            model_name="delivery",
             index=models.Index(fields=["webhook", "-id"], name="delivery_latest"),
         ),
         migrations.AddIndex(

@@ -1,10 +1,9 @@
 """The sender: takes what is due, posts it side by side outside any transaction, writes down how it went.
 
 Every delivery is held by a claim before it is sent, so that two senders never send the same at one time; who is killed with
-one in hand loses it after a while, and it is sent again under the same id. What it costs a slow receiver is paid by its own
-deliveries: only a few go to one host, and to the receivers of one appcode, at one time, and who has fewest on the way comes
-first. An advisory lock lets one sender at
-a time use the threads of a worker; the claims alone keep two from each other's work should it be lost.
+one in hand loses it after a while, and it is sent again under the same id. Only a few go to one host, and to the receivers of
+one appcode, at one time, so that a slow receiver delays its own deliveries. An advisory lock lets one sender at a time use the
+threads of a worker; the claims alone keep two from each other's work should it be lost.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from operator import itemgetter
 
 from django.conf import settings
+from django.core.cache import cache
 from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from portal import events, hooks, wakeups
@@ -36,33 +36,12 @@ THREADS = 32
 PER_HOST, PER_APPCODE = 4, 8
 # Longer than the slowest attempt, looking up its name included.
 HOLD = dt.timedelta(minutes=2)
-# Seconds: between two looks at what is due, after the last one that found anything, and of one call in all.
-# Who was woken looks, and is not told: the wake-up of the broker is for a sender that sleeps, and NOTIFY would let those who
-# write events commit one after the other (16 of them 450 times a second instead of 3,800). It looks only for a moment after there
-# was something to do, and a look that finds nothing takes half a millisecond of the database with 1,000 webhooks.
-LOOK, LINGER, LONGEST = 0.25, 1.5, 60.0
+# Seconds: between two looks at what became due while others are on their way, and of one call in all.
+LOOK, LONGEST = 0.25, 60.0
 # What a busy receiver may ask for.
 LONGEST_ASKED = dt.timedelta(hours=1)
 PORTION = 5000
 UNREADABLE = "The portal can no longer read or use the webhook's URL. Enter it again, then send this again."
-
-# From one webhook with something that waits to the next: all the others, most of them at most times, cost nothing. Each has
-# a look of its own, for what a disabled or slow one has waiting may be more than any limit.
-DUE = """
-WITH RECURSIVE busy (id) AS (
-    SELECT min(webhook_id) FROM portal_delivery WHERE state = 'waiting'
-    UNION ALL
-    SELECT (SELECT min(webhook_id) FROM portal_delivery WHERE state = 'waiting' AND webhook_id > busy.id)
-    FROM busy WHERE busy.id IS NOT NULL
-)
-SELECT due.id, webhook.host, coalesce(webhook.appcode_id, 0)
-FROM busy JOIN portal_webhook AS webhook ON webhook.id = busy.id CROSS JOIN LATERAL (
-    SELECT id, next_at FROM portal_delivery
-    WHERE webhook_id = webhook.id AND state = 'waiting' AND next_at <= %s ORDER BY next_at LIMIT %s
-) AS due
-WHERE webhook.enabled AND webhook.deleted_at IS NULL AND webhook.host <> ALL (%s)
-ORDER BY due.next_at, due.id
-"""
 
 
 @dataclass(frozen=True)
@@ -99,19 +78,19 @@ def rules() -> Rules:
 
 def send_due() -> int:
     """Sends what is due until nothing is, for a minute at most; says how many attempts it made."""
+    # From here on a commit wakes another one.
+    cache.delete(wakeups.WEBHOOKS)
     made, end = 0, time.monotonic() + LONGEST
     flying: dict[Future[Attempt], Job] = {}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
         try:
             # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is
             # given up.
-            while time.monotonic() < end and Webhook.objects.filter(enabled=True, deleted_at=None).exists():
+            while not flying and time.monotonic() < end and _due(timezone.now()).exists():
                 with advisory_lock(Lock.WEBHOOKS) as alone:
                     if not alone:
                         break
                     made += _send(pool, flying, end)
-                if not flying and not _due(1, []):
-                    break
             if flying:
                 # The next one need not wait for the slowest of this one.
                 wakeups.wake_webhooks()
@@ -126,18 +105,14 @@ def send_due() -> int:
 
 
 def _send(pool: ThreadPoolExecutor, flying: dict[Future[Attempt], Job], end: float) -> int:
-    """Claims and posts until nothing has been due for a while, or until `end`; then some are still `flying`."""
-    made, idle_since, held = 0, time.monotonic(), rules()
-    while (now := time.monotonic()) < end:
-        for job in claim(THREADS - len(flying), list(flying.values())):
+    """Claims and posts until nothing is on its way, or until `end`; then some are still `flying`."""
+    made, held = 0, rules()
+    while time.monotonic() < end:
+        for job in claim(THREADS - len(flying), flying.values()):
             flying[pool.submit(attempt, job, held)] = job
-        if flying:
-            idle_since = now
-            made += _land(flying)
-        elif now > idle_since + LINGER:
+        if not flying:
             break
-        else:
-            time.sleep(LOOK)
+        made += _land(flying)
     return made
 
 
@@ -167,38 +142,25 @@ def attempt(job: Job, held: Rules) -> Attempt:
     return Attempt(job, at, headers, post(job.target, content, headers, held))
 
 
-def claim(room: int, flying: Sequence[Job]) -> list[Job]:
-    """Takes up to `room` deliveries that are due beside those that are `flying`, with their limits by host and appcode."""
-    hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying)
-    wanted: list[int] = []
-    turns, ranked = appcodes.copy(), []
-    for pk, host, appcode in _due(PER_HOST, [host for host, count in hosts.items() if count >= PER_HOST]):
-        ranked.append((turns[appcode], pk, host, appcode))
-        turns[appcode] += 1
-    for _, pk, host, appcode in sorted(ranked, key=itemgetter(0)):
-        if len(wanted) < room and hosts[host] < PER_HOST and (appcodes[appcode] < PER_APPCODE or not appcode):
-            hosts[host] += 1
-            appcodes[appcode] += 1
-            wanted.append(pk)
-    return _claim(wanted) if wanted else []
-
-
-def _due(per_webhook: int, without: Sequence[str]) -> list[tuple[int, str, int]]:
-    with connection.cursor() as cursor:
-        cursor.execute(DUE, [timezone.now(), per_webhook, list(without)])
-        return list(cursor.fetchall())
+def _due(now: dt.datetime) -> QuerySet[Delivery]:
+    return Delivery.objects.filter(
+        state=Delivery.State.WAITING, next_at__lte=now, webhook__enabled=True, webhook__deleted_at=None
+    )
 
 
 @transaction.atomic
-def _claim(wanted: Sequence[int]) -> list[Job]:
-    """Those of `wanted` that nobody else has taken meanwhile. One whose URL leads nowhere has failed and stops no other."""
-    now = timezone.now()
-    found = Delivery.objects.filter(
-        pk__in=wanted, state=Delivery.State.WAITING, next_at__lte=now, webhook__enabled=True, webhook__deleted_at=None
-    )
-    jobs = []
-    for row in found.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",)):
-        hook = row.webhook
+def claim(room: int, flying: Collection[Job]) -> list[Job]:
+    """Takes up to `room` deliveries that are due and that nobody else takes, beside those that are `flying`. What a host or an
+    appcode with many on their way has waiting is passed over. One whose URL leads nowhere has failed and stops no other."""
+    now, jobs = timezone.now(), list[Job]()
+    hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying if job.appcode)
+    due = _due(now).exclude(webhook__host__in=[host for host, count in hosts.items() if count >= PER_HOST])
+    due = due.exclude(webhook__appcode__in=[appcode for appcode, count in appcodes.items() if count >= PER_APPCODE])
+    found = due.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",))
+    for row in found.order_by("next_at")[:room]:
+        hook, appcode = row.webhook, row.webhook.appcode_id or 0
+        if hosts[hook.host] >= PER_HOST or appcodes[appcode] >= PER_APPCODE:
+            continue
         try:
             target = specs.target(hook.url)
         except ValueError:
@@ -210,10 +172,12 @@ def _claim(wanted: Sequence[int]) -> list[Job]:
         row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
         row.first_at = row.first_at or now
         row.save(update_fields=["attempts", "claim", "next_at", "first_at"])
+        hosts[hook.host] += 1
+        appcodes[appcode] += bool(appcode)
         jobs.append(
             Job(
                 row.pk, hook.pk, row.claim, row.message_id, target, tuple(hook.secrets_at(now)), hook.host,
-                hook.appcode_id or 0, facts(row.event), row.attempts, row.first_at,
+                appcode, facts(row.event), row.attempts, row.first_at,
             )
         )  # fmt: skip
     return jobs

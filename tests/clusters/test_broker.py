@@ -34,7 +34,6 @@ def own_broker(tmp_path, settings, monkeypatch):
         monkeypatch.setattr(app.conf, "broker_url", broker)
         assert app.conf.broker_write_url == broker
         monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
-        monkeypatch.setattr(wakeups, "_near_until", 0.0)
         forget(app)
         [process] = [
             each for each in psutil.Process().children(recursive=True) if any(str(sockets) in w for w in each.cmdline())
@@ -104,7 +103,6 @@ def test_only_the_first_wake_up_of_all_waits_for_a_broker_that_does_not_answer(o
     _, first = timed(wake_logs)
     assert first > 1, "it was asked"
     assert asked(caplog) == 1
-    monkeypatch.setattr(wakeups, "_near_until", 0.0)
     wake_mail()
     wakeups.wake_webhooks()
     assert asked(caplog) == 1

@@ -31,7 +31,6 @@ def sign_in(
 ) -> Iterator[Callable[..., Page]]:
     """sign_in("alice", path, width=390, color_scheme="dark") → a page; what the console complains about fails the test."""
     settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = ["127.0.0.0/8"], True
-    monkeypatch.setattr(sending, "LINGER", 0.0)
     monkeypatch.setattr(posting, "ANSWER", 60.0)
     # So many sign-ins of one test after the other would be one person's guesses.
     cache.clear()

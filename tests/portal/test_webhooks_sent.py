@@ -43,7 +43,6 @@ LOOPBACK = Rules(allowed=("127.0.0.0/8", "::1/128"))
 @pytest.fixture(autouse=True)
 def allowed(settings: Any, monkeypatch: Any) -> None:
     settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = list(LOOPBACK.allowed), True
-    monkeypatch.setattr(sending, "LINGER", 0.0)
     # Where silence is not what is tested, a receiver on a busy machine is only slow.
     monkeypatch.setattr(posting, "ANSWER", 90.0)
 
@@ -179,10 +178,8 @@ def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeyp
     with current_app.connection_for_read() as broker:
         queue = broker.SimpleQueue("celery")
         queue.clear()
-        # One wake-up stands for all of a second.
         cache.delete("webhooks:woken")
         monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
-        monkeypatch.setattr(wakeups, "_near_until", 0.0)
         monkeypatch.setattr(wakeups, "ONE_FOR_ALL", 60)
         happen()
         message = queue.get(timeout=60)
@@ -191,8 +188,12 @@ def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeyp
             happen()
         with pytest.raises(Empty):
             queue.get(block=False)
+        assert message.headers["task"] == "portal.tasks.send_webhooks"
+        # Who is woken looks for everything; what is committed later wakes another one.
+        assert sending.send_due() == 21
+        happen()
+        queue.get(timeout=60).ack()
         cache.delete("webhooks:woken")
-    assert message.headers["task"] == "portal.tasks.send_webhooks"
 
 
 def test_the_program_of_the_documentation_understands_it(people: Any) -> None:
@@ -458,19 +459,32 @@ def test_one_slow_receiver_does_not_hold_up_others(
         assert slow.most_at_one_time <= sending.PER_HOST
 
 
-def test_who_has_fewest_on_the_way_comes_first(people: Any) -> None:
-    """Receivers of several appcodes at one host: none of them has all of its places, however many deliveries wait."""
+def test_what_waits_for_a_full_host_is_passed_over(people: Any) -> None:
+    """However much it is, and however long it has been due."""
     hook(people.flight, people.mallory, "http://127.0.0.1:9/flight")
-    for _ in range(20):
+    for _ in range(40):
         happen(appcode="flight-demo")
     first = sending.claim(32, [])
     assert len(first) == sending.PER_HOST
     assert sending.claim(32, first) == []
     hook_of_ops, _ = hook_beside(people)
-    happen(appcode="flight-demo")
-    happen(appcode="ops-demo")
-    [following] = sending.claim(32, first[1:])
+    Webhook.objects.filter(pk=hook_of_ops.pk).update(host="other.example")
+    happen()
+    [following] = sending.claim(32, first)
     assert following.webhook == hook_of_ops.pk
+    assert [job.host for job in sending.claim(32, [*first[1:], following])] == ["127.0.0.1:9"]
+
+
+def test_the_receivers_of_one_appcode_share_eight(people: Any) -> None:
+    for n in range(4):
+        hook(people.flight, people.mallory, f"http://127.0.0.1:{n + 1}/", name=f"hook-{n}")
+    hook(None, people.root, "http://127.0.0.1:9/", name="all")
+    for _ in range(4):
+        happen(appcode="flight-demo")
+    first = sending.claim(32, [])
+    assert Counter(job.appcode for job in first) == {people.flight.pk: sending.PER_APPCODE, 0: sending.PER_HOST}
+    assert sending.claim(32, first) == []
+    assert len(sending.claim(32, first[:4])) > 0
 
 
 def hook_beside(people: Any) -> tuple[Webhook, str]:
@@ -597,9 +611,8 @@ def test_webhooks_with_nothing_to_send_cost_nothing(people: Any) -> None:
     def pages() -> int:
         with connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE portal_webhook, portal_delivery")
-            query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sending.DUE}"
-            cursor.execute(query, [timezone.now(), sending.PER_HOST, []])
-            [[plan]] = cursor.fetchone()
+        due = sending._due(timezone.now()).select_related("webhook", "event").order_by("next_at")[:32]
+        [plan] = json.loads(due.explain(format="json", analyze=True, buffers=True))
         return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
     hook_beside(people)
@@ -614,7 +627,7 @@ def test_webhooks_with_nothing_to_send_cost_nothing(people: Any) -> None:
     last = Webhook.objects.latest("pk")
     event = Event.objects.latest("pk")
     Delivery.objects.create(webhook=last, event=event, kind=event.verb)
-    assert [host for _, host, _ in sending._due(4, [])] == ["a.example"]
+    assert sending._due(timezone.now()).get().webhook == last
     assert max(nothing, pages()) < 50
 
 
