@@ -12,7 +12,8 @@ from clusters.clouds.drivers.base import RunGone, StorageSeen, TaskSeen, WatchEx
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import agent, gpus
 from clusters.clouds.drivers.local.agent.journal import Journal
-from clusters.clouds.drivers.local.agent.node import Node, Options
+from clusters.clouds.drivers.local.agent.machine import Options
+from clusters.clouds.drivers.local.agent.node import Node
 
 NEWS = [TaskSeen(1, "worker", 0, 0, "u", "Pending", gpus=("0",)), StorageSeen(1, "ready"), RunGone(1, False, "§ why\n")]
 

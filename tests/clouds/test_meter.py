@@ -12,8 +12,7 @@ import sys
 import time
 import types
 from collections import defaultdict
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -161,19 +160,18 @@ def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monke
     monkeypatch.setitem(sys.modules, "pynvml", StandIn())
     monkeypatch.setattr(gpu_meter, "PERIOD", 0.05)
     monkeypatch.setattr(gpu_meter, "MINUTE", 1)
-    found = replace(gpus.find(2, ignore_real=True), names={"0": "GPU-0", "1": "GPU-1"}, simulated=False)
     holders = [Holder("pod", time.time() - 9, ("0", "1"))]
-    node = types.SimpleNamespace(gpus=found, meter=Meter(), holders=lambda: holders)
+    meter = Meter()
 
     async def until_told() -> GpuUse:
-        looking = asyncio.create_task(gpu_meter.measure(cast("Any", node)))
+        looking = asyncio.create_task(gpu_meter.measure(meter, lambda: holders, {"0": "GPU-0", "1": "GPU-1"}))
         try:
             async with asyncio.timeout(60):
-                while not node.meter.news:
+                while not meter.news:
                     await asyncio.sleep(0.05)
         finally:
             looking.cancel()
-        return told(node.meter)[0]
+        return told(meter)[0]
 
     first = asyncio.run(until_told())
     assert (first.uid, first.busy, first.memory_mb) == ("pod", 0.37, 6144)

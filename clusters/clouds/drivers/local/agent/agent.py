@@ -25,7 +25,8 @@ from typing import Any, cast
 from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef, WatchExpired
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus, handlers, logs
-from clusters.clouds.drivers.local.agent.node import Node, Options
+from clusters.clouds.drivers.local.agent.machine import Options
+from clusters.clouds.drivers.local.agent.node import Node
 
 log = logging.getLogger("agent")
 
@@ -168,7 +169,9 @@ async def run(args: argparse.Namespace) -> None:
         Server(node).serve, sock=listen(args.socket, socket.SOCK_STREAM), limit=MAX_REQUEST
     )
     log.info("Ready: %d %sGPUs, %d runs.", len(found.slots), "simulated " if found.simulated else "", len(node.runs))
-    measuring = None if found.simulated else asyncio.create_task(gpu_meter.measure(node))
+    measuring = (
+        None if found.simulated else asyncio.create_task(gpu_meter.measure(node.meter, node.holders, found.names))
+    )
     await ended.wait()
     if measuring is not None:
         measuring.cancel()
@@ -191,7 +194,7 @@ async def leave(node: Node, seconds: float) -> None:
     """Stops all tasks, and waits until they have ended and their output is stored (or `seconds` are over)."""
     node.leaving = True
     for one in node.runs.values():
-        node.wake(one)
+        node.wake(one.ref.id)
     node.wake()
     try:
         await asyncio.wait_for(node.left.wait(), seconds)

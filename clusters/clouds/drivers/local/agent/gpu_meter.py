@@ -14,14 +14,11 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusters.clouds.drivers.base import GpuUse, Measurements
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -106,16 +103,17 @@ class Meter:
         return Measurements(f"{self.id}/{max(known, first) + len(items)}", items)
 
 
-async def measure(node: Node) -> None:
-    """Looks every 15 s, at whole quarters of a minute, as long as the agent lives. A GPU that hangs holds up a thread only."""
+async def measure(meter: Meter, holding: Callable[[], Sequence[Holder]], names: Mapping[str, str]) -> None:
+    """Looks at the GPUs that are held, every 15 s, at whole quarters of a minute, as long as the agent lives; `names` are what
+    NVML calls them. A GPU that hangs holds up a thread only."""
     loop = asyncio.get_running_loop()
     nvml = Nvml()
     while True:
         await asyncio.sleep(PERIOD - time.time() % PERIOD)
-        holders = node.holders()
-        names = {gpu: node.gpus.names[gpu] for holder in holders for gpu in holder.gpus}
-        looks = await loop.run_in_executor(None, nvml.look, names) if names else {}
-        node.meter.note(time.time(), holders, looks)
+        holders = holding()
+        held = {gpu: names[gpu] for holder in holders for gpu in holder.gpus}
+        looks = await loop.run_in_executor(None, nvml.look, held) if held else {}
+        meter.note(time.time(), holders, looks)
 
 
 class Nvml:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusters.clouds.drivers.local.agent.scheduler import Slot
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.task.sandbox import Bind
+from clusters.clouds.drivers.local.task import sandbox
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +24,13 @@ class Gpus:
     devices: dict[str, str]
     simulated: bool
 
-    def binds(self, ids: tuple[str, ...]) -> list[Bind]:
+    def binds(self, ids: tuple[str, ...]) -> list[sandbox.Bind]:
         """The device files for a task that holds `ids`, and where its libraries look up how GPUs are connected."""
         if self.simulated or not ids:
             return []
         shared = [path for path in sorted(Path("/dev").glob("nvidia*")) if not path.name[6:].isdecimal()]
         paths = [str(path) for path in shared] + [self.devices[gpu] for gpu in ids]
-        binds: list[Bind] = [{"source": path, "target": path} for path in paths]
+        binds: list[sandbox.Bind] = [{"source": path, "target": path} for path in paths]
         for place, names in (("/sys/devices", "pci*"), ("/sys/bus", "pci"), ("/sys/module", "nvidia*")):
             found = [str(path) for path in sorted(Path(place).glob(names))]
             binds += [{"source": path, "target": path, "read_only": True} for path in found]

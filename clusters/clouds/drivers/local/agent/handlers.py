@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from clusters.clouds.drivers.base import (
     Batch,
@@ -25,13 +24,11 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.base import Node as NodeSeen
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, scheduler
+from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.agent.runs import Run, ask_of
 from clusters.clouds.drivers.local.data.files import sync_folder, write_json
 from clusters.clouds.drivers.local.network import network
 from clusters.clouds.drivers.local.task import cgroups, sandbox
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.node import Node
 
 
 def apply(node: Node, plan: Plan) -> None:
@@ -60,7 +57,7 @@ def apply(node: Node, plan: Plan) -> None:
     sync_folder(folder)
     sync_folder(folder.parent)
     run = node.runs[number] = Run(node, folder)
-    node.wake(run)
+    node.wake(run.ref.id)
 
 
 def _check(node: Node, plan: Plan) -> None:
@@ -100,7 +97,7 @@ def delete(node: Node, ref: RunRef) -> None:
     if ref.id in node.runs:
         run = node.runs[ref.id]
         run.delete()
-        node.wake(run)
+        node.wake(run.ref.id)
         return
     if ref.id not in node.purged and ref.id not in node.gone:
         folder = node.run_folder(ref.id)

@@ -6,14 +6,12 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.task import exec as task_exec
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.node import Node
 
 # Held, because the event loop itself forgets who waits for a process.
 _waiting: set[asyncio.Task[int]] = set()

@@ -12,19 +12,17 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusters.clouds.drivers.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.machine import Machine
 from clusters.clouds.drivers.local.agent.scheduler import Ask, Given, Room
 from clusters.clouds.drivers.local.agent.tasks import Task
 from clusters.clouds.drivers.local.data.data import TRY_AGAIN, Data
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import network, outside
 from clusters.clouds.drivers.local.task import sandbox
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.node import Node
 
 OUTPUT = "/elearn/output"
 
@@ -48,13 +46,13 @@ def room_of(role: RolePlan, count: int = 1) -> Room:
 class Run:
     """A run with a plan that is not gone yet. `order` is its place in the queue."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(self, machine: Machine, folder: Path) -> None:
         data = read_json(folder / "plan.json")
-        self.node, self.folder = node, folder
+        self.machine, self.folder = machine, folder
         self.order: int = data["order"]
         self.plan: Plan = protocol.plan_from(data["plan"])
         self.ref: RunRef = self.plan.run
-        self.uid = node.uid(self.ref.appcode)
+        self.uid: int | None = machine.uid(self.ref.appcode)
         self.ask = ask_of(self.plan)
         given = read_json(folder / "given.json")
         self.given: Given | None = None
@@ -83,7 +81,7 @@ class Run:
     @property
     def let_in(self) -> bool:
         """Whether no run of another appcode stands in its way; what has begun goes on."""
-        return self.order < self.node.open_until or any(task.ended or task.spec for task in self.tasks)
+        return self.order < self.machine.open_until or any(task.ended or task.spec for task in self.tasks)
 
     @property
     def over(self) -> bool:
@@ -127,9 +125,8 @@ class Run:
             return
         for task in self.tasks:
             task.settle()
-        if self.node.leaving:
-            for task in self.tasks:
-                task.stop("Disrupted" if self.deleted_at is None else "Stopped")
+        if self.machine.leaving:
+            self.stop_tasks("Disrupted" if self.deleted_at is None else "Stopped")
             if not self.alive:
                 self.network.stop()
                 self.data.pause()
@@ -143,14 +140,14 @@ class Run:
             self.network.stop()
             self.data.finish()
             return
-        if not self.data.prepared and self.given is None and (problem := self.node.disk_problem()):
+        if not self.data.prepared and self.given is None and (problem := self.machine.disk_problem()):
             self.explain(problem)
-            self.node.later(TRY_AGAIN, self)
+            self.machine.later(TRY_AGAIN, self.ref.id)
             return
         self.data.start()
         if not self.data.ready:
             for task in self.tasks:
-                self.node.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
+                self.machine.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
         elif not self.let_in:
             self.explain(network.OTHERS_FIRST)
         elif self.given is not None:
@@ -169,12 +166,17 @@ class Run:
         """Whether no process works for it."""
         return not self.alive and self.data.idle and self.network.idle
 
+    def stop_tasks(self, reason: str, message: str = "") -> None:
+        """Asks every task that lives to end; see `Task.stop`."""
+        for task in self.tasks:
+            task.stop(reason, message)
+
     def explain(self, text: str) -> None:
         """Says on every task why it cannot start yet."""
         reason = "Unschedulable" if self.ask.needs else "WaitingForResources"
         for task in self.tasks:
             if not task.final:
-                self.node.emit(task.view(reason=reason, message=text))
+                self.machine.emit(task.view(reason=reason, message=text))
 
     def _end(self, deleted_at: float) -> None:
         for task in self.tasks:
@@ -191,7 +193,7 @@ class Run:
         """Every attempt as last told, and the state of the data."""
         views: list[Seen] = [end for task in self.tasks for end in task.ended]
         uids = [task.view().uid for task in self.tasks if not task.final]
-        views += [self.node.told[uid] for uid in uids if uid in self.node.told]
+        views += [self.machine.told[uid] for uid in uids if uid in self.machine.told]
         return [*views, self.data.seen]
 
     def binds(self) -> list[sandbox.Bind]:
@@ -199,7 +201,7 @@ class Run:
         image = self.plan.image
         binds = sandbox.python_binds(image.environment)
         resolver = os.path.realpath("/etc/resolv.conf")
-        if self.node.outside and os.path.isfile(resolver):
+        if self.machine.outside and os.path.isfile(resolver):
             binds.append({"source": outside.RESOLVER, "target": resolver, "read_only": True})
         if image.program:
             binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})

@@ -13,16 +13,16 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from clusters.clouds.drivers.base import RolePlan, TaskSeen, expand
 from clusters.clouds.drivers.local import protocol
-from clusters.clouds.drivers.local.agent.scheduler import Ended, next_attempt
+from clusters.clouds.drivers.local.agent.machine import PartOf
+from clusters.clouds.drivers.local.agent.scheduler import Ended, Given, next_attempt
+from clusters.clouds.drivers.local.data.data import Data
 from clusters.clouds.drivers.local.data.files import read_json, when, write_json
-from clusters.clouds.drivers.local.task import cgroups, processes, shim
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.runs import Run
+from clusters.clouds.drivers.local.network.network import Network
+from clusters.clouds.drivers.local.task import cgroups, processes, sandbox, shim
 
 LOG_TAIL = 4096
 # Of a task that is started again and again the logs of so many attempts are kept: of the first, and of the last.
@@ -33,10 +33,22 @@ LOG_REMOVED = (
 LOST = "The process that watched over this task was lost, so the task was ended."
 
 
+class TaskOf(PartOf, Protocol):
+    """What a task knows of its run: also what was given to it, and where its data and its network are."""
+
+    @property
+    def given(self) -> Given | None: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def network(self) -> Network: ...
+    def binds(self) -> list[sandbox.Bind]: ...
+
+
 class Task:
     """Task `index` of a role. `ended` are its finished attempts; `final` says that no other will come."""
 
-    def __init__(self, run: Run, role: RolePlan, index: int) -> None:
+    def __init__(self, run: TaskOf, role: RolePlan, index: int) -> None:
         self.run, self.role, self.index = run, role, index
         self.key = (role.role, index)
         self.ended: list[TaskSeen] = []
@@ -73,9 +85,11 @@ class Task:
 
     def view(self, **values: Any) -> TaskSeen:
         """The current attempt, as far as it is known without its shim."""
-        node = self.run.node
-        uid = uuid.uuid5(node.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
-        seen = TaskSeen(self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=node.name)
+        machine = self.run.machine
+        uid = uuid.uuid5(machine.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
+        seen = TaskSeen(
+            self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=machine.name
+        )
         if self.spec is not None:
             seen = replace(
                 seen,
@@ -89,7 +103,7 @@ class Task:
     def resume(self) -> None:
         """After a restart of the agent: finds the shim of an attempt without an end, or what became of it."""
         for end in self.ended:
-            self.run.node.emit(end)
+            self.run.machine.emit(end)
         if self.spec is None:
             return
         self.asked_to_stop = (self.folder / "stop.json").exists()
@@ -98,7 +112,7 @@ class Task:
             if self.asked_to_stop:
                 self.shim.send(signal.SIGTERM)
             self.look()
-        elif (self.folder / "status.json").exists() or self.spec["boot"] != self.run.node.boot or self.asked_to_stop:
+        elif (self.folder / "status.json").exists() or self.spec["boot"] != self.run.machine.boot or self.asked_to_stop:
             self._conclude(witnessed=False)
         # else: written down but never started, so `advance` starts it
 
@@ -113,13 +127,13 @@ class Task:
             due = (_at(self.ended[-1]) + delay) if self.ended else 0.0
             wait = due - time.time()
             if wait > 0.001:
-                self.run.node.emit(self.view(reason="BackOff", message=f"Starts again {delay:.0f} s after the end."))
-                self.run.node.later(wait, self.run)
+                self.run.machine.emit(self.view(reason="BackOff", message=f"Starts again {delay:.0f} s after the end."))
+                self.run.machine.later(wait, self.run.ref.id)
                 return
-            if not self.run.node.may_launch(self.run):
+            if not self.run.machine.may_launch(self.run.ref.id):
                 return
             self._prepare()
-        self.run.node.emit(self.view(reason="Starting", message="The program is being started."))
+        self.run.machine.emit(self.view(reason="Starting", message="The program is being started."))
         self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_gone)
 
     def _prepare(self) -> None:
@@ -129,21 +143,21 @@ class Task:
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "tmp").chmod(0o1777)
-        model = run.node.model(gpus, self.role.gpu_model)
+        model = run.machine.model(gpus, self.role.gpu_model)
         self.spec = {
             "name": f"{run.ref.id}/{folder.name}",
-            "poke": str(run.node.poke),
-            "boot": run.node.boot,
+            "poke": str(run.machine.poke),
+            "boot": run.machine.boot,
             "argv": list(self.role.argv),
             "env": self._environment(gpus),
             "cwd": "/elearn/program" if run.plan.image.program else "/elearn",
-            "binds": [*run.binds(), *run.node.gpus.binds(gpus)],
+            "binds": [*run.binds(), *run.machine.gpus.binds(gpus)],
             "uid": run.uid,
             "grace": run.plan.grace_seconds,
-            "log_limit": run.node.log_limit,
+            "log_limit": run.machine.log_limit,
             "note": run.data.warning,
             "cgroup": self._cgroup(),
-            "limits": run.node.limits,
+            "limits": run.machine.limits,
             "memory_mb": self.role.memory_mb,
             "network": run.network.place,
             "gpus": list(gpus),
@@ -153,7 +167,7 @@ class Task:
         write_json(folder / "spec.json", self.spec, durable=True)
 
     def _cgroup(self) -> str:
-        ours, name = self.run.node.cgroup, f"{self.run.ref.id}-{self.folder.name}"
+        ours, name = self.run.machine.cgroup, f"{self.run.ref.id}-{self.folder.name}"
         if ours is None:
             return ""
         return str(
@@ -162,7 +176,7 @@ class Task:
                 name,
                 cpu_milli=self.role.cpu_milli,
                 memory_mb=self.role.memory_mb,
-                processes=self.run.node.limits["processes"],
+                processes=self.run.machine.limits["processes"],
             )
         )
 
@@ -182,7 +196,7 @@ class Task:
         known = {"TASK_INDEX": str(self.index), **self.run.plan.shared}
         for name, text in self.role.env.items():
             known[name] = expand(text, known)
-        visible = ",".join(self.run.node.gpus.names[gpu] for gpu in gpus)
+        visible = ",".join(self.run.machine.gpus.names[gpu] for gpu in gpus)
         ours = {
             "TASK_INDEX": str(self.index),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -199,7 +213,7 @@ class Task:
             seen = self.view(
                 phase="Failed", reason="Stopped", message="Stopped before it started.", finished_at=when(at)
             )
-            self.run.node.emit(seen)
+            self.run.machine.emit(seen)
             self.ended.append(seen)
             self.cancelled = True
 
@@ -219,11 +233,11 @@ class Task:
         """Reads what the shim has written so far."""
         status = read_json(self.folder / "status.json") or {}
         if self.spec is not None and "started_at" in status:
-            self.run.node.emit(self.view(phase="Running", started_at=when(status["started_at"])))
+            self.run.machine.emit(self.view(phase="Running", started_at=when(status["started_at"])))
 
     def _shim_gone(self) -> None:
         self.shim, self.shim_ended = None, True
-        self.run.node.wake(self.run)
+        self.run.machine.wake(self.run.ref.id)
 
     def settle(self) -> None:
         """Writes down the end of an attempt whose shim has ended. May be repeated after an OSError."""
@@ -239,8 +253,8 @@ class Task:
         if stop.get("message") and seen.reason == stop["reason"]:
             seen = replace(seen, message=stop["message"])
         write_json(self.folder / "seen.json", _plain(seen), durable=True)
-        self.run.node.emit(seen)
-        self.run.node.discard(self.folder / "tmp")
+        self.run.machine.emit(seen)
+        self.run.machine.discard(self.folder / "tmp")
         self._drop_log(self.attempt - LAST_LOGS)
         self.ended.append(seen)
         if self.spec is not None and self.spec["cgroup"]:
@@ -286,7 +300,7 @@ class Task:
 
     def _lost(self, seen: TaskSeen, status: dict[str, Any], witnessed: bool) -> TaskSeen:
         """The shim died without a word. What it left is ended now; else the log tells when the task was last alive."""
-        same_boot = self.spec is not None and self.spec["boot"] == self.run.node.boot
+        same_boot = self.spec is not None and self.spec["boot"] == self.run.machine.boot
         init = status.get("init", 0)
         if same_boot and init and shim.start_time(init) == status["init_start"]:
             processes.kill_and_wait(init)

