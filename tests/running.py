@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from portal.up.services import free_port
+from portal.up.services import dies_with_parent, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 # What this test run's own servers are called; the portal under test starts its own.
@@ -49,7 +49,10 @@ def listening(process: int, number: signal.Signals, seconds: float = 30) -> None
 
 
 class Portal:
-    """One running portal. `url` ends without a slash; `start` and `stop` may be repeated and keep the data."""
+    """One running portal. `url` ends without a slash; `start` and `stop` may be repeated and keep the data.
+
+    It stops when the process that started it is gone, and what it runs with it.
+    """
 
     def __init__(self, data: Path, **more: str) -> None:
         self.data = data
@@ -59,17 +62,23 @@ class Portal:
         self._more = more
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, seconds: float = 240) -> None:
-        """Returns when it has said that it is ready."""
+    def launch(self) -> Path:
+        """Returns at once, with the file that it writes to."""
         out = self.data.parent / f"{self.data.name}.out"
         with out.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "up"],
+                dies_with_parent([sys.executable, "manage.py", "up"], "TERM"),
                 cwd=ROOT,
                 env=environment(self.data, self.port, **self._more),
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
+        return out
+
+    def start(self, seconds: float = 240) -> None:
+        """Returns when it has said that it is ready."""
+        out = self.launch()
+        assert self.process is not None
         end = time.monotonic() + seconds
         while "Ctrl-C stops everything" not in out.read_text():
             assert self.process.poll() is None, f"manage.py up ended:\n{out.read_text()}"

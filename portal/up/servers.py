@@ -88,7 +88,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
     }
     if not durable:
         options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-    argv = [*prefix, "setpriv", "--pdeathsig", "QUIT", "--", str(binaries / "postgres"), "-D", str(folder)]
+    argv = [str(binaries / "postgres"), "-D", str(folder)]
     argv += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
 
     def ready() -> bool:
@@ -113,7 +113,8 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         url=f"postgresql://portal@/portal?host={quote(str(sockets), safe='/')}",
         stop_signal=signal.SIGINT,
         stop_seconds=30,
-        death_signal="",
+        death_signal="QUIT",  # its processes end at once; one that was killed would leave them a moment longer
+        prefix=prefix,
         stop_order=SERVERS_STOP,
     )
 

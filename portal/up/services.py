@@ -1,6 +1,6 @@
 """Programs that are started, asked whether they are ready, and stopped: what `manage.py up` and the tests share.
 
-A program dies with the process that started it (`setpriv --pdeathsig`), so that nothing is left behind even after kill -9.
+A program dies with the process that started it (`dies_with_parent`), so that nothing is left behind even after kill -9.
 It has a session of its own, so that a Ctrl-C in the terminal reaches only the one who decides.
 """
 
@@ -44,9 +44,9 @@ class Service:
 
     `url` is what clients are given ("" for a program that nobody connects to). `ready` answers at once. `env` is added to
     the environment. On a stop the program gets `stop_signal` and, after `stop_seconds`, SIGKILL. It gets `death_signal`
-    (the name that setpriv takes) when the process that started it is gone. When everything is stopped, low `stop_order`s go
-    first; 0 is for what faces people. `with_group`: what its process leaves behind in its process group goes with it.
-    `background`: on a busy machine the others go first.
+    (the name that setpriv takes) when the process that started it is gone; `prefix` is a command that changes user before.
+    When everything is stopped, low `stop_order`s go first; 0 is for what faces people. `with_group`: what its process leaves
+    behind in its process group goes with it. `background`: on a busy machine the others go first.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     death_signal: str = "KILL"
+    prefix: tuple[str, ...] = ()
     stop_order: int = 0
     with_group: bool = False
     background: bool = False
@@ -78,13 +79,10 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
 
     To be called from the main thread: the kernel sends the death signal when the *thread* that started it ends.
     """
-    argv = (
-        ["setpriv", "--pdeathsig", service.death_signal, "--", *service.argv] if service.death_signal else service.argv
-    )
     try:
         with open_log(log) if log else nullcontext() as out:
             process = subprocess.Popen(
-                argv,
+                [*service.prefix, *dies_with_parent(service.argv, service.death_signal)],
                 env={**env, **service.env},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -96,6 +94,14 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
     if service.background:
         _step_back(process.pid)
     return process
+
+
+def dies_with_parent(argv: Sequence[str], death_signal: str = "KILL") -> list[str]:
+    """A command that the kernel sends `death_signal` when the thread that starts it, of this process, ends."""
+    # A change of user would clear the signal, so it is asked for last. A parent that is gone by then is never announced: only
+    # afterwards it is looked whether it is still there.
+    check = '[ "$PPID" = "$0" ] && exec "$@"'
+    return ["setpriv", "--pdeathsig", death_signal, "--", "sh", "-c", check, str(os.getpid()), *argv]
 
 
 def _step_back(pid: int) -> None:

@@ -34,6 +34,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.local.client import LocalCloud
 from clusters.clouds.drivers.local.task.processes import is_locked
+from portal.up.services import dies_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 54_321
@@ -107,8 +108,8 @@ class Agent:
         env = {"PYTHONPATH": str(self.home.code), "PATH": f"{self.home.folder}:{os.environ['PATH']}"}
         with open(self.folder / "agent.log", "ab") as log:
             self.process = subprocess.Popen(
-                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.folder, user=self.home.uid,
-                group=self.home.uid, extra_groups=None if self.home.uid is None else [],
+                dies_with_parent(argv, "TERM"), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.folder,
+                user=self.home.uid, group=self.home.uid, extra_groups=None if self.home.uid is None else [],
             )  # fmt: skip
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -304,7 +305,9 @@ class Store:
         argv = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config="]
         argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
         env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a list in CSV
-        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            dies_with_parent(argv), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and self.runs:
             # At first any free port; later the same one again.

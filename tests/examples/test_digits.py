@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from portal.up.services import dies_with_parent
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Only what is broken takes so long: TensorFlow alone is loaded for many seconds where others keep the cores busy.
 PATIENCE = 600
@@ -47,7 +49,9 @@ class Job:
     def start(self, role: str, index: int) -> None:
         env = os.environ | {"TF_CONFIG": json.dumps({"cluster": self.cluster, "task": {"type": role, "index": index}})}
         with self.log_file(role, index).open("ab") as log:
-            self.processes[role, index] = subprocess.Popen(self.argv, cwd=EXAMPLES, env=env, stdout=log, stderr=log)
+            self.processes[role, index] = subprocess.Popen(
+                dies_with_parent(self.argv), cwd=EXAMPLES, env=env, stdout=log, stderr=log
+            )
 
     def kill(self, role: str, index: int) -> None:
         self.processes[role, index].send_signal(signal.SIGKILL)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusters.clouds.drivers.kubernetes.build import names
+from portal.up.services import dies_with_parent
 from tests.kube.following import hand_over
 from tests.kube.plane import Object, Plane
 from tests.terminal import database_environment
@@ -235,7 +236,7 @@ class Controller:
         self.log = folder / f"{self.name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, ROOT / "manage.py", "controller"],
+                dies_with_parent([sys.executable, str(ROOT / "manage.py"), "controller"]),
                 env=environment,
                 stdout=log,
                 stderr=log,

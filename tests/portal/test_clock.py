@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from portal.up.services import dies_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER = (sys.executable, "-m", "celery", "--app", "portal", "worker", "--pool", "threads", "--concurrency", "2")
 SECONDS = 600
@@ -24,7 +26,9 @@ def worker(db):
         env = {**os.environ, "PORTAL_BEAT_SCHEDULE": str(schedule), "REDIS_URL": redis}
         env["DJANGO_SETTINGS_MODULE"] = "portal.settings"
         argv = (*WORKER, "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
-        process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            dies_with_parent(argv), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         started.append(process)
         return process
 

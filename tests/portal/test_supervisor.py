@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -107,6 +109,32 @@ def test_what_a_killed_leader_leaves_in_its_group_goes_too(tmp_path):
     supervised(tmp_path, watch, script("leader", code, with_group=True))
     # The signal has been sent; the kernel may take a moment to end the process.
     assert eventually(lambda: not alive(int(child.read_text())))
+
+
+STARTER = """
+import os, sys
+from portal.up.services import Service, spawn
+print(spawn(Service("program", ("sleep", "600")), None, os.environ).pid, flush=True)
+sys.stdin.read()
+"""
+LATE = f"""#!/bin/sh
+while grep -q "^PPid:.$PPID$" /proc/$$/status; do sleep 0.01; done
+exec {shutil.which("setpriv")} "$@"
+"""
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_program_ends_with_who_started_it_however_soon_that_is(tmp_path, early):
+    """`early`: before the program could ask for the signal; then it does not begin."""
+    if early:
+        (tmp_path / "setpriv").write_text(LATE)
+        (tmp_path / "setpriv").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "-c", STARTER], env=env, stdin=-1, stdout=-1, text=True) as starter:
+        assert starter.stdout
+        program = int(starter.stdout.readline())
+        starter.kill()
+    assert eventually(lambda: not alive(program))
 
 
 def alive(pid: int) -> bool:

@@ -172,6 +172,34 @@ def test_even_kill_9_of_up_itself_leaves_nothing(portal):
     assert portal.stop(signal.SIGTERM) == 0
 
 
+STARTER = """
+import sys
+from pathlib import Path
+from tests.running import Portal
+portal = Portal(Path(input()), PORTAL_DEMO="0")
+portal.launch()
+print(portal.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("killed", "during"),
+    [("up", "valkey-server"), ("up", "manage.py migrate"), ("who started it", "manage.py migrate")],
+)
+def test_even_kill_9_during_a_start_leaves_nothing(tmp_path, killed, during):
+    portal = Portal(tmp_path / "var")
+    with subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdin=-1, stdout=-1, text=True) as starter:
+        assert starter.stdin
+        assert starter.stdout
+        starter.stdin.write(f"{portal.data}\n")
+        starter.stdin.flush()
+        up = int(starter.stdout.readline())
+        assert eventually(lambda: any(during in line for line in portal.left()), 120)
+        os.kill(up if killed == "up" else starter.pid, signal.SIGKILL)
+        assert eventually(lambda: portal.left() == []), portal.left()
+
+
 @pytest.fixture(params=services.loopback())
 def taken_port(request: pytest.FixtureRequest) -> Iterator[int]:
     host = request.param.strip("[]")
