@@ -7,12 +7,13 @@ Sent by name, so that whoever changes a row need not know the loops that look at
 from __future__ import annotations
 
 import logging
-import time
 
 from celery import current_app
 from django.core.cache import cache
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
+
+from portal.breaker import Breaker, NotCalled
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ ONE_FOR_ALL = 5
 WEBHOOKS = "webhooks:woken"
 # Behind what the clock asks for, and what looks for everything that is due: those are few, and hundreds of rows may wait.
 BEHIND = 6
-_quiet_until = 0.0
+UNANSWERED = (OperationalError, RedisError)
+_broker = Breaker(lambda error, _: False if isinstance(error, UNANSWERED) else None, rest=QUIET)
 
 
 def wake_webhooks() -> None:
@@ -37,12 +39,11 @@ def send(task: str, *keys: int, once: str = "") -> None:
 
     Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.
     """
-    global _quiet_until
-    if time.monotonic() < _quiet_until:
-        return
     try:
-        if not once or cache.add(once, 1, timeout=ONE_FOR_ALL):
-            current_app.send_task(task, keys, expires=60, retry=False, priority=BEHIND if keys else 0)
-    except (OperationalError, RedisError) as error:
-        _quiet_until = time.monotonic() + QUIET
+        with _broker.call():
+            if not once or cache.add(once, 1, timeout=ONE_FOR_ALL):
+                current_app.send_task(task, keys, expires=60, retry=False, priority=BEHIND if keys else 0)
+    except NotCalled:
+        return
+    except UNANSWERED as error:
         log.warning("the broker is out of reach, %s %s waits for its next round: %s", task, keys, error)

@@ -16,6 +16,7 @@ from clusters.models import Run
 from clusters.wakeups import wake_logs
 from portal import wakeups
 from portal.actions.tokens import make_token
+from portal.breaker import Breaker
 from portal.up import servers, services
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,7 +34,7 @@ def own_broker(tmp_path, settings, monkeypatch):
         broker = valkey.url.replace("unix:", "redis+socket:").replace("?db=", "?virtual_host=")
         monkeypatch.setattr(app.conf, "broker_url", broker)
         assert app.conf.broker_write_url == broker
-        monkeypatch.setattr(wakeups, "_quiet_until", 0.0)
+        monkeypatch.setattr(wakeups, "_broker", Breaker(wakeups._broker._answered, rest=wakeups.QUIET))
         forget(app)
         [process] = [
             each for each in psutil.Process().children(recursive=True) if any(str(sockets) in w for w in each.cmdline())
@@ -63,7 +64,7 @@ def asked(caplog):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_redis_people_are_answered(catalogue, people, manifest, client, own_broker, how, caplog, monkeypatch):
     # Longer than this test takes on any machine.
-    monkeypatch.setattr(wakeups, "QUIET", 600.0)
+    monkeypatch.setattr(wakeups._broker, "rest", 600.0)
     client.force_login(people.bob)
     _, text = make_token("script", 1, acting_user=people.bob)
     actions.create_cluster(manifest("before"), acting_user=people.bob)
@@ -97,7 +98,7 @@ def test_without_redis_people_are_answered(catalogue, people, manifest, client, 
 
 
 def test_only_the_first_wake_up_of_all_waits_for_a_broker_that_does_not_answer(own_broker, caplog, monkeypatch):
-    monkeypatch.setattr(wakeups, "QUIET", 600.0)
+    monkeypatch.setattr(wakeups._broker, "rest", 600.0)
     wakeups.wake_webhooks()
     own_broker.send_signal(signal.SIGSTOP)
     _, first = timed(wake_logs)

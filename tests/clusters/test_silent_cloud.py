@@ -18,6 +18,7 @@ from clusters.clouds.bulkhead import AWAY, BUSY, Lanes, PutOff
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
 from clusters.models import CloudState, KubernetesCluster, Placement, Run
 from clusters.runs import reconcile, resync
+from portal.breaker import Breaker
 from portal.celery import app
 from tests.clusters.conftest import PATIENCE
 from tests.silent import Silent, kubeconfig
@@ -125,9 +126,10 @@ def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, manifest):
+def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, manifest, monkeypatch):
     [run] = create_away(people, manifest, 1)
-    bulkhead._of_this_process._lanes["away"] = bulkhead._Lane(failed=time.monotonic())
+    monkeypatch.setattr(bulkhead, "SLOW", -1.0)
+    fail(bulkhead._of_this_process, Unanswered("for a long time"), "away")
     with bulkhead._of_this_process.taken("away", trouble=True):
         reconcile.reconcile(run.pk)
         run.refresh_from_db()
@@ -154,8 +156,8 @@ def test_a_cloud_that_is_away_is_tried_by_one_and_all_such_clouds_by_two():
         """Side by side."""
 
 
-def fail(mine, error):
-    with pytest.raises(type(error)), mine.taken("a", trouble=False):
+def fail(mine, error, cloud="a"):
+    with pytest.raises(type(error)), mine.taken(cloud, trouble=False):
         raise error
 
 
@@ -202,7 +204,7 @@ def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_
         assert inside.acquire(timeout=PATIENCE)
     waiter = threading.Thread(target=wait)
     waiter.start()
-    monkeypatch.setattr(bulkhead, "SLOW", 0.0)
+    mine["a"].slow = 0.0
     with pytest.raises(PutOff, match=BUSY), mine.taken("a", trouble=False):
         """They have taken too long by now."""
     go_on.set()
@@ -215,8 +217,9 @@ def test_one_cloud_has_half_of_the_threads_and_who_finds_them_taken_waits_while_
 def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
     mine, waits = Lanes(), threading.Event()
     monkeypatch.setattr(bulkhead, "SLOW", 600.0)
-    wait = mine._changed.wait
-    monkeypatch.setattr(mine._changed, "wait", lambda left: waits.set() or wait(left))
+    changed = mine["a"]._changed
+    wait = changed.wait
+    monkeypatch.setattr(changed, "wait", lambda left: waits.set() or wait(left))
     came = []
 
     def come():
@@ -227,7 +230,7 @@ def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
     with ExitStack() as held, ExitStack() as young:
         for _ in range(bulkhead.MOST - 1):
             held.enter_context(mine.taken("a", trouble=False))
-        for call in mine._lanes["a"].calls:
+        for call in mine["a"]._calls:
             call.began -= 3600
         young.enter_context(mine.taken("a", trouble=False))
         waiter.start()
@@ -238,7 +241,7 @@ def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
         assert came == ["in"]
         # With a last one that takes long, too, nobody waits.
         young.enter_context(mine.taken("a", trouble=False))
-        for call in mine._lanes["a"].calls:
+        for call in mine["a"]._calls:
             call.began -= 3600
         with pytest.raises(PutOff, match=BUSY), mine.taken("a", trouble=False):
             """They all have taken too long by now."""
@@ -250,7 +253,7 @@ def test_what_is_not_asked_of_the_cloud_takes_none_of_its_threads(away, silent, 
     taken = []
 
     def look(run):
-        taken.extend(bulkhead._of_this_process._lanes.keys() & {run.cloud})
+        taken.extend(bulkhead._of_this_process._of.keys() & {run.cloud})
         raise CloudError("The database takes long.")
 
     monkeypatch.setattr(reconcile, "plan_of", look)
@@ -262,7 +265,7 @@ def test_what_is_not_asked_of_the_cloud_takes_none_of_its_threads(away, silent, 
 
 @pytest.mark.django_db(transaction=True)
 def test_what_the_clock_asks_for_comes_before_rows_that_wait(worker, monkeypatch):
-    monkeypatch.setattr(portal.wakeups, "_quiet_until", 0.0)
+    monkeypatch.setattr(portal.wakeups, "_broker", Breaker(portal.wakeups._broker._answered))
     for run_id in range(3):
         wakeups.wake(run_id)
     app.send_task("billing.tasks.post", expires=60)

@@ -45,7 +45,7 @@ def test_one_asks_for_all_that_look_into_logs_of_a_server_that_is_silent(
             cloud.log(RunRef(number + 1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
     assert silent.asked == 1
     # It is asked again later, by one.
-    monkeypatch.setattr(cloud._pods._reach, "_again", 0.0)
+    cloud._pods._breaker.rest = 0.0
     with pytest.raises(CloudError, match="does not answer"):
         cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
     assert silent.asked == 2
@@ -53,15 +53,15 @@ def test_one_asks_for_all_that_look_into_logs_of_a_server_that_is_silent(
 
 def test_while_one_tries_whether_a_server_is_back_others_are_told_at_once(silent: Silent) -> None:
     cloud = KubernetesCloud(Client.connect(kubeconfig(silent.url)), Settings())
-    reach = cloud._pods._reach
-    with pytest.raises(kubernetes_client.Unavailable), reach.asked():
+    breaker = cloud._pods._breaker
+    breaker.rest = 0.0
+    with pytest.raises(kubernetes_client.Unavailable), breaker.call():
         raise kubernetes_client.Unavailable("away")
-    reach._again = 0.0
-    with reach.asked():
+    with breaker.call():
         with pytest.raises(CloudError, match="away"):
             cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
         assert silent.asked == 0
-    with reach.asked(), reach.asked():
+    with breaker.call(), breaker.call():
         """It has answered: everybody may ask."""
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
 from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
+from portal.breaker import Breaker, NotCalled
 
 CONTAINER = "task"
 # A follower is told after so many seconds that nothing has come.
@@ -35,9 +35,8 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\
 STAMP = 40
 # Pods of so many runs are remembered for so many seconds.
 RUNS, FRESH, SOON = 64, 1.0, 0.1
-# Seconds. For so long a server that did not answer is not asked again; and whoever tries then has so long for it, in which
-# everybody else is told of the last failure.
-AWAY, TRYING = 5.0, 30.0
+# Seconds for which a server that did not answer is not asked again.
+AWAY = 5.0
 # Seconds for which somebody waits for what another has asked.
 PATIENCE = 5.0
 
@@ -145,14 +144,15 @@ class Pods:
 
     def __init__(self, client: Client, portal: str) -> None:
         self._client, self._portal = client, portal
-        self._reach = _Reach()
+        # Whether the API server answers people who wait for a page.
+        self._breaker = Breaker(_answered, rest=AWAY)
         self._known: OrderedDict[int, _Listing] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, run: RunRef, role: str, index: int, attempt: int | None, *, age: float = FRESH) -> Pod | None:
         """The pod of one attempt, or the newest one, as it was at most `age` seconds ago; None when there is none any more."""
         with self._lock:
-            listing = self._known.setdefault(run.id, _Listing(self._reach))
+            listing = self._known.setdefault(run.id, _Listing(self._breaker))
             self._known.move_to_end(run.id)
             while len(self._known) > RUNS:
                 self._known.popitem(last=False)
@@ -182,38 +182,14 @@ class Pods:
         return next((item for item in items if item["metadata"]["uid"] == metadata["uid"]), None)
 
 
-class _Reach:
-    """Whether the API server answers people who wait for a page. One that is away takes no thread but that of who tries."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._error: Unavailable | None = None
-        self._again = 0.0
-
-    @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Raises what the last one was told, at once, while the server is not to be asked."""
-        with self._lock:
-            if self._error is not None:
-                if time.monotonic() < self._again:
-                    raise Unavailable(str(self._error), self._error.after)
-                self._again = time.monotonic() + TRYING
-        try:
-            yield
-        except Unavailable as error:
-            with self._lock:
-                self._error, self._again = error, time.monotonic() + AWAY
-            raise
-        # It answered, also when it refused.
-        except CloudError:
-            self._error = None
-            raise
-        self._error = None
+def _answered(error: BaseException, _: float) -> bool | None:
+    """Also when it refused."""
+    return not isinstance(error, Unavailable) if isinstance(error, CloudError) else None
 
 
 class _Listing:
-    def __init__(self, reach: _Reach) -> None:
-        self._reach = reach
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
         self._lock = threading.Lock()
         self._at = float("-inf")
         self._pods: list[Pod] = []
@@ -224,11 +200,14 @@ class _Listing:
         try:
             if time.monotonic() - self._at > age:
                 # From the API server's memory: nobody needs to know of a pod before its log is there.
-                with self._reach.asked():
+                with self._breaker.call():
                     pages = client.pages(path_of("Pod", run.namespace), labelSelector=selector, resourceVersion="0")
                     self._pods = [pod for page in pages for pod in page["items"]]
                 self._at = time.monotonic()
             return self._pods
+        except NotCalled as refused:
+            last = refused.__cause__
+            raise Unavailable(str(last), last.after if isinstance(last, Unavailable) else None) from refused
         finally:
             self._lock.release()
 
