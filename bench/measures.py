@@ -119,11 +119,12 @@ def posting(portal: Portal, tenants: Seeded) -> list[Result]:
         bare_cpu = idling.cpu(os.getpid(), "bench.floors:app") - before
     steadily(POSTS_PER_SECOND, [job(name) for name in names[:20]])
     until(_all_told, 300, every=0.5)
-    used = _used(portal)
+    used, opened = _used(portal), _sessions()
     times = steadily(POSTS_PER_SECOND, [job(name) for name in names[20:]])
     until(_all_told, 300, every=0.5)
     # The processors of this machine may be busy with others; what was used of them stays the same.
     spent = {name: (after - used[name]) / POSTS * 1000 for name, after in _used(portal).items()}
+    opened = _sessions() - opened
     # So that nothing of it runs during what comes next.
     steadily(4 * POSTS_PER_SECOND, [end(name) for name in names])
     until(lambda: not Run.objects.filter(gone=False).exists(), 120, every=0.5)
@@ -139,6 +140,7 @@ def posting(portal: Portal, tenants: Seeded) -> list[Result]:
         Result("POST of a cluster: processor time of the web server", spent["web"], "ms", None, bare_cpu / POSTS * 1000),
         Result("POST of a cluster: processor time of the worker, until its cloud was told", spent["worker"], "ms"),
         Result("POST of a cluster: processor time of PostgreSQL", spent["postgres"], "ms"),
+        Result("POST of a cluster: sessions of PostgreSQL opened by all programs", opened / POSTS, "", 0.1),
         *_statements(tenants),
     ]  # fmt: skip
 
@@ -152,6 +154,13 @@ def _used(portal: Portal) -> dict[str, float]:
     assert portal.process is not None
     words = {"web": "portal.wsgi", "worker": "celery", "postgres": "postgres"}
     return {name: idling.cpu(portal.process.pid, word) for name, word in words.items()}
+
+
+def _sessions() -> int:
+    """How many were opened since the server began."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sessions FROM pg_stat_database WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
 
 
 def _statements(tenants: Seeded) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The circuit breaker by itself; its users have tests of their own (clusters/test_silent_cloud, test_broker, kube/test_silent_cloud)."""
+"""The circuit breaker by itself; clusters/test_silent_cloud, test_broker and kube/test_silent_cloud test its users."""
 
 from __future__ import annotations
 

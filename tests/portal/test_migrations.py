@@ -1,10 +1,13 @@
-"""What the database keeps by itself stands in the apps' SQL files; a later migration that changes it changes them, too."""
+"""Tables are those of the models. What the database keeps by itself stands in the apps' SQL files; a later migration that changes
+it changes them, too."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import pytest
+from django.core.management import call_command
 from django.db import connection
 
 FUNCTION = re.compile(r"CREATE FUNCTION (\w+)\(.*?AS \$\$(.*?)\$\$;", re.DOTALL)
@@ -16,6 +19,13 @@ SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace
 TRIGGERS = """
 SELECT tgname, tgrelid::regclass::text, tgfoid::regproc::text FROM pg_trigger WHERE NOT tgisinternal
 """
+
+
+def test_the_tables_are_those_of_the_models(db: None, capsys: Any) -> None:
+    try:
+        call_command("makemigrations", check=True, dry_run=True)
+    except SystemExit:
+        pytest.fail(capsys.readouterr().out)
 
 
 def test_functions_and_triggers_of_the_database_are_those_of_the_files(db: None, settings: Any) -> None:
