@@ -1,7 +1,7 @@
 """What would happen if this were submitted now: tasks, GPUs, whether it fits and why not, and what it costs.
 
-Reads the capacity that the controller last saw and the prices of now; asks no cloud. The same judgement is made again after
-submit, so the sentence before and the sentence after agree unless the world has changed between them.
+Reads the capacity that the controller last saw and the prices of now; asks no cloud. The quota is judged again after
+submit, in the same words; what a run waits for in its cloud, the cloud says then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Why a run may start now, waits, or never can: pure, and the same answer before submit (preview) and after (queue).
+"""Why a run may start now, waits, or never can. Pure.
 
 Two limits stand between a run and its GPUs: the quota of its appcode, kept by the portal, and the machines that exist, kept by
-the cloud, with their GPUs, CPUs and memory. Both are judged here in sentences that a person can act on.
+the cloud, with their GPUs, CPUs and memory. Both are judged here in sentences that a person can act on: the quota before submit
+(preview) and in the queue, the machines before submit only, because afterwards the cloud itself says what a run waits for.
 """
 
 from __future__ import annotations

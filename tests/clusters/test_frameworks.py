@@ -185,6 +185,11 @@ def test_a_count_out_of_a_drivers_bounds_is_refused_at_its_role(of, data):
         assert [each.path for each in mistakes(caught.value)] == [("roles", role.name, "count")]
 
 
+@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=str)
+def test_what_ends_a_run_is_the_end_of_a_role_that_its_driver_has(driver):
+    assert {each.role for each in driver.completions} <= {role.name for role in driver.roles}
+
+
 def test_every_role_stands_in_the_same_order_in_every_driver():
     for framework in FRAMEWORKS.values():
         names = [role.name for role in framework.roles]
@@ -213,8 +218,9 @@ def planned(of, command):
     )
 
 
-@pytest.mark.parametrize("of", [spec(ps=2, worker=3, evaluator=1), spec("pytorch", worker=2), spec("jax", worker=3)])
-def test_ranks_count_through_all_tasks_of_a_run(of):
+@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=str)
+def test_ranks_count_through_all_tasks_of_a_run(driver):
+    of = spec(driver.name, **{role.name: min(role.most, 3) for role in driver.roles})
     plan = planned(of, 'echo "$PORTAL_ROLE-$TASK_INDEX $TASK_RANK"')
     said = [started(role, index) for role in plan.roles for index in range(role.count)]
     tasks = [f"{role.role}-{index}" for role in plan.roles for index in range(role.count)]
