@@ -7,6 +7,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import (
     AccessMode,
+    Endpoint,
     ImageRef,
     Mount,
     NfsSource,
@@ -110,7 +111,13 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         ),
         "all-reduce-on-one-model": (plan(role("worker", 4, gpus=8, gpu_model="NVIDIA-H200"), run=run), nvidia),
         "service": (
-            plan(role("master", restart="Always"), role("worker", 2, restart="Always"), run=run, mounts=data()),
+            plan(
+                role("master", restart="Always", endpoints=(Endpoint("notebook", 8888), Endpoint("board", 6006))),
+                role("worker", 2, restart="Always"),
+                run=run,
+                mounts=(*data(), Mount("/home/elearn", False, NfsSource("nfs.example", "/homes/demo"))),
+                secrets={"JUPYTER_TOKEN": "very-secret"},
+            ),
             nvidia,
         ),
         "jax": (_jax(run), main),

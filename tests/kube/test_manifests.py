@@ -308,9 +308,10 @@ def test_a_command_is_run_exactly_as_it_stands() -> None:
 
 
 def test_secrets_are_in_the_secret_and_nowhere_else() -> None:
-    found = made(role("master"), mounts=data())
-    secret = found.pop(("Secret", "demo-mnist-3-1042-storage"))
+    found = made(role("master"), mounts=data(), secrets={"TOKEN": "very-secret, too"})
+    secret = found.pop(("Secret", "demo-mnist-3-1042-secret"))
     assert secret["stringData"] == {
+        "variable-TOKEN": "very-secret, too",
         "access-key-0": "AKIAEXAMPLE",
         "secret-key-0": "very-secret",
         "access-key-1": "AKIAEXAMPLE",

@@ -10,10 +10,11 @@ is enough on Kubernetes, and the local cloud calls `expand` to read the same tex
 have in common is written once per run, and referred to in the same way.
 """
 
-from clusters.clouds.drivers.base.cloud import Cloud, Session
+from clusters.clouds.drivers.base.cloud import Cloud, ServesEndpoints, Session
 from clusters.clouds.drivers.base.errors import CloudError, CloudRefused, NotOurs, Unanswered, WatchExpired
 from clusters.clouds.drivers.base.plan import (
     AccessMode,
+    Endpoint,
     ImageRef,
     LocalSource,
     Mount,
@@ -58,6 +59,7 @@ __all__ = [
     "Cloud",
     "CloudError",
     "CloudRefused",
+    "Endpoint",
     "GpuUse",
     "ImageRef",
     "LocalSource",
@@ -79,6 +81,7 @@ __all__ = [
     "RunRef",
     "S3Source",
     "Seen",
+    "ServesEndpoints",
     "Session",
     "Source",
     "SourceKind",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from clusters.clouds.drivers.base.plan import Plan, RunRef, SourceKind, VolumeRef, VolumeSource
 from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Seen
@@ -29,6 +29,17 @@ class Session(Protocol):
         """What it wrote next; None when there was nothing for so long, or when it has ended."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ServesEndpoints(Protocol):
+    """A cloud that leads the gateway to what tasks serve."""
+
+    def endpoint(self, run: RunRef, name: str) -> str:
+        """Where the gateway reaches endpoint `name` of a run that was applied: `host:port`, or `unix:` and the path of a socket.
+
+        The program may not listen there yet. Raises CloudRefused for an endpoint that the run does not have.
+        """
 
 
 class Cloud(Protocol):

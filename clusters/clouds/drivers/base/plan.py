@@ -121,6 +121,15 @@ class ImageRef:
 
 
 @dataclass(frozen=True)
+class Endpoint:
+    """What the tasks of a role serve by HTTP, on `port` of their own network. `name` is a DNS label of at most 15 characters
+    with a letter in it, and no other endpoint of the run has it."""
+
+    name: str
+    port: int
+
+
+@dataclass(frozen=True)
 class RolePlan:
     """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
 
@@ -139,6 +148,7 @@ class RolePlan:
     gpu_model: str
     restart: RestartPolicy
     retries: int
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,8 @@ class Plan:
     """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL.
 
     `shared` are variables of every task, exactly as they stand; the `env` of a role may refer to them and has none of the same
-    name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task.
+    name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task. `secrets` are such
+    variables, too, but what a cloud shows of a run (the specification of a pod, a command line, a log) never holds their values.
     """
 
     run: RunRef
@@ -155,3 +166,4 @@ class Plan:
     mounts: tuple[Mount, ...]
     grace_seconds: int = 10
     shared: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -90,6 +90,10 @@ class KubernetesCloud:
             (role, index): names.address(run, role, index) for role, count in counts.items() for index in range(count)
         }
 
+    def endpoint(self, run: RunRef, name: str) -> str:
+        """The Service's own name; only pods of the gateway's namespace and of the run are let through to it."""
+        return f"{names.endpoint_name(run, name)}.{run.namespace}.svc:{manifests.HTTP}"
+
     def apply(self, plan: Plan) -> None:
         try:
             self._apply(plan)

@@ -17,6 +17,7 @@ from typing import Any
 from clusters.clouds.drivers.base import (
     Batch,
     Capacity,
+    Endpoint,
     GpuUse,
     ImageRef,
     LocalSource,
@@ -65,13 +66,19 @@ def plan_from(data: dict[str, Any]) -> Plan:
     return Plan(
         run=RunRef(**data["run"]),
         image=ImageRef(**data["image"]),
-        roles=tuple(RolePlan(**{**role, "argv": tuple(role["argv"])}) for role in data["roles"]),
+        roles=tuple(_role_from(role) for role in data["roles"]),
         mounts=tuple(
             Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"])) for mount in data["mounts"]
         ),
         grace_seconds=data["grace_seconds"],
-        shared=data.get("shared", {}),  # absent from the plans of runs that were started before there was any
+        shared=data["shared"],
+        secrets=data["secrets"],
     )
+
+
+def _role_from(data: dict[str, Any]) -> RolePlan:
+    endpoints = tuple(Endpoint(**endpoint) for endpoint in data["endpoints"])
+    return RolePlan(**{**data, "argv": tuple(data["argv"]), "endpoints": endpoints})
 
 
 def _source_from(data: dict[str, Any]) -> Source:

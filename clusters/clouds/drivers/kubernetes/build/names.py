@@ -79,7 +79,13 @@ def owner_name(run: RunRef) -> str:
 
 
 def secret_name(run: RunRef) -> str:
-    return f"{base_name(run)}-storage"
+    """Of the keys of its data, and of the variables that are secret."""
+    return f"{base_name(run)}-secret"
+
+
+def endpoint_name(run: RunRef, endpoint: str) -> str:
+    """The Service of an endpoint."""
+    return f"{base_name(run)}-{endpoint}"
 
 
 def volume_name(run: RunRef, mount: int) -> str:

@@ -42,8 +42,9 @@ def same_run(plan: Plan, settings: Settings) -> Rule:
 def ingress(plan: Plan, settings: Settings) -> list[Rule]:
     rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
     if settings.gateway_namespace:
-        port = {"port": names.PORT, "protocol": "TCP"}
-        rules.append({"from": [_namespace(settings.gateway_namespace)], "ports": [port]})
+        numbers = sorted({each.port for role in plan.roles for each in role.endpoints} | {names.PORT})
+        ports = [{"port": number, "protocol": "TCP"} for number in numbers]
+        rules.append({"from": [_namespace(settings.gateway_namespace)], "ports": ports})
     return rules
 
 

@@ -51,7 +51,10 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
                 "command": ["timeout", f"--kill-after={grace}", "0", *(literal(word) for word in role.argv)],
                 "env": _environment(plan, role, index),
-                "ports": [{"name": "task", "containerPort": names.PORT, "protocol": "TCP"}],
+                "ports": [
+                    {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
+                    *({"name": each.name, "containerPort": each.port, "protocol": "TCP"} for each in role.endpoints),
+                ],
                 "resources": _resources(role, settings),
                 "securityContext": storage.CONFINED,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -101,6 +104,11 @@ def _environment(plan: Plan, role: RolePlan, index: str) -> list[Manifest]:
         first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
     owner = names.owner_name(plan.run)
     shared = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": owner, "key": name}}} for name in plan.shared]
+    secret = names.secret_name(plan.run)
+    shared += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
+        for name in plan.secrets
+    ]
     ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not role.gpus:
         # An image that asks for all GPUs would otherwise see those of others.

@@ -49,7 +49,7 @@ class PodParts:
 def manifests(plan: Plan) -> list[dict[str, Any]]:
     """The Secret, volumes and claims of a run; without labels and owner, which all objects of a run get alike."""
     made: list[dict[str, Any]] = []
-    keys: dict[str, str] = {}
+    keys = {f"variable-{name}": value for name, value in plan.secrets.items()}
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount.source, S3Source):
             keys[f"access-key-{number}"] = mount.source.access_key

@@ -84,6 +84,8 @@ class Server:
         if op in ("delete", "purge"):
             (handlers.delete if op == "delete" else handlers.purge)(node, ref)
             return None, b""
+        if op == "endpoint":
+            return {"address": handlers.endpoint(node, ref, request["name"])}, b""
         task = (request["role"], request["index"])
         if op == "log":
             chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))

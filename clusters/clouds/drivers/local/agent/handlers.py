@@ -72,6 +72,19 @@ def _check(node: Node, plan: Plan) -> None:
     for what, path in (("environment", image.environment), ("program folder", image.program)):
         if path and not os.path.isdir(path):
             raise CloudRefused(f"The {what} of image {image.name} does not exist on this machine: {path}")
+    for role in plan.roles:
+        if role.endpoints and role.count > 1:
+            raise CloudRefused(
+                f"Endpoint {role.endpoints[0].name} has one port, and the {role.count} tasks of its role share a network on this "
+                "machine; give the role one task."
+            )
+    _check_mounts(node, plan)
+    refusal = scheduler.refusal(node.gpus.slots, node.room, ask_of(plan))
+    if refusal:
+        raise CloudRefused(refusal)
+
+
+def _check_mounts(node: Node, plan: Plan) -> None:
     for mount in plan.mounts:
         if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
             raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
@@ -79,9 +92,6 @@ def _check(node: Node, plan: Plan) -> None:
             raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
         if isinstance(mount.source, LocalSource):
             _check_local(mount.source)
-    refusal = scheduler.refusal(node.gpus.slots, node.room, ask_of(plan))
-    if refusal:
-        raise CloudRefused(refusal)
 
 
 def _check_local(source: LocalSource) -> None:
@@ -157,6 +167,15 @@ def _free_ports(node: Node, count: int) -> list[int]:
                 node.known["port"] = port + 1
                 return found
     raise CloudError(f"No {count} free ports between {node.ports.start} and {node.ports.stop - 1}.")
+
+
+def endpoint(node: Node, ref: RunRef, name: str) -> str:
+    """See `ServesEndpoints.endpoint`."""
+    run = node.runs.get(ref.id)
+    ports = {each.name: each.port for role in run.plan.roles for each in role.endpoints} if run else {}
+    if run is None or name not in ports:
+        raise CloudRefused(f"The run has no endpoint “{name}” here.")
+    return run.network.endpoint(name, ports[name])
 
 
 def everything(node: Node) -> Batch:

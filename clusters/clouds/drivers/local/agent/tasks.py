@@ -193,7 +193,7 @@ class Task:
             "PYTHONUNBUFFERED": "1",
             "TASK_INDEX": str(self.index),
         }
-        known = {"TASK_INDEX": str(self.index), **self.run.plan.shared}
+        known = {"TASK_INDEX": str(self.index), **self.run.plan.shared, **self.run.plan.secrets}
         for name, text in self.role.env.items():
             known[name] = expand(text, known)
         visible = ",".join(self.run.machine.gpus.names[gpu] for gpu in gpus)

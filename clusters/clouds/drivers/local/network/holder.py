@@ -6,8 +6,8 @@ Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to
 child of the holder that ends with it, and the holder ends with pasta.
 
 The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands
-in status.json. Who wants to lead something *into* the network later, a notebook for instance, has its place here: a Unix
-socket in FOLDER, which no sandbox shows, whose connections the holder carries on to 127.0.0.1 inside.
+in status.json. Each of the `endpoints` in spec.json has a Unix socket in FOLDER/endpoints, which no sandbox shows and which
+only the owner of FOLDER reaches: what connects there is led to that port of 127.0.0.1 inside (forward.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
@@ -33,14 +34,15 @@ _MADE = b"made"
 
 def main(folder: str, lock: int) -> None:
     with open(os.path.join(folder, "spec.json")) as file:
-        outside = json.load(file)["outside"]
+        spec = json.load(file)
+    outside = spec["outside"]
     os.set_inheritable(lock, False)
     told, tells = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         try:
             os.close(told)
-            hold(tells, outside)
+            hold(tells, outside, os.path.join(folder, "endpoints"), spec["endpoints"])
         except (sandbox.SandboxError, OSError) as error:
             os.write(tells, str(error).encode())
         finally:
@@ -59,10 +61,11 @@ def main(folder: str, lock: int) -> None:
         os.pwrite(lock, b"%d\n" % child, 0)
 
 
-def hold(tells: int, outside: dict[str, Any] | None) -> None:
+def hold(tells: int, outside: dict[str, Any] | None, sockets: str, endpoints: dict[str, int]) -> None:
     """The rest of the holder's life: makes the network, says so to `tells`, and stays."""
     os.setsid()
     os.umask(0o022)
+    listening = listen(sockets, endpoints) if endpoints else {}
     carrier = -1
     if outside:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -73,6 +76,10 @@ def hold(tells: int, outside: dict[str, Any] | None) -> None:
     netns.make()
     if outside:
         os.write(go_write, b"!")
+    if listening:
+        from clusters.clouds.drivers.local.network import forward
+
+        forward.begin(listening)
     os.write(tells, _MADE)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -80,6 +87,20 @@ def hold(tells: int, outside: dict[str, Any] | None) -> None:
         while True:
             signal.pause()
     os.waitpid(carrier, 0)
+
+
+def listen(folder: str, endpoints: dict[str, int]) -> dict[int, socket.socket]:
+    """The socket of each endpoint, by its port; made before this becomes anybody else."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chdir(folder)  # however deep it lies, the name of a socket has at most 107 bytes
+    found = {}
+    for name, port in endpoints.items():
+        if os.path.lexists(name):  # of a holder that was lost
+            os.unlink(name)
+        found[port] = socket.socket(socket.AF_UNIX)
+        found[port].bind(name)
+        found[port].listen(128)
+    return found
 
 
 def carry(go: int, outside: dict[str, Any]) -> None:

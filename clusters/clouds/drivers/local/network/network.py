@@ -17,6 +17,8 @@ from clusters.clouds.drivers.local.network import outside as network_outside
 from clusters.clouds.drivers.local.task import processes
 
 TRY_AGAIN = 5.0
+# The folder of the sockets that lead to endpoints, in that of the holder.
+ENDPOINTS = "endpoints"
 HOLDER_UID = 199_998
 LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
 OTHERS_FIRST = (
@@ -77,9 +79,15 @@ class Network:
         elif not self.waits:
             self.folder.mkdir(exist_ok=True)
             (self.folder / "status.json").unlink(missing_ok=True)
-            write_json(self.folder / "spec.json", spec(self.run.machine, outside=self.run.machine.outside))
+            endpoints = {each.name: each.port for role in self.run.plan.roles for each in role.endpoints}
+            told = spec(self.run.machine, outside=self.run.machine.outside) | {"endpoints": endpoints}
+            write_json(self.folder / "spec.json", told)
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False
+
+    def endpoint(self, name: str, port: int) -> str:
+        """See `ServesEndpoints.endpoint`."""
+        return f"unix:{self.folder / ENDPOINTS / name}" if self.place else f"127.0.0.1:{port}"
 
     def stop(self) -> None:
         """Ends it. Only when no task lives."""
@@ -107,15 +115,16 @@ class Network:
 def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
     """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
     if not outside:
-        return {"outside": None}
+        return {"outside": None, "endpoints": {}}
     uid = None if os.geteuid() else HOLDER_UID
     return {
+        "endpoints": {},
         "outside": {
             "pasta": machine.pasta,
             "uid": uid,
             "script": network_outside.__file__,
             "flags": network_outside.FLAGS,
-        }
+        },
     }
 
 
