@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 APPCODES, LINES = 500, 10
 OBSERVATIONS, BATCH, CLOUDS = 200_000, 2000, 2
-TARGET = 25_000
+# Of the floor, which is what the disk and PostgreSQL take for the same rows; 25,000 a second where the floor is 4.3 s.
+TIMES_COPY = 2.0
 DUPLICATES, LATE = 0.05, 0.05
 SEGMENTS, TASKS = 1_000_000, 5
 READS = 20
@@ -135,8 +136,8 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
     told = sum(map(len, shares))
     return [
         Result(
-            f"{told:,} observations durable, 5 % twice and 5 % late ({told / TARGET:g} s are {TARGET:,} a second)", seconds, "s",
-            told / TARGET, floor,
+            f"{told:,} observations durable, 5 % twice and 5 % late ({told / seconds:,.0f} a second)", seconds, "s",
+            floor=floor, times=TIMES_COPY,
         ),
         Result(f"replay --verify of {expected:,} observations", proof, "s"),
     ]  # fmt: skip

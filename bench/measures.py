@@ -31,6 +31,8 @@ from tests.running import Portal
 
 MB = 10**6
 IDLE_SECONDS = 60
+# No ratio: what an idle portal asks of the servers is most of what they do, so asking less would make the ratio worse.
+IDLE_PERCENT = 2.0
 PAGES, STARTS, ROUNDS = 300, 10, 7
 POSTS, POSTS_PER_SECOND = 400, 20
 GPUS = 8
@@ -46,8 +48,8 @@ def idle(portal: Portal, tenants: Seeded) -> list[Result]:
         Result("Idle: memory of all processes, shared pages counted once", whole.pss / MB, "MB", 1200, servers.pss / MB),
         Result("Idle: the same, shared pages counted in each process", whole.rss / MB, "MB", None, servers.rss / MB),
         Result(
-            "Idle: processor time", whole.cpu / IDLE_SECONDS * 100, "% of a core", None,
-            servers.cpu / IDLE_SECONDS * 100, times=2,
+            "Idle: processor time", whole.cpu / IDLE_SECONDS * 100, "% of a core", IDLE_PERCENT,
+            servers.cpu / IDLE_SECONDS * 100,
         ),
     ]  # fmt: skip
 
