@@ -42,6 +42,25 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("uid",), name="segment_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("ended__isnull", True), ("ended__gte", models.F("started")), _connector="OR"
+                        ),
+                        name="segment_forward",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["consumer"], name="billing_usa_consume_15f9a6_idx"),
+                    models.Index(fields=["appcode", "started"], name="billing_usa_appcode_05dc93_idx"),
+                    models.Index(fields=["ended"], name="billing_usa_ended_8c9edc_idx"),
+                    models.Index(
+                        condition=models.Q(("flags", []), _negated=True), fields=["ended"], name="segment_flagged"
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Measuring",
@@ -135,6 +154,31 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("appcode", None), ("org_node__isnull", False)),
+                            models.Q(("appcode__isnull", False), ("org_node", None)),
+                            _connector="OR",
+                        ),
+                        name="budget_of_one",
+                    ),
+                    models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="budget_amount"),
+                    models.CheckConstraint(
+                        condition=models.Q(("policy__in", ("notify", "block", "stop_services", "stop_all"))),
+                        name="budget_policy",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("countdown_minutes__gte", 1), ("countdown_minutes__lte", 10080)),
+                        name="budget_countdown",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("appcode__isnull", False), ("by_administrator", True), _connector="OR"),
+                        name="budget_line_by_administrator",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="BudgetStep",
@@ -175,6 +219,33 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("budget", "month", "kind"), name="budget_step_once"),
+                    models.CheckConstraint(condition=models.Q(("month__day", 1)), name="budget_step_month"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("kind__in", ["spent_50", "spent_80", "spent_100", "block", "stop_services", "stop_all"])
+                        ),
+                        name="budget_step_kind",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("due_at__gte", models.F("announced_at"))),
+                        name="budget_step_announced_first",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("done_at", None), ("done_at__gte", models.F("due_at")), _connector="OR"),
+                        name="budget_step_when_due",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("kind__in", ("block", "stop_services", "stop_all")), ("lifted_at", None)),
+                        fields=["month", "budget"],
+                        name="budget_step_stands",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="CapacityRecord",
@@ -234,6 +305,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["expires_at", "id"],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="credit_positive"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -266,6 +340,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("day", "key"), name="daily_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Discount",
@@ -290,6 +369,21 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["sku", "valid_from"],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("percent__gt", 0), ("percent__lte", 100)), name="discount_percent"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("appcode", None), ("business_line", ""), _connector="OR"),
+                        name="discount_one_scope",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("valid_until", None), ("valid_until__gte", models.F("valid_from")), _connector="OR"
+                        ),
+                        name="discount_forward",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -347,6 +441,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "business_line", "gpu_model"), name="gpu_total_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Invoice",
@@ -375,6 +474,32 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "month"), name="invoice_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "total",
+                                django.db.models.expressions.CombinedExpression(
+                                    models.F("subtotal"), "-", models.F("credited")
+                                ),
+                            )
+                        ),
+                        name="invoice_adds_up",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("credited", 0),
+                            models.Q(("credited__gt", 0), ("total__gte", 0)),
+                            models.Q(("credited__lt", 0), ("total__lte", 0)),
+                            _connector="OR",
+                        ),
+                        name="invoice_credited",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["month", "id"], name="invoice_month"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -396,6 +521,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["id"],
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="credit_note_positive"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -421,6 +549,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["invoice", "place"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("invoice", "place"), name="invoice_line_once"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -493,6 +624,45 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name_plural": "ledger entries",
                 "ordering": ["id"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("reverses__isnull", False)),
+                        fields=("reverses",),
+                        name="ledger_reversed_once",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("credit", None), ("kind", "usage"), ("reverses", None), ("segment__isnull", False)
+                            ),
+                            models.Q(
+                                ("credit", None),
+                                ("kind", "reversal"),
+                                ("reverses__isnull", False),
+                                ("segment__isnull", False),
+                            ),
+                            models.Q(("credit__isnull", False), ("kind", "credit"), ("reverses", None)),
+                            _connector="OR",
+                        ),
+                        name="ledger_kind",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("since__lt", models.F("until")), ("kind", "credit"), _connector="OR"),
+                        name="ledger_forward",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("segment__isnull", False)), fields=["segment"], name="ledger_segment"
+                    ),
+                    models.Index(fields=["appcode", "id"], name="ledger_appcode"),
+                    models.Index(
+                        condition=models.Q(("credit__isnull", False)), fields=["credit"], name="ledger_credits"
+                    ),
+                    models.Index(
+                        condition=models.Q(("reverses__isnull", False)), fields=["posted_at"], name="ledger_reversals"
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -523,6 +693,12 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["invoice", "place"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("invoice", "credit"), name="invoice_credit_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("amount", 0), _negated=True), name="invoice_credit_some"
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -551,6 +727,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "indexes": [
+                    models.Index(condition=models.Q(("sent_at", None)), fields=["due_at"], name="mail_waiting"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="MeasuredDay",
@@ -575,6 +756,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("day", "key"), name="measured_day_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="MeasuredHour",
@@ -598,6 +784,25 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("uid", "hour"), name="measured_once"),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(
+                            (
+                                "measured_ms__gt",
+                                django.db.models.expressions.CombinedExpression(
+                                    models.F("busy_ms"), "*", models.Value(20)
+                                ),
+                            )
+                        ),
+                        fields=["hour"],
+                        name="measured_idle",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="MonthlySpending",
@@ -624,6 +829,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name_plural": "monthly spending",
+                "constraints": [
+                    models.UniqueConstraint(fields=("month", "key"), name="spending_once"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -656,6 +864,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("month", "key"), name="monthly_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Observation",
@@ -688,6 +901,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("uid", "digest"), name="observation_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Outcome",
@@ -710,6 +928,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("word__in", ["Succeeded", "Failed", "Stopped"])), name="outcome_word"
+                    ),
+                ],
+                "indexes": [
+                    models.Index(condition=models.Q(("looked_at", False)), fields=["consumer"], name="outcome_new"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Ownership",
@@ -724,6 +952,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "valid_from"), name="ownership_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Price",
@@ -746,6 +979,28 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["sku", "valid_from"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("sku", "appcode", "business_line", "valid_from"),
+                        name="price_once",
+                        nulls_distinct=False,
+                    ),
+                    models.CheckConstraint(condition=models.Q(("per_hour__gte", 0)), name="price_not_negative"),
+                    models.CheckConstraint(
+                        condition=models.Q(("appcode", None), ("business_line", ""), _connector="OR"),
+                        name="price_one_scope",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("per_hour__isnull", False),
+                            ("appcode__isnull", False),
+                            models.Q(("business_line", ""), _negated=True),
+                            ("sku__startswith", "gpu:"),
+                            _connector="OR",
+                        ),
+                        name="price_ends_special_only",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -797,329 +1052,12 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name_plural": "waste",
+                "constraints": [
+                    models.UniqueConstraint(fields=("consumer", "kind"), name="waste_once"),
+                ],
+                "indexes": [
+                    models.Index(fields=["until"], name="waste_until"),
+                ],
             },
-        ),
-        migrations.AddConstraint(
-            model_name="budget",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("appcode", None), ("org_node__isnull", False)),
-                    models.Q(("appcode__isnull", False), ("org_node", None)),
-                    _connector="OR",
-                ),
-                name="budget_of_one",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budget",
-            constraint=models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="budget_amount"),
-        ),
-        migrations.AddConstraint(
-            model_name="budget",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("policy__in", ("notify", "block", "stop_services", "stop_all"))),
-                name="budget_policy",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budget",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("countdown_minutes__gte", 1), ("countdown_minutes__lte", 10080)),
-                name="budget_countdown",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budget",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("appcode__isnull", False), ("by_administrator", True), _connector="OR"),
-                name="budget_line_by_administrator",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="budgetstep",
-            index=models.Index(
-                condition=models.Q(("kind__in", ("block", "stop_services", "stop_all")), ("lifted_at", None)),
-                fields=["month", "budget"],
-                name="budget_step_stands",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budgetstep",
-            constraint=models.UniqueConstraint(fields=("budget", "month", "kind"), name="budget_step_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="budgetstep",
-            constraint=models.CheckConstraint(condition=models.Q(("month__day", 1)), name="budget_step_month"),
-        ),
-        migrations.AddConstraint(
-            model_name="budgetstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("kind__in", ["spent_50", "spent_80", "spent_100", "block", "stop_services", "stop_all"])
-                ),
-                name="budget_step_kind",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budgetstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("due_at__gte", models.F("announced_at"))), name="budget_step_announced_first"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="budgetstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("done_at", None), ("done_at__gte", models.F("due_at")), _connector="OR"),
-                name="budget_step_when_due",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="credit",
-            constraint=models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="credit_positive"),
-        ),
-        migrations.AddConstraint(
-            model_name="dailyusage",
-            constraint=models.UniqueConstraint(fields=("day", "key"), name="daily_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="discount",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("percent__gt", 0), ("percent__lte", 100)), name="discount_percent"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="discount",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("appcode", None), ("business_line", ""), _connector="OR"), name="discount_one_scope"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="discount",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("valid_until", None), ("valid_until__gte", models.F("valid_from")), _connector="OR"
-                ),
-                name="discount_forward",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="usagesegment",
-            index=models.Index(fields=["consumer"], name="billing_usa_consume_15f9a6_idx"),
-        ),
-        migrations.AddIndex(
-            model_name="usagesegment",
-            index=models.Index(fields=["appcode", "started"], name="billing_usa_appcode_05dc93_idx"),
-        ),
-        migrations.AddIndex(
-            model_name="usagesegment",
-            index=models.Index(fields=["ended"], name="billing_usa_ended_8c9edc_idx"),
-        ),
-        migrations.AddIndex(
-            model_name="usagesegment",
-            index=models.Index(
-                condition=models.Q(("flags", []), _negated=True), fields=["ended"], name="segment_flagged"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="usagesegment",
-            constraint=models.UniqueConstraint(fields=("uid",), name="segment_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="usagesegment",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("ended__isnull", True), ("ended__gte", models.F("started")), _connector="OR"),
-                name="segment_forward",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="gputotal",
-            constraint=models.UniqueConstraint(fields=("appcode", "business_line", "gpu_model"), name="gpu_total_once"),
-        ),
-        migrations.AddIndex(
-            model_name="invoice",
-            index=models.Index(fields=["month", "id"], name="invoice_month"),
-        ),
-        migrations.AddConstraint(
-            model_name="invoice",
-            constraint=models.UniqueConstraint(fields=("appcode", "month"), name="invoice_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="invoice",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "total",
-                        django.db.models.expressions.CombinedExpression(
-                            models.F("subtotal"), "-", models.F("credited")
-                        ),
-                    )
-                ),
-                name="invoice_adds_up",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="invoice",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("credited", 0),
-                    models.Q(("credited__gt", 0), ("total__gte", 0)),
-                    models.Q(("credited__lt", 0), ("total__lte", 0)),
-                    _connector="OR",
-                ),
-                name="invoice_credited",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="creditnote",
-            constraint=models.CheckConstraint(condition=models.Q(("amount__gt", 0)), name="credit_note_positive"),
-        ),
-        migrations.AddConstraint(
-            model_name="invoiceline",
-            constraint=models.UniqueConstraint(fields=("invoice", "place"), name="invoice_line_once"),
-        ),
-        migrations.AddIndex(
-            model_name="ledgerentry",
-            index=models.Index(
-                condition=models.Q(("segment__isnull", False)), fields=["segment"], name="ledger_segment"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="ledgerentry",
-            index=models.Index(fields=["appcode", "id"], name="ledger_appcode"),
-        ),
-        migrations.AddIndex(
-            model_name="ledgerentry",
-            index=models.Index(condition=models.Q(("credit__isnull", False)), fields=["credit"], name="ledger_credits"),
-        ),
-        migrations.AddIndex(
-            model_name="ledgerentry",
-            index=models.Index(
-                condition=models.Q(("reverses__isnull", False)), fields=["posted_at"], name="ledger_reversals"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="ledgerentry",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("reverses__isnull", False)), fields=("reverses",), name="ledger_reversed_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="ledgerentry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("credit", None), ("kind", "usage"), ("reverses", None), ("segment__isnull", False)),
-                    models.Q(
-                        ("credit", None), ("kind", "reversal"), ("reverses__isnull", False), ("segment__isnull", False)
-                    ),
-                    models.Q(("credit__isnull", False), ("kind", "credit"), ("reverses", None)),
-                    _connector="OR",
-                ),
-                name="ledger_kind",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="ledgerentry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("since__lt", models.F("until")), ("kind", "credit"), _connector="OR"),
-                name="ledger_forward",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="invoicecredit",
-            constraint=models.UniqueConstraint(fields=("invoice", "credit"), name="invoice_credit_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="invoicecredit",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("amount", 0), _negated=True), name="invoice_credit_some"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="mail",
-            index=models.Index(condition=models.Q(("sent_at", None)), fields=["due_at"], name="mail_waiting"),
-        ),
-        migrations.AddConstraint(
-            model_name="measuredday",
-            constraint=models.UniqueConstraint(fields=("day", "key"), name="measured_day_once"),
-        ),
-        migrations.AddIndex(
-            model_name="measuredhour",
-            index=models.Index(
-                condition=models.Q(
-                    (
-                        "measured_ms__gt",
-                        django.db.models.expressions.CombinedExpression(models.F("busy_ms"), "*", models.Value(20)),
-                    )
-                ),
-                fields=["hour"],
-                name="measured_idle",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="measuredhour",
-            constraint=models.UniqueConstraint(fields=("uid", "hour"), name="measured_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="monthlyspending",
-            constraint=models.UniqueConstraint(fields=("month", "key"), name="spending_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="monthlyusage",
-            constraint=models.UniqueConstraint(fields=("month", "key"), name="monthly_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="observation",
-            constraint=models.UniqueConstraint(fields=("uid", "digest"), name="observation_once"),
-        ),
-        migrations.AddIndex(
-            model_name="outcome",
-            index=models.Index(condition=models.Q(("looked_at", False)), fields=["consumer"], name="outcome_new"),
-        ),
-        migrations.AddConstraint(
-            model_name="outcome",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("word__in", ["Succeeded", "Failed", "Stopped"])), name="outcome_word"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="ownership",
-            constraint=models.UniqueConstraint(fields=("appcode", "valid_from"), name="ownership_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="price",
-            constraint=models.UniqueConstraint(
-                fields=("sku", "appcode", "business_line", "valid_from"), name="price_once", nulls_distinct=False
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="price",
-            constraint=models.CheckConstraint(condition=models.Q(("per_hour__gte", 0)), name="price_not_negative"),
-        ),
-        migrations.AddConstraint(
-            model_name="price",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("appcode", None), ("business_line", ""), _connector="OR"), name="price_one_scope"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="price",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("per_hour__isnull", False),
-                    ("appcode__isnull", False),
-                    models.Q(("business_line", ""), _negated=True),
-                    ("sku__startswith", "gpu:"),
-                    _connector="OR",
-                ),
-                name="price_ends_special_only",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="waste",
-            index=models.Index(fields=["until"], name="waste_until"),
-        ),
-        migrations.AddConstraint(
-            model_name="waste",
-            constraint=models.UniqueConstraint(fields=("consumer", "kind"), name="waste_once"),
         ),
     ]

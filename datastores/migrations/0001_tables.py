@@ -57,6 +57,12 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["name"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "name"), name="datastore_name_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["s3", "nfs", "volume", "local"])), name="datastore_kind"
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -88,6 +94,26 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(
+                            ("datastore", None),
+                            models.Q(
+                                ("told_at__isnull", False),
+                                models.Q(
+                                    models.Q(("size", models.F("told_size")), _negated=True),
+                                    ("metered_mb", 0),
+                                    _connector="OR",
+                                ),
+                            ),
+                            _connector="OR",
+                        ),
+                        fields=["tried_at"],
+                        name="volume_unsettled",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="AllowedFolder",
@@ -119,32 +145,5 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(condition=models.Q(("path__startswith", "/")), name="folder_absolute")
                 ],
             },
-        ),
-        migrations.AddConstraint(
-            model_name="datastore",
-            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="datastore_name_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="datastore",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["s3", "nfs", "volume", "local"])), name="datastore_kind"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="volume",
-            index=models.Index(
-                condition=models.Q(
-                    ("datastore", None),
-                    models.Q(
-                        ("told_at__isnull", False),
-                        models.Q(
-                            models.Q(("size", models.F("told_size")), _negated=True), ("metered_mb", 0), _connector="OR"
-                        ),
-                    ),
-                    _connector="OR",
-                ),
-                fields=["tried_at"],
-                name="volume_unsettled",
-            ),
         ),
     ]

@@ -226,6 +226,23 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["code"],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("emails__len__gte", 1), ("emails__len__lte", 10)),
+                        name="appcode_emails_1_10",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("resource_type", "gpu-cloud")), name="appcode_resource_type"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("state__in", ["requested", "active", "refused", "disabled"])),
+                        name="appcode_state",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("code__regex", "^[a-z][a-z0-9_-]{1,61}[a-z0-9]$")), name="appcode_code"
+                    ),
+                    models.CheckConstraint(condition=models.Q(("gpu_quota__lte", 100000)), name="appcode_gpu_quota"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -252,6 +269,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["-id"],
+                "indexes": [
+                    models.Index(fields=["appcode", "object", "-id"], name="portal_even_appcode_ec0dc8_idx"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -279,6 +299,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("user", "appcode"), name="membership_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("role__in", ["owner", "developer", "viewer"])), name="membership_role"
+                    ),
+                ],
+            },
         ),
         migrations.AddField(
             model_name="appcode",
@@ -346,6 +374,15 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["appcode__code", "name"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("deleted_at", None)),
+                        fields=("appcode", "name"),
+                        name="webhook_name_once",
+                        nulls_distinct=False,
+                    ),
+                    models.CheckConstraint(condition=models.Q(("kinds__len__gte", 1)), name="webhook_kinds"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -393,6 +430,17 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("webhook", "event"), name="delivery_once"),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("state", "waiting")), fields=["webhook", "next_at"], name="delivery_waiting"
+                    ),
+                    models.Index(condition=models.Q(("state", "waiting")), fields=["next_at"], name="delivery_due"),
+                    models.Index(fields=["webhook", "-id"], name="delivery_latest"),
+                    models.Index(fields=["created_at"], name="delivery_age"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -429,82 +477,5 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
-        ),
-        migrations.AddIndex(
-            model_name="event",
-            index=models.Index(fields=["appcode", "object", "-id"], name="portal_even_appcode_ec0dc8_idx"),
-        ),
-        migrations.AddConstraint(
-            model_name="membership",
-            constraint=models.UniqueConstraint(fields=("user", "appcode"), name="membership_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="membership",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("role__in", ["owner", "developer", "viewer"])), name="membership_role"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="appcode",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("emails__len__gte", 1), ("emails__len__lte", 10)), name="appcode_emails_1_10"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="appcode",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("resource_type", "gpu-cloud")), name="appcode_resource_type"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="appcode",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("state__in", ["requested", "active", "refused", "disabled"])), name="appcode_state"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="appcode",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("code__regex", "^[a-z][a-z0-9_-]{1,61}[a-z0-9]$")), name="appcode_code"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="appcode",
-            constraint=models.CheckConstraint(condition=models.Q(("gpu_quota__lte", 100000)), name="appcode_gpu_quota"),
-        ),
-        migrations.AddConstraint(
-            model_name="webhook",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("deleted_at", None)),
-                fields=("appcode", "name"),
-                name="webhook_name_once",
-                nulls_distinct=False,
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="webhook",
-            constraint=models.CheckConstraint(condition=models.Q(("kinds__len__gte", 1)), name="webhook_kinds"),
-        ),
-        migrations.AddIndex(
-            model_name="delivery",
-            index=models.Index(
-                condition=models.Q(("state", "waiting")), fields=["webhook", "next_at"], name="delivery_waiting"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="delivery",
-            index=models.Index(condition=models.Q(("state", "waiting")), fields=["next_at"], name="delivery_due"),
-        ),
-        migrations.AddIndex(
-            model_name="delivery",
-            index=models.Index(fields=["webhook", "-id"], name="delivery_latest"),
-        ),
-        migrations.AddIndex(
-            model_name="delivery",
-            index=models.Index(fields=["created_at"], name="delivery_age"),
-        ),
-        migrations.AddConstraint(
-            model_name="delivery",
-            constraint=models.UniqueConstraint(fields=("webhook", "event"), name="delivery_once"),
         ),
     ]
