@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from portal.up import servers, services
-from tests import flush
+from tests import flush, tables
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
@@ -122,6 +122,15 @@ class S3Server:
     access_key: str
     secret_key: str
     client: Any
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: Any) -> None:
+    """In place of pytest-django's, which runs the migrations each time."""
+    from django.db import connection
+
+    with django_db_blocker.unblock():
+        tables.make(connection)
 
 
 @pytest.fixture(scope="session")

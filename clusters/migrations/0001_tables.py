@@ -95,14 +95,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["-id"],
-                "constraints": [
-                    models.UniqueConstraint(
-                        condition=models.Q(("deleted_at", None)), fields=("appcode", "name"), name="cluster_name_once"
-                    ),
-                ],
-                "indexes": [
-                    models.Index(condition=models.Q(("deleted_at", None)), fields=["-id"], name="cluster_alive"),
-                ],
             },
         ),
         migrations.CreateModel(
@@ -327,23 +319,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["-number"],
-                "constraints": [
-                    models.UniqueConstraint(fields=("cluster", "number"), name="run_number_once"),
-                    models.UniqueConstraint(
-                        condition=models.Q(("phase__in", ["Succeeded", "Failed", "Stopped"]), _negated=True),
-                        fields=("cluster",),
-                        name="run_one_live",
-                    ),
-                ],
-                "indexes": [
-                    models.Index(condition=models.Q(("gone", False)), fields=["id"], name="run_not_gone"),
-                    models.Index(condition=models.Q(("gone", False)), fields=["cloud"], name="run_not_gone_cloud"),
-                    models.Index(
-                        condition=models.Q(("desired", "running"), ("verdict", "")),
-                        fields=["deadline"],
-                        name="run_deadline",
-                    ),
-                ],
             },
         ),
         migrations.AddField(
@@ -408,16 +383,54 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["role", "index", "-attempt"],
-                "constraints": [
-                    models.UniqueConstraint(fields=("run", "role", "index", "attempt"), name="task_attempt_once"),
-                ],
-                "indexes": [
-                    models.Index(
-                        condition=models.Q(("log_state__in", ["due", "open"])),
-                        fields=["log_claimed_until", "id"],
-                        name="task_log_due",
-                    ),
-                ],
             },
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(condition=models.Q(("gone", False)), fields=["id"], name="run_not_gone"),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(condition=models.Q(("gone", False)), fields=["cloud"], name="run_not_gone_cloud"),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(
+                condition=models.Q(("desired", "running"), ("verdict", "")), fields=["deadline"], name="run_deadline"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="run",
+            constraint=models.UniqueConstraint(fields=("cluster", "number"), name="run_number_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="run",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("phase__in", ["Succeeded", "Failed", "Stopped"]), _negated=True),
+                fields=("cluster",),
+                name="run_one_live",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="cluster",
+            index=models.Index(condition=models.Q(("deleted_at", None)), fields=["-id"], name="cluster_alive"),
+        ),
+        migrations.AddConstraint(
+            model_name="cluster",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("deleted_at", None)), fields=("appcode", "name"), name="cluster_name_once"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=models.Index(
+                condition=models.Q(("log_state__in", ["due", "open"])),
+                fields=["log_claimed_until", "id"],
+                name="task_log_due",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="task",
+            constraint=models.UniqueConstraint(fields=("run", "role", "index", "attempt"), name="task_attempt_once"),
         ),
     ]

