@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 from django.http import Http404
 
@@ -12,10 +14,16 @@ from portal.models import Event, User
 
 def clusters_for(user: User, capability: Capability = VIEW) -> QuerySet[Cluster]:
     """Living clusters in the appcodes where `user` has `capability`, newest first, with appcode, creator and run joined."""
-    clusters = Cluster.objects.filter(deleted_at=None).select_related("appcode", "created_by", "current_run")
+    clusters = clusters_in(None)
     if user.is_administrator:
         return clusters
     return clusters.filter(appcode__in=appcodes_for(user, capability).values("pk"))
+
+
+def clusters_in(appcodes: Iterable[int] | None) -> QuerySet[Cluster]:
+    """The same of these appcodes, of which somebody has been found to be a member; None: of all."""
+    clusters = Cluster.objects.filter(deleted_at=None).select_related("appcode", "created_by", "current_run")
+    return clusters if appcodes is None else clusters.filter(appcode__in=list(appcodes))
 
 
 def cluster_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Cluster:

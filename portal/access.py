@@ -34,6 +34,14 @@ def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]
     return appcodes.filter(pk__in=mine.values("appcode"))
 
 
+def roles_of(user: User) -> dict[int, str] | None:
+    """The role of `user` in each of their appcodes, by its number; None for an administrator, who needs none. One query."""
+    if user.is_administrator:
+        return None
+    mine = Membership.objects.filter(user_id=user.pk, user__is_active=True)
+    return dict(mine.values_list("appcode_id", "role"))
+
+
 def appcode_for(user: User, code: str, capability: Capability = VIEW) -> Appcode:
     """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but not
     `capability`). One query."""

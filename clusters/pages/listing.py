@@ -1,23 +1,22 @@
 """The first page: one row a cluster, filters, and a fragment that keeps itself up to date.
 
-The fragment is asked for every few seconds by everybody who has the page open, so it is cheap twice: two queries however many
-clusters there are, and what it says is compared with what the browser has (ETag) before anything is rendered.
+The fragment is asked for every few seconds by everybody who has the page open, so it is cheap twice: the same few queries however
+many clusters there are, and what it says is compared with what the browser has (ETag) before anything is rendered.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
-from django.contrib.postgres.aggregates import ArrayAgg
 from django.core.cache import cache
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.fields.json import KeyTextTransform, KeyTransform
+from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -31,19 +30,25 @@ from pydantic import TypeAdapter
 from billing.budgets.access import Tightest, tightest
 from billing.periods import month
 from billing.sums.access import Amount, usage_by_appcode
-from clusters.access import clusters_for
+from clusters.access import clusters_in
 from clusters.clouds.health import notes_of, silences_of
 from clusters.frameworks import ROLES
 from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
 from clusters.spec.search import Search
-from portal.access import OPERATE, appcodes_for
-from portal.models import Appcode, Membership, User
+from portal.access import OPERATE, appcodes_for, roles_of
+from portal.models import Appcode, User
 from portal.pages.appcodes import person
 from portal.pages.layout import page_of, selected_appcode
 from portal.templatetags.portal import gpu_hours, time
 
 ROWS = 30
+# The columns of a run that rows are made of, and the name of what they show of its spec.
+RUN_FIELDS = (
+    "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpu_seconds",
+    "gpu_rate", "cost", "cost_rate",
+)  # fmt: skip
+SHOWN = "shown_spec"
 # Rows that were rendered lately; about 2 KB each. Most rows of most answers are among them.
 KEPT_ROWS = 2000
 FLAVOR_TITLES = "clusters.flavor_titles"
@@ -138,7 +143,7 @@ class Morning:
 
 @require_safe
 def clusters(request: HttpRequest) -> HttpResponse:
-    """The page: three queries, that of the signed-in person included."""
+    """The page: five queries, that of the signed-in person included."""
     return render(request, "clusters/list.html", _context(request))
 
 
@@ -189,13 +194,17 @@ def forget_flavors() -> None:
 def _context(request: HttpRequest) -> dict[str, Any]:
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
-    found, next_cursor = page_of(request, search.narrow(_listed(user)), "-id", ROWS)
-    now = timezone.now()
-    titles = flavor_titles()
+    roles, now, titles = roles_of(user), timezone.now(), flavor_titles()
+    found, next_cursor = page_of(request, _listed(search.narrow(clusters_in(roles))), "-id", ROWS)
+    rows = []
+    for cluster in found:
+        (cluster.current_run or cluster).spec = getattr(cluster, SHOWN)
+        may_operate = roles is None or roles[cluster.appcode_id] in OPERATE.value
+        rows.append(row_of(cluster, may_operate=may_operate, titles=titles, now=now))
     return {
         "columns": list(COLUMNS),
-        "rows": [_listed_row(cluster, titles, now) for cluster in found],
-        "morning": _morning(user, search.appcode),
+        "rows": rows,
+        "morning": _morning(user, roles, search.appcode),
         "search": search,
         "next_cursor": next_cursor,
         "phases": Run.Phase.values,
@@ -203,60 +212,28 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _listed(user: User) -> QuerySet[Cluster]:
+def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
     """What the rows need and no more: commands and environments may be long."""
-    clusters = clusters_for(user).defer(
-        "spec", "current_run__spec", "current_run__resources", "current_run__verdict_message"
-    )
-    operators = Membership.objects.filter(user=user, appcode=OuterRef("appcode"), role__in=OPERATE.value)
-    return clusters.annotate(
-        may_operate=Value(True) if user.is_administrator else Exists(operators),
-        spec_roles=_spec("roles"),
-        spec_input=_spec("input"),
-        spec_output=_spec("output"),
-    )
-
-
-def _spec(key: str) -> Any:
-    transform = KeyTransform if key == "roles" else KeyTextTransform
-    return transform(key, "current_run__spec")
-
-
-def _listed_row(cluster: Cluster, titles: dict[str, str], now: dt.datetime) -> Row:
-    """A row from the annotations of `_listed`, which the model does not know."""
-    shown = cluster.__dict__
-    data = shown["spec_input"], shown["spec_output"]
-    return _row(cluster, shown["may_operate"], shown["spec_roles"] or {}, data, titles, now)
+    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output")})
+    run = [f"current_run__{name}" for name in RUN_FIELDS]
+    return clusters.only("name", "appcode__code", "created_by__username", *run).annotate(**{SHOWN: spec})
 
 
 def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: dt.datetime) -> Row:
-    """A row from the models alone."""
     run = cluster.current_run
     spec = run.spec if run else cluster.spec
-    return _row(cluster, may_operate, spec["roles"], (spec["input"], spec["output"]), titles, now)
-
-
-def _row(
-    cluster: Cluster,
-    may_operate: bool,
-    roles: dict[str, Any],
-    data: tuple[str | None, str | None],
-    titles: dict[str, str],
-    now: dt.datetime,
-) -> Row:
-    run = cluster.current_run
     cells = (
         (
             role,
             RoleCell(
-                titles.get(roles[role]["flavor"], roles[role]["flavor"]),
+                titles.get(asked["flavor"], asked["flavor"]),
                 # Those that were ended because all is done have done their part.
                 facts["count"] if run.phase == Run.Phase.SUCCEEDED else facts["ready"],
                 facts["count"],
             ),
         )
         for role in ROLES
-        if run and (facts := run.roles.get(role)) and role in roles
+        if run and (facts := run.roles.get(role)) and (asked := spec["roles"].get(role))
     )
     return Row(
         pk=cluster.pk,
@@ -269,8 +246,8 @@ def _row(
         if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal)
         else "",
         roles=tuple(cells),
-        input=data[0] or "",
-        output=data[1] or "",
+        input=spec["input"] or "",
+        output=spec["output"] or "",
         started=time(run.started_at, "") if run else "",
         where=where(run) if run else "",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
@@ -296,35 +273,29 @@ def _cents(cost: Decimal) -> str:
     return "< 0.01" if 0 < cost < Decimal("0.005") else f"{cost:,.2f}"
 
 
-def _morning(user: User, appcode: str) -> Morning:
-    """One query: the clouds' capacity, and beside it the sums over living runs that the person may see."""
+def _morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Morning:
+    """Two queries: living runs that the person may see, added up by cloud, and what is known of the clouds."""
     runs = Run.objects.filter(gone=False)
-    if not user.is_administrator:
-        runs = runs.filter(cluster__appcode__in=appcodes_for(user).values("pk"))
+    if roles is not None:
+        runs = runs.filter(cluster__appcode__in=list(roles))
     if appcode:
         runs = runs.filter(cluster__appcode__code=appcode)
-    mine = Q(created_by=user)
-    waits = Q(phase=Run.Phase.QUEUED)
-    facts = (
+    mine, waits = Q(created_by=user), Q(phase=Run.Phase.QUEUED)
+    found = list(
         runs.order_by()
-        .values(every=Value(1))
+        .values("cloud")
         .annotate(
-            facts=JSONObject(
-                gpus=Sum("gpu_rate"),
-                my_gpus=Sum("gpu_rate", filter=mine),
-                clouds=ArrayAgg("cloud", distinct=True),
-                waiting=Count("pk", filter=waits),
-                my_waiting=Count("pk", filter=waits & mine),
-            )
+            gpus=Sum("gpu_rate"),
+            my_gpus=Sum("gpu_rate", filter=mine, default=0),
+            waiting=Count("pk", filter=waits),
+            my_waiting=Count("pk", filter=waits & mine),
         )
     )
-    told = CloudState.objects.defer("capacity").order_by("pk")
-    states = list(told.annotate(facts=Subquery(facts.values("facts"))))
-    found = (states[0].__dict__["facts"] or {}) if states else {}
-    used = found.pop("clouds", None) or ()
+    states = list(CloudState.objects.defer("capacity").order_by("pk"))
+    used = {each["cloud"] for each in found}
     silent = silences_of([state for state in states if state.name in used], timezone.now())
-    counts = {name: int(value or 0) for name, value in found.items()}
-    return Morning(**counts, silent=tuple(silent.values()), notes=notes_of(states))
+    sums = {name: sum(each[name] for each in found) for name in ("gpus", "my_gpus", "waiting", "my_waiting")}
+    return Morning(**sums, silent=tuple(silent.values()), notes=notes_of(states))
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:
