@@ -31,6 +31,12 @@ CONFIG = (
 )
 
 
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    """Nobody answers, however long it is asked."""
+    monkeypatch.setattr("clusters.clouds.drivers.kubernetes.api.client.TRY_SECONDS", 0.2)
+
+
 @pytest.fixture
 def training(catalogue, people):
     """A cluster whose API server is gone: nobody listens at its address."""
@@ -171,8 +177,7 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
         (200, b"<html>Welcome</html>", "What answers at the address of Training is no API server"),
     ],
 )
-def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, answers, monkeypatch, status, body, why):
-    monkeypatch.setattr("clusters.clouds.drivers.kubernetes.api.client.TRY_SECONDS", 0.2)
+def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, answers, status, body, why):
     KubernetesCluster.objects.update(kubeconfig=CONFIG.replace("http://127.0.0.1:1", answers(status, body)))
     training.refresh_from_db()
     with pytest.raises(Conflict, match=why):
@@ -329,7 +334,7 @@ def test_the_command_says_what_ends_and_asks_for_the_name(run, training, people,
     assert event.message.startswith("Given up by ")
     assert "at the portal's machine" in event.message
     silent_since(now())
-    with pytest.raises(CommandError, match="was heard 0 s ago"):
+    with pytest.raises(CommandError, match=r"was heard \d+ s ago"):
         call_command("give_up_cloud", "training", yes="training", stdout=out)
 
 
