@@ -1,8 +1,8 @@
 """How tests that commit leave an empty database: rows are deleted where there are some.
 
 TRUNCATE, which Django asks for, makes a new file for every table and index, and all permissions are made anew afterwards: that
-was most of what such a test took. Triggers of the product refuse both without exception, so they rest for that one transaction, which
-only a superuser of PostgreSQL can ask for; the tests' own server knows no other.
+was most of what such a test took. Triggers of the product refuse both without exception, so they rest for that one transaction,
+which only a superuser of PostgreSQL can ask for; the tests' own server knows no other.
 """
 
 from __future__ import annotations
