@@ -90,7 +90,11 @@ def send_due() -> int:
                 with advisory_lock(Lock.WEBHOOKS) as alone:
                     if not alone:
                         break
-                    made += _send(pool, flying, end)
+                    sent = _send(pool, flying, end)
+                made += sent
+                if not sent and not flying:
+                    # Somebody has hold of them, or they have failed.
+                    time.sleep(LOOK)
             if flying:
                 # The next one need not wait for the slowest of this one.
                 wakeups.wake_webhooks()

@@ -476,6 +476,21 @@ def test_what_waits_for_a_full_host_is_passed_over(people: Any) -> None:
     assert [job.host for job in sending.claim(32, [*first[1:], following])] == ["127.0.0.1:9"]
 
 
+def test_what_somebody_has_hold_of_is_looked_at_now_and_then(people: Any, receiver: Receiver, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sending, "LONGEST", 1.0)
+    looks, claim = [], sending.claim
+    monkeypatch.setattr(sending, "claim", lambda *given: looks.append(given) or claim(*given))
+    hook(people.ops, people.alice, receiver.url)
+    happen()
+    with transaction.atomic():
+        Delivery.objects.select_for_update().get()
+        sender = threading.Thread(target=lambda: (sending.send_due(), connection.close()))
+        sender.start()
+        sender.join(60)
+    assert 0 < len(looks) <= 1 + 1.0 / sending.LOOK
+    assert sending.send_due() == 1
+
+
 def test_the_receivers_of_one_appcode_share_eight(people: Any) -> None:
     for n in range(4):
         hook(people.flight, people.mallory, f"http://127.0.0.1:{n + 1}/", name=f"hook-{n}")
