@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,28 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS, timeout=4 * SOON)
         yield browser
         browser.close()
+
+
+CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
+
+
+def assert_fits(page: Page, shot: str = "") -> None:
+    """The page is no wider than a desk's window and a phone's, and each of its controls has a label.
+
+    With PORTAL_SHOTS a folder gets a picture of each, called `shot`.
+    """
+    bare = page.evaluate(CONTROLS + ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)")
+    assert bare == [], f"{page.url}: controls without a label"
+    before = page.viewport_size
+    for width, scheme in ((1440, "light"), (390, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert over <= 0, f"{page.url} is wider than {width} by {over}"
+        if shot and (folder := os.environ.get("PORTAL_SHOTS")):
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=f"{folder}/{shot}-{width}-{scheme}.png", full_page=True)
+    if before:
+        page.set_viewport_size(before)
 
 
 @contextmanager

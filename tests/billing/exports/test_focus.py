@@ -228,8 +228,8 @@ def test_rest_gives_everybody_their_own(months):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", files.FORMATS)
 def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
-    monkeypatch.setattr(files, "PORTION", 200)
-    monkeypatch.setattr(files, "ROW_GROUP", 1000)
+    monkeypatch.setattr(files, "PORTION", 100)
+    monkeypatch.setattr(files, "ROW_GROUP", 500)
     columns = (
         "segment_id, uid, sku, since, until, quantity, price_id, per_hour, discount, charge, appcode_id, business_line,"
         " consumer, labels"
@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_the_month(months, kind, monkeypatch):
         tracemalloc.stop()
         return size, most
 
-    few, many = peak(2000), peak(6000)
+    few, many = peak(1000), peak(3000)
     assert many[0] > few[0] * (2 if kind == "csv" else 1)
     assert many[1] < 1.5 * few[1]
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.client import api_of
-from tests.browser import chromium
+from tests.browser import assert_fits, chromium
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = "".join(f"step {n}: loss {1 / (n + 1):.4f}\n" for n in range(300)) + "Saved the model: ünï\n"
@@ -100,13 +100,9 @@ def test_what_the_page_asks_for(run: Any, people: Any, as_person: Any) -> None:
     assert piece["text"] == TEXT[5:]
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
-def test_in_a_browser(run: Any, people: Any, live_server: Any, width: int, theme: str, request: Any) -> None:
+def test_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
     with chromium() as browser:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, base_url=live_server.url, color_scheme=theme
-        )
-        page = context.new_page()
+        page = browser.new_page(base_url=live_server.url)
         page.goto("/accounts/login/?next=/clusters/ops-demo/demo/logs")
         page.fill("#id_login", "victor")
         page.fill("#id_password", "victor-password")
@@ -115,7 +111,6 @@ def test_in_a_browser(run: Any, people: Any, live_server: Any, width: int, theme
         expect(log).to_contain_text("Saved the model: ünï")
         expect(log.locator(".note")).to_have_text(f"worker-0  — {LOST} —")
         expect(page.locator("#log-state")).to_have_text("302 lines. The end.")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert_fits(page)
         page.goto("/clusters/ops-demo/demo/logs?task=worker-0")
         expect(log).to_contain_text(LOST)
-        context.close()
