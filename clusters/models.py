@@ -22,8 +22,6 @@ from portal.models import Appcode, OrgNode, User
 
 # The cloud that is this machine; every other one is a KubernetesCluster.
 LOCAL = "local"
-# Why a run waits to be put right; written by runs/observe.py, taken away when it is.
-FOUGHT = "ChangedAgainAndAgain"
 
 cloud_name = RegexValidator(
     r"^(?!local\Z)[a-z]([a-z0-9-]{0,38}[a-z0-9])?\Z",
@@ -185,7 +183,9 @@ class Run(models.Model):
     )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
-    not_before = models.DateTimeField(null=True)
+    not_before = models.DateTimeField(
+        null=True, help_text="The cloud is not told to start it, or put it right, earlier."
+    )
 
     desired = models.CharField(max_length=10, choices=Desired.choices, default=Desired.RUNNING)
     stop_reason = models.CharField(max_length=40, blank=True)
@@ -200,9 +200,6 @@ class Run(models.Model):
     refusal = models.TextField(blank=True)
     claim_token = models.UUIDField(null=True)
     claimed_until = models.DateTimeField(null=True)
-    fights = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="How often it was changed soon after it was put right."
-    )
 
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.QUEUED)
     reason = models.CharField(max_length=40, blank=True)

@@ -203,7 +203,12 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
-                ("not_before", models.DateTimeField(null=True)),
+                (
+                    "not_before",
+                    models.DateTimeField(
+                        help_text="The cloud is not told to start it, or put it right, earlier.", null=True
+                    ),
+                ),
                 (
                     "desired",
                     models.CharField(
@@ -224,12 +229,6 @@ class Migration(migrations.Migration):
                 ("refusal", models.TextField(blank=True)),
                 ("claim_token", models.UUIDField(null=True)),
                 ("claimed_until", models.DateTimeField(null=True)),
-                (
-                    "fights",
-                    models.PositiveIntegerField(
-                        db_default=0, default=0, help_text="How often it was changed soon after it was put right."
-                    ),
-                ),
                 (
                     "phase",
                     models.CharField(

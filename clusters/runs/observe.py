@@ -36,7 +36,7 @@ from clusters.clouds.drivers.base import (
     Unreadable,
 )
 from clusters.events import run_event
-from clusters.models import FOUGHT, CloudState, Run, Task
+from clusters.models import CloudState, Run, Task
 from clusters.phase import TERMINAL
 from clusters.runs import task_status
 from clusters.runs.status import refresh
@@ -56,11 +56,10 @@ Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
     "storage_state", "storage_message", "data_warning", "gone", "stored", "gone_message", "blocked_reason", "blocked_message",
-    "applied_at", "release_asked_at", "claim_token", "claimed_until", "fights", "wait_reason", "wait_message",
+    "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
 ]  # fmt: skip
-# Somebody who changes a run each time it has been put right, like an autoscaler, is not fought as fast as the API server can:
-# after so many changes, each so soon after the last one was put right, the portal pauses, twice as long each time.
-FIGHTS, FIGHT_SOON, LONGEST_TRUCE = 20, dt.timedelta(minutes=10), dt.timedelta(minutes=5)
+# A run is put right this often at most: something else, like an autoscaler, may change it each time.
+PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
 
 
 def apply_batch(cloud: str, batch: Batch) -> None:
@@ -294,29 +293,16 @@ def _note(run: Run, item: Seen) -> None:
 
 
 def _put_right(run: Run, message: str) -> None:
-    """It is applied again, soon or after a truce."""
+    """It is applied again: now, or PUT_RIGHT_AGAIN after it was the last time."""
     at = timezone.now()
-    if run.applied_at is None and run.wait_reason == FOUGHT:
-        return
-    if run.applied_at is not None:
-        run.fights = run.fights + 1 if at - run.applied_at < FIGHT_SOON else 1
-    run.applied_at = None
+    if run.applied_at is not None or run.claim_token is not None:
+        run.applied_at = None
+        run.not_before = max(at, run.not_before + PUT_RIGHT_AGAIN) if run.not_before else at
     if run.claim_token is not None:
         # Whoever applies it at this moment may have been there before the change: their word counts no more.
         run.claim_token = run.claimed_until = None
-    if run.fights < FIGHTS:
-        record_all([run_event("run.changed_by_hand", run, f"{message} The run is applied again.")])
-        transaction.on_commit(lambda: wakeups.wake(run.pk))
-        return
-    pause = min(dt.timedelta(seconds=2 ** min(run.fights - FIGHTS + 2, 10)), LONGEST_TRUCE)
-    run.claimed_until = at + pause
-    run.wait_reason = FOUGHT
-    run.wait_message = (
-        f"Something changes it each time it has been put right, {run.fights} times by now: {message} It is put right again in "
-        f"{pause.total_seconds():.0f} s; whoever may change objects there should take away what does it, say an autoscaler."
-    )
-    if run.fights == FIGHTS:
-        record_all([run_event("run.fought_over", run, run.wait_message)])
+    record_all([run_event("run.changed_by_hand", run, f"{message} The run is applied again.")])
+    transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 
 def _found_again(run: Run) -> None:

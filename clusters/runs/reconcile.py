@@ -38,7 +38,7 @@ from clusters.events import run_event
 from clusters.frameworks.base import Resources
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
-from clusters.models import FOUGHT, LOCAL, Cluster, Run
+from clusters.models import LOCAL, Cluster, Run
 from clusters.runs import quota
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, build_plan, output_folder
 from clusters.runs.status import refresh
@@ -218,7 +218,7 @@ def _told(run_id: int, token: uuid.UUID, field: str) -> bool:
     if not is_held:
         run.claim_token = run.claimed_until = None
     run.save(update_fields=[field, "claim_token", "claimed_until"])
-    if run.wait_reason in (TROUBLE, FOUGHT):
+    if run.wait_reason == TROUBLE:
         _wait(run, "", "")
     log.info("run %s: the cloud was told to %s it", run_id, "start" if field == "applied_at" else "end")
     return is_held

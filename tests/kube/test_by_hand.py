@@ -1,5 +1,5 @@
-"""Objects that somebody edits behind the portal's back, through the whole loop: they are as wanted again within 30 s, and people
-are told of it once for each edit."""
+"""Objects that somebody edits behind the portal's back, through the whole loop: what the portal said of them is as wanted again
+within 30 s, people are told of it once for each edit, and what was added stays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from clusters.clouds.drivers.kubernetes.api.client import Client, Missing
 from clusters.clouds.drivers.kubernetes.api.client import path_of as path_in
 from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.drivers.kubernetes.repair import field_ownership
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import CountingClient, Following, cloud_of, portal_kubeconfig
 from tests.kube.loops import CONVERGED, Loops
-from tests.kube.plane import Object, Plane, Refused, phase
+from tests.kube.plane import Object, Plane, Refused
 from tests.kube.plans import plan, run_ref, volume
 from tests.kube.test_faults import end_all, metadata_of, names_of, spec_of
 from tests.kube.test_plane import pod as any_pod
@@ -77,6 +76,7 @@ def test_what_loses_its_labels_is_not_lost_from_sight(plane: Plane, loops: Loops
         loops.until(lambda path=path, before=before: metadata_of(plane, path)["labels"] == before)  # type: ignore[misc]
         sentence = f"The labels of {kind} {names_of(loops, run, role)} were changed by hand."
         loops.until(lambda sentence=sentence: told(sentence) == 1)  # type: ignore[misc]
+        loops.later(run)
     assert loops.until_running(cluster).pk == run.pk
 
 
@@ -104,7 +104,7 @@ def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops:
         assert edit(plane, path, spec) != before
         loops.until(lambda: spec_of(plane, path) == before)
         loops.until(lambda: told(f"{kind} {names_of(loops, run)} was changed by hand.") == number)
-        loops.until(lambda: loops.run(cluster).applied_at)
+        loops.later(run)
 
     for number, spec in enumerate(({"ingress": [{}], "egress": [{}]}, {"egress": None}), 1):
         put_right("NetworkPolicy", spec, number)
@@ -120,58 +120,47 @@ def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops:
     assert told("") == 5
 
 
-def test_what_is_added_to_a_role_is_taken_away_again(plane: Plane, loops: Loops, people: Any) -> None:
-    """Not only what the portal says itself is put back."""
+def test_what_others_add_stays_and_what_is_ours_comes_back(plane: Plane, loops: Loops, people: Any) -> None:
     small, large = loops.create(people, "small", workers=1, ps=1), loops.create(people, "large", ps=2)
 
-    def put_right(cluster: Any, kind: str, role: str, spec: Object) -> None:
+    def change(cluster: Any, kind: str, role: str, added: Object, ours: Object) -> None:
         run = loops.until_running(cluster)
         path = path_of(loops, run, kind, role)
         before, thing, number = spec_of(plane, path), plane.request("GET", path), told(f"{kind} ")
-        assert edit(plane, path, spec, STRATEGIC) != before
-        loops.until(lambda: spec_of(plane, path) == before)
+        with_more = edit(plane, path, added, STRATEGIC)
+        assert with_more != before
+        assert edit(plane, path, ours, STRATEGIC) != with_more
+        loops.until(lambda: spec_of(plane, path) == with_more)
+        # The edit before it was none of the portal's business.
         loops.until(lambda: told(f"{kind} {names_of(loops, run, role)} was changed by hand.") == number + 1)
-        loops.until_running(cluster)
-        # It is the very same one, and nobody else has a word in it any more.
-        now = plane.request("GET", path)["metadata"]
-        assert now["uid"] == thing["metadata"]["uid"]
-        assert field_ownership.is_as_applied(kind, now)
-        loops.until(lambda: "miner" not in str(loops.pods(run)))
+        loops.later(run)
+        assert plane.request("GET", path)["metadata"]["uid"] == thing["metadata"]["uid"]
         loops.until_running(cluster)
 
-    put_right(small, "Deployment", "ps", {"template": {"spec": {"containers": [MINER]}}})
-    more = {"name": "task", "env": [{"name": "LD_PRELOAD", "value": "/tmp/evil.so"}]}
-    put_right(small, "Deployment", "ps", {"paused": True, "template": {"spec": {"containers": [more]}}})
-    put_right(small, "Job", "worker", {"activeDeadlineSeconds": 86400})
-    put_right(small, "Service", "", {"externalIPs": ["198.51.100.7"], "ports": [{"name": "more", "port": 22}]})
-    put_right(large, "StatefulSet", "ps", {"template": {"spec": {"containers": [MINER]}}})
+    image, less = {"name": "task", "image": "evil/image:1"}, {"name": "task", "resources": {"limits": {"memory": None}}}
+    more = {"name": "task", "env": [{"name": "MORE", "value": "yes"}]}
+    for container, ours in ((MINER, image), (more, less)):
+        added = {"template": {"spec": {"containers": [container]}}}
+        change(small, "Deployment", "ps", added, {"template": {"spec": {"containers": [ours]}}})
+    added = {"template": {"spec": {"containers": [MINER]}}}
+    change(large, "StatefulSet", "ps", added, {"template": {"spec": {"containers": [image]}}})
+    change(small, "Job", "worker", {"activeDeadlineSeconds": 86400}, {"suspend": True})
+    service = {"externalIPs": ["198.51.100.7"], "ports": [{"name": "more", "port": 22}]}
+    change(small, "Service", "", service, {"ports": [{"port": names.PORT, "$patch": "delete"}]})
     assert told("", "run.not_put_right") == 0
 
 
-def test_what_cannot_be_taken_away_is_told(plane: Plane, loops: Loops, people: Any) -> None:
-    """The template of a Job that has begun is fixed, whoever has set it."""
-    cluster = loops.create(people, workers=1)
+def test_what_is_changed_while_nobody_watches_is_put_right(plane: Plane, loops: Loops, people: Any) -> None:
+    cluster = loops.create(people, ps=1)
     run = loops.until_running(cluster)
     loops.stop_controller()
-    job, pods = path_of(loops, run, "Job", "worker"), loops.path("Pod", run)
-    label = loops.label(run, role="worker")
-    edit(plane, job, {"suspend": True})
-    # Nobody takes the finalizer off now.
-    ended = plane.until(pods, lambda found: any(map(has_ended, found.values())), labelSelector=label)
-    edit(plane, job, {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}})
-    edit(plane, job, {"suspend": False})
-    plane.until(
-        pods, lambda found: any(phase(found[name]) == "Running" for name in found.keys() - ended), labelSelector=label
-    )
+    ps, policy = path_of(loops, run, "Deployment", "ps"), path_of(loops, run, "NetworkPolicy")
+    before = [spec_of(plane, path) for path in (ps, policy)]
+    edit(plane, ps, {"template": {"spec": {"containers": [{"name": "task", "image": "evil/image:1"}]}}}, STRATEGIC)
+    edit(plane, policy, {"egress": None})
     loops.start_controller()
-    left = "and has additions that the portal cannot take away: spec.template.spec.nodeSelector"
-    loops.until(lambda: told(f"Job {names_of(loops, run, 'worker')} was changed by hand, {left}") == 1)
-    assert spec_of(plane, job)["suspend"] is False
+    loops.until(lambda: [spec_of(plane, path) for path in (ps, policy)] == before)
     loops.until_running(cluster)
-
-
-def has_ended(pod: Object) -> bool:
-    return phase(pod) in ("Succeeded", "Failed")
 
 
 def test_a_job_suspended_by_hand_goes_on(plane: Plane, loops: Loops, people: Any) -> None:
@@ -204,34 +193,39 @@ def test_a_namespace_stays_closed(plane: Plane, loops: Loops, people: Any) -> No
 
     verb, number = "cloud.changed_by_hand", told("", "cloud.changed_by_hand")
     plane.request("PATCH", place, {"metadata": {"labels": {enforce: "privileged"}}})
-    plane.request("DELETE", policy)
+    edit(plane, policy, {"ingress": [{}]})
     plane.request("DELETE", limits)
     loops.until(is_as_before)
-    wrong = "its labels of Pod Security were changed, its NetworkPolicy is missing, its LimitRange is missing"
-    assert told(f"What bounds namespace {run.namespace} is not as it should be: {wrong}. It is put right.", verb) == 1
-    plane.request("PATCH", policy, {"spec": {"egress": [{}]}}, fieldManager="kubectl-edit")
-    edit(plane, limits, {"limits": [{"type": "Container", "max": {"cpu": "999"}}]})
-    loops.until(is_as_before)
-    loops.until(lambda: told("its NetworkPolicy was changed, its LimitRange was changed", verb) == 1)
-    assert told("", verb) == number + 2
+    wrong = "its labels of Pod Security were changed, its NetworkPolicy was changed, its LimitRange is missing"
+    sentence = f"What bounds namespace {run.namespace} is not as it should be: {wrong}. It is put right."
+    loops.until(lambda: told(sentence, verb) == 1)
+    assert told("", verb) == number + 1
     assert loops.until_running(cluster).pk == run.pk
 
 
-def test_the_quota_of_a_namespace_stays(plane: Plane) -> None:
-    name = f"quota-{secrets.token_hex(4)}"
-    settings = Settings(portal=f"hand-{secrets.token_hex(4)}", quota={"count/pods": "100"})
+def test_the_quota_and_the_limits_of_a_namespace_stay(plane: Plane) -> None:
+    edited, deleted = (f"quota-{secrets.token_hex(4)}" for _ in range(2))
+    settings = Settings(portal=f"hand-{secrets.token_hex(4)}", quota={"count/pods": "100", "count/services": "50"})
     cloud = KubernetesCloud(Client.connect(str(portal_kubeconfig(plane))), settings)
-    path = path_in("ResourceQuota", name)
     with Following(cloud):
-        cloud.apply_volume(volume(name))
-        before = spec_of(plane, f"{path}/gpu-cloud")
-        edit(plane, f"{path}/gpu-cloud", {"hard": {"count/pods": "9999", "count/secrets": "1"}})
-        plane.until(path, lambda found: found["gpu-cloud"]["spec"] == before, seconds=CONVERGED)
-        plane.request("DELETE", f"{path}/gpu-cloud")
-        plane.until(
-            path, lambda found: "gpu-cloud" in found and found["gpu-cloud"]["spec"] == before, seconds=CONVERGED
-        )
-    plane.request("DELETE", f"/api/v1/namespaces/{name}")
+        for name in (edited, deleted):
+            cloud.apply_volume(volume(name))
+        quota, limits = path_in("ResourceQuota", edited), path_in("LimitRange", edited)
+        wanted, before = dict(settings.quota or {}), spec_of(plane, f"{limits}/gpu-cloud")
+        edit(plane, f"{limits}/gpu-cloud", {"limits": [{"type": "Container", "max": {"cpu": "999"}}]})
+        # What is added to a quota only makes it narrower.
+        more = {"count/pods": "9999", "count/secrets": "1"}
+        edit(plane, f"{quota}/gpu-cloud", {"hard": more})
+        plane.request("DELETE", f"{path_in('ResourceQuota', deleted)}/gpu-cloud")
+        for path, hard in ((quota, more | wanted), (path_in("ResourceQuota", deleted), wanted)):
+            plane.until(
+                path,
+                lambda found, hard=hard: found.get("gpu-cloud", {}).get("spec") == {"hard": hard},  # type: ignore[misc]
+                seconds=CONVERGED,
+            )
+        plane.until(limits, lambda found: found["gpu-cloud"]["spec"] == before, seconds=CONVERGED)
+    for name in (edited, deleted):
+        plane.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(

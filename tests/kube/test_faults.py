@@ -191,6 +191,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     plane.request("PATCH", loops.path("Job", run, job), {"spec": {"parallelism": 2}})
     loops.until(lambda: spec_of(plane, loops.path("Job", run, job))["parallelism"] == 3)
     loops.until_running(cluster)
+    loops.later(run)
     told = Event.objects.filter(verb="run.changed_by_hand").values_list("message", flat=True)
     assert any("was changed by hand. The run is applied again." in message for message in told)
 
@@ -200,10 +201,12 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     plane.request("PATCH", f"{path}/scale", {"spec": {"replicas": 0}})
     loops.until(lambda: spec_of(plane, path)["replicas"] == 1)
     loops.until_running(cluster)
+    loops.later(run)
     image = {"spec": {"template": {"spec": {"containers": [{"name": "task", "image": "evil/miner:1"}]}}}}
     plane.request("PATCH", path, image, content_type="application/strategic-merge-patch+json")
     loops.until(lambda: "evil" not in str(spec_of(plane, path)["template"]["spec"]["containers"]))
     loops.until_running(cluster)
+    loops.later(run)
 
     # What belongs to it is deleted.
     for kind, name in (("Service", names_of(loops, run)), ("NetworkPolicy", names_of(loops, run)), ("Deployment", ps)):
@@ -211,6 +214,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
         loops.until(
             lambda kind=kind, name=name: name in [each["metadata"]["name"] for each in loops.objects(kind, run)]
         )  # type: ignore[misc]
+        loops.later(run)
     loops.until_running(cluster)
     plane.request("DELETE", loops.path("Job", run, job), propagationPolicy="Background")
     loops.until(lambda: job in [each["metadata"]["name"] for each in loops.objects("Job", run)])

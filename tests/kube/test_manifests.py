@@ -31,6 +31,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
 from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import ROLES
 from tests.kube.plane import Plane
@@ -569,6 +570,7 @@ def test_a_namespace_is_restricted_limited_and_closed() -> None:
             "spec": {
                 "podSelector": {},
                 "policyTypes": ["Ingress", "Egress"],
+                "ingress": [],
                 "egress": [
                     {
                         "to": [dns, {"ipBlock": {"cidr": "169.254.20.10/32"}}],
@@ -650,7 +652,9 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tu
     client.apply(manifests.owner_manifest(whole.run, settings, whole.shared), **strictly)
     made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
     made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
-    client.apply_all(made, **strictly)
+    for each in client.apply_all(made, **strictly):
+        if each["kind"] in ("Job", "Deployment", "StatefulSet", "Service", "NetworkPolicy"):
+            assert Drift().is_as_applied(each["kind"], each["metadata"], queued=manifests.is_queued(each))
     templates = [each["spec"]["template"] for each in made if "template" in each.get("spec", {})]
     assert len(templates) == len(whole.roles)
     for number, template in enumerate(templates):

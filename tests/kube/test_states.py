@@ -466,11 +466,14 @@ def test_what_controllers_say_of_refused_pods_in_words() -> None:
     )
 
 
+OF_A_JOB = {"f:parallelism": {}, "f:completions": {}, "f:suspend": {}}
+
+
 def job(*, suspend: bool = False, **status: Any) -> Any:
     labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3", "gpu-cloud/role": "worker"}
     if suspend:
         labels["kueue.x-k8s.io/queue-name"] = "gpus"
-    ours = {"manager": "gpu-cloud", "operation": "Apply", "fieldsV1": {"f:spec": {"f:parallelism": {}}}}
+    ours = {"manager": "gpu-cloud", "operation": "Apply", "fieldsV1": {"f:spec": OF_A_JOB}}
     metadata = {
         "name": "w",
         "namespace": "ops",
@@ -507,28 +510,54 @@ def test_a_suspended_job_waits_in_its_queue() -> None:
     assert mirror.parts.note_workload("MODIFIED", "Job", job(active=3)) == [RunBlocked(1042, "", "")]
 
 
-def test_changes_by_others_are_told_once_each() -> None:
+def entry(manager: str, when: str, **fields: Any) -> Any:
+    operation = "Apply" if manager == "gpu-cloud" else "Update"
+    spec = {f"f:{name}": tree for name, tree in fields.items()}
+    return {"manager": manager, "operation": operation, "time": when, "fieldsV1": {"f:spec": spec}}
+
+
+IMAGE = {"f:spec": {"f:containers": {'k:{"name":"task"}': {"f:image": {}, "f:args": {}}}}}
+PART_OF_IT = {"f:spec": {"f:containers": {'k:{"name":"task"}': {"f:image": {}}}}}
+
+
+def test_what_others_take_is_told_once_and_what_they_add_is_left_alone() -> None:
     mirror = mirror_of_ops()
     mirror.note_owner("ADDED", owner("gpu-cloud/told"))
-    edited = job(active=3)
-    kubectl = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:backoffLimit": {}}}}
-    edited["metadata"] |= {"managedFields": [*edited["metadata"]["managedFields"], kubectl], "generation": 2}
-    assert mirror.parts.note_workload("ADDED", "Job", edited) == [RunChanged(1042, "Job w was changed by hand.")]
-    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
-    ours, fields = edited["metadata"]["managedFields"][0], {"f:spec": {"f:suspend": {}, "f:template": {}}}
-    queue = {"manager": "queue", "operation": "Update", "fieldsV1": fields}
-    edited["metadata"] |= {"managedFields": [ours, queue], "generation": 3}
-    left = "Job w was changed by hand, and has additions that the portal cannot take away: spec.template."
-    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == [RunChanged(1042, left)]
-    # Kueue may be told to manage all Jobs; other queues only those with the label of one.
-    edited["metadata"] |= {"managedFields": [ours, queue | {"manager": "kueue"}], "generation": 4}
-    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
-    labels = job(suspend=True)["metadata"]["labels"]
-    edited["metadata"] |= {"managedFields": [ours, queue], "labels": labels, "generation": 5}
-    assert mirror.parts.note_workload("MODIFIED", "Job", edited) == []
-    assert mirror.parts.note_workload("DELETED", "Job", edited) == [RunChanged(1042, "Job w was deleted by hand.")]
+    told = [RunChanged(1042, "Job w was changed by hand.")]
+
+    def note(*entries: Any, event: str = "MODIFIED") -> list[Any]:
+        found = job(active=3)
+        found["metadata"]["managedFields"] = list(entries)
+        return mirror.parts.note_workload(event, "Job", found)
+
+    whole: Any = {"parallelism": {}, "completions": {}, "suspend": {}, "template": IMAGE}
+    assert note(entry("gpu-cloud", at(1), **whole), event="ADDED") == []
+    added = entry("kubectl-edit", at(2), backoffLimit={}, template=PART_OF_IT)
+    assert note(entry("gpu-cloud", at(1), **whole), added) == []
+    for lost in ({"parallelism": {}, "completions": {}, "template": IMAGE}, whole | {"template": PART_OF_IT}):
+        assert note(entry("gpu-cloud", at(1), **lost), added) == told
+        assert note(entry("gpu-cloud", at(1), **lost), added) == []
+        # Applied again, within the second and after it.
+        assert note(entry("gpu-cloud", at(1), **whole), added) == []
+    assert note(entry("gpu-cloud", at(3), **lost), added) == [], "the portal itself says less"
+    # Kueue may be told to manage all Jobs.
+    theirs = entry("kueue", at(4), suspend={}, template=IMAGE)
+    assert note(entry("gpu-cloud", at(3), parallelism={}, completions={}), theirs) == []
+    assert note(entry("gpu-cloud", at(3), parallelism={}), theirs) == told
+    assert note(event="DELETED") == [RunChanged(1042, "Job w was deleted by hand.")]
     mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", deletionTimestamp=at(9)))
-    assert mirror.parts.note_workload("DELETED", "Job", edited) == []
+    assert note(event="DELETED") == []
+
+
+def test_who_was_there_while_nobody_watched_may_have_taken_something() -> None:
+    mirror = mirror_of_ops()
+    mirror.note_owner("ADDED", owner("gpu-cloud/told"))
+    ours = entry("gpu-cloud", at(2), parallelism={}, completions={}, suspend={}, template=IMAGE)
+    for when, news in ((1, []), (2, [RunChanged(1042, "Job w was changed by hand.")])):
+        found = job(active=3)
+        found["metadata"] |= {"uid": f"uid-{when}", "managedFields": [ours, entry("x", at(when), template=PART_OF_IT)]}
+        assert mirror.parts.note_workload("ADDED", "Job", found) == news
+        assert mirror.parts.note_workload("MODIFIED", "Job", found) == []
 
 
 def test_labels_that_were_taken_off_are_put_back() -> None:

@@ -47,7 +47,7 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     patiently,
 )
 from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
-from clusters.clouds.drivers.kubernetes.repair.takeover import apply_whole
+from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch.follower import Follower
@@ -73,7 +73,7 @@ class KubernetesCloud:
         self._client = client
         self._settings = settings
         self._prometheus_token = prometheus_token
-        bounds = (*manifests.BOUNDS, "ResourceQuota") if settings.quota else manifests.BOUNDS
+        bounds = drift.bounds(settings.quota)
         self._new_follower = functools.partial(Follower, client, settings.portal, bounds, settings.reserved_disk)
         self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)
@@ -121,7 +121,7 @@ class KubernetesCloud:
         made = [storage.volume_manifest(source, settings) for source in volumes.values()]
         made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
-        apply_whole(self._client, [each for each in made if not manifests.is_queued(each)])
+        self._client.apply_all([each for each in made if not manifests.is_queued(each)])
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
 
@@ -219,7 +219,7 @@ class KubernetesCloud:
         uid, was_there = patiently(self._claim, first)
         if was_there:
             self._drop_quota(namespace)
-        apply_whole(self._client, inside_it)
+        self._client.apply_all(inside_it)
         self._namespaces[namespace] = uid, time.monotonic()
 
     def _claim(self, manifest: Mapping[str, Any]) -> tuple[str, bool]:

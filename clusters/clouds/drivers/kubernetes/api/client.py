@@ -215,10 +215,6 @@ class Client:
         """What it is now, its metadata alone: a whole pod would be ten times as much to write and to read."""
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
 
-    def patch_once(self, path: str, body: Mapping[str, Any]) -> None:
-        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
-        self._send("PATCH", path, {}, TIMEOUT, body=body, content_type=MERGE, accept=METADATA)
-
     def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
         """Deletes an object, or (with a labelSelector) all of a list. Raises Missing when there is none of that name."""
         self.request("DELETE", path, query={"propagationPolicy": propagation, **query})

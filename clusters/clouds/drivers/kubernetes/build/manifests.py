@@ -21,7 +21,6 @@ _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 # What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
 LIMITS = "gpu-cloud"
-BOUNDS = ("NetworkPolicy", "LimitRange")
 SECURITY = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
 # Endpoints have a name of their own, so all have the port of their protocol.
 HTTP = 80
@@ -67,6 +66,8 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
             "spec": {
                 "podSelector": {},
                 "policyTypes": ["Ingress", "Egress"],
+                # Said, so that what somebody adds is a change of ours.
+                "ingress": [],
                 "egress": [network_policy.dns(settings)],
             },
         },

@@ -5,11 +5,11 @@ it somebody changed or took away is found here, and put back by `upkeep`. No net
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from clusters.clouds.drivers.base import PlaceChanged
 from clusters.clouds.drivers.kubernetes.build import manifests
-from clusters.clouds.drivers.kubernetes.repair import field_ownership
+from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch.objects import Object
 
 # Seconds. Somebody who makes a namespace makes the rest right after it, and the watches are not in step.
@@ -17,10 +17,10 @@ PATIENCE = 5.0
 
 
 class Bounds:
-    """Of every namespace that is ours there must be one of each of these `kinds`."""
+    """Of every namespace that is ours there must be one of each of the kinds in `wanted`, with what is applied of it."""
 
-    def __init__(self, kinds: Collection[str] = manifests.BOUNDS) -> None:
-        self._kinds = kinds
+    def __init__(self, wanted: Mapping[str, drift.Fields]) -> None:
+        self._wanted = wanted
         # Whether Pod Security is as wanted, of all that are not being deleted.
         self._secure: dict[str, bool] = {}
         # What is there, and whether it is as it was applied.
@@ -41,13 +41,13 @@ class Bounds:
 
     def note_part(self, kind: str, what: str, thing: Object, now: float) -> None:
         metadata = thing["metadata"]
-        if metadata["name"] != manifests.LIMITS:
+        if metadata["name"] != manifests.LIMITS or what not in self._wanted:
             return
         parts = self._parts[metadata["namespace"]]
         if kind == "DELETED":
             parts.pop(what, None)
         else:
-            parts[what] = field_ownership.is_as_applied(what, metadata, of_run=False)
+            parts[what] = drift.has(metadata, self._wanted[what])
         self._judge(metadata["namespace"], now)
 
     def news(self, now: float) -> list[PlaceChanged]:
@@ -74,5 +74,5 @@ class Bounds:
     def _wrong(self, namespace: str) -> list[str]:
         parts = self._parts.get(namespace, {})
         labels = [] if self._secure[namespace] else ["its labels of Pod Security were changed"]
-        wrong = (kind for kind in self._kinds if not parts.get(kind))
+        wrong = (kind for kind in self._wanted if not parts.get(kind))
         return labels + [f"its {kind} {'was changed' if kind in parts else 'is missing'}" for kind in wrong]

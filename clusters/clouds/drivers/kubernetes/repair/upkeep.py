@@ -28,8 +28,8 @@ AGAIN = 2.0
 RETRY_AT_ONCE = 20
 # What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
 STOP_SECONDS = 20.0
-# What was put back so often, each time soon after the last, is put back more and more slowly.
-REPAIRS, LONGEST_TRUCE, TRUCE_FORGOTTEN = 10, 300.0, 900.0
+# A namespace that somebody opens again and again is closed so often at most.
+BIND_AGAIN = 30.0
 
 
 class Upkeep:
@@ -42,10 +42,8 @@ class Upkeep:
         self.mirror = mirror
         self._bound = bound
         self._due: dict[str, Pod | Owner] = {}
-        self._unbound: dict[str, None] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
-        self._repairs: dict[Hashable, tuple[int, float]] = {}
         self._stopping_since: dict[int, float] = {}
         self._stray_since: dict[tuple[str, RunRef], float] = {}
         self._lock = threading.Lock()
@@ -83,21 +81,12 @@ class Upkeep:
                 mirror.runs.left_behind.add(run_id)
         for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
-        for namespace in {*mirror.bounds.found, *self._unbound}:
-            if namespace in mirror.namespaces:
-                self._begin(("repair", f"namespace {namespace}"), self._bind, namespace)
-            else:
-                self._unbound.pop(namespace, None)
+        for namespace in list(mirror.bounds.found):
+            self._begin(("bind", namespace), self._bound, namespace)
         for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
         self._look_for_strays()
-
-    def _bind(self, namespace: str) -> None:
-        """What somebody added is made ours first, and looks as it should be from then on: it is not done before it is done."""
-        self._unbound[namespace] = None
-        self._bound(namespace)
-        self._unbound.pop(namespace, None)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
@@ -111,7 +100,7 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = self._truce(key) if key[0] == "repair" else AGAIN
+            wait = BIND_AGAIN if key[0] == "bind" else AGAIN
         try:
             task(*arguments)
         except CloudError as error:
@@ -125,14 +114,6 @@ class Upkeep:
                 self._busy.discard(key)
                 if wait:
                     self._not_before[key] = time.monotonic() + wait
-
-    def _truce(self, key: Hashable) -> float:
-        """Whoever takes away again and again what is put back is not fought faster and faster."""
-        now = time.monotonic()
-        self._repairs = {each: told for each, told in self._repairs.items() if now - told[1] < TRUCE_FORGOTTEN}
-        count = self._repairs.get(key, (0, now))[0] + 1
-        self._repairs[key] = count, now
-        return float(min(AGAIN * 2 ** max(0, count - REPAIRS), LONGEST_TRUCE))
 
     # -- letting go --------------------------------------------------------------------------------------------------
 

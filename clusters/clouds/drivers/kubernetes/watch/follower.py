@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from clusters.clouds.drivers.base import Batch, CloudError, Seen, Unreadable, Wa
 from clusters.clouds.drivers.kubernetes.api import client
 from clusters.clouds.drivers.kubernetes.api.client import Client, Unavailable, path_of
 from clusters.clouds.drivers.kubernetes.build import names
-from clusters.clouds.drivers.kubernetes.build.manifests import BOUNDS
+from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import job_history, pod_status
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, finished_at, has_ended, has_gone, unreadable
@@ -86,7 +86,9 @@ def sources(portal: str) -> tuple[Source, ...]:
 class Follower:
     """Lists and watches one API server into one mirror. One listing or watch at a time."""
 
-    def __init__(self, api: Client, portal: str, bounds: Collection[str] = BOUNDS, reserved_disk: float = 0.0) -> None:
+    def __init__(
+        self, api: Client, portal: str, bounds: Mapping[str, drift.Fields] | None = None, reserved_disk: float = 0.0
+    ) -> None:
         """`bounds` and `reserved_disk` as of `Mirror`."""
         self._client = api
         self._new_mirror = functools.partial(Mirror, bounds, reserved_disk)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clusters.clouds.drivers.base import Capacity, RunRef, Seen, TaskSeen
-from clusters.clouds.drivers.kubernetes.build import manifests, names
+from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damages
 from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL
@@ -28,16 +29,16 @@ from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
 
 class Mirror:
-    """`bounds` are the kinds of which there must be one in every namespace, `reserved_disk` what a task reserves of a node's."""
+    """`bounds`, of `drift.bounds`, is what there must be in every namespace, `reserved_disk` what a task reserves of a node's."""
 
-    def __init__(self, bounds: Collection[str] = manifests.BOUNDS, reserved_disk: float = 0.0) -> None:
+    def __init__(self, bounds: Mapping[str, drift.Fields] | None = None, reserved_disk: float = 0.0) -> None:
         self._reserved_disk = reserved_disk
         self._disks: dict[str, float] = {}
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
         self.runs = Runs(self.pods)
         self.parts = Parts(self.runs.wanted)
-        self.bounds = Bounds(bounds)
+        self.bounds = Bounds(bounds or drift.bounds())
         self.shares = capacity.Shares()
         self.attempts = Attempts()
         self.damages = Damages(self.pods, self.runs.owners)
@@ -218,7 +219,7 @@ class Mirror:
             else:
                 self.unread_ends.pop(uid, None)
         told, self.unread[uid] = self.unread.get(uid), why
-        if gone:
+        if event == "DELETED":
             del self.unread[uid]
         return why != told, news
 

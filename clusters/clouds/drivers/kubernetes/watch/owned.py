@@ -10,7 +10,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunRef, Seen
 from clusters.clouds.drivers.kubernetes.build import names
-from clusters.clouds.drivers.kubernetes.repair import field_ownership
+from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import workloads
 from clusters.clouds.drivers.kubernetes.watch.job_history import Jobs
 from clusters.clouds.drivers.kubernetes.watch.workloads import Why, Workload
@@ -29,6 +29,7 @@ class Parts:
         self._wanted = wanted
         self.workloads: dict[Key, Workload] = {}
         self.jobs = Jobs()
+        self._drift = drift.Drift()
         # Volumes that belong to runs, by their names.
         self.volumes: dict[str, RunRef] = {}
         # Workloads whose pods were refused by a quota that has changed since.
@@ -56,7 +57,7 @@ class Parts:
         if kind == "DELETED":
             self.workloads.pop(key, None)
             self._refused.pop(key, None)
-            self.told.pop(metadata["uid"], None)
+            self._forget(metadata["uid"])
             self._workloads_of[run_id].discard(key)
             if not self._workloads_of[run_id]:
                 del self._workloads_of[run_id]
@@ -65,13 +66,7 @@ class Parts:
         self._workloads_of[run_id].add(key)
         if workload.complete:
             self._refused.pop(key, None)
-        news = self._note_blocked(run_id)
-        if workload.whole:
-            self.told.pop(workload.uid, None)
-        elif not workload.leaving and self._wanted(run_id) is not False:
-            why = f"{what} {workload.name} was changed by hand{_for_good(what, metadata)}."
-            news += self.changed(workload.uid, _change(metadata), run_id, why)
-        return news
+        return [*self._note_blocked(run_id), *self._note_drift(what, metadata, run_id)]
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
         """A Service or NetworkPolicy, of which only the metadata are known."""
@@ -82,19 +77,9 @@ class Parts:
         if ref is None:
             return []
         if kind == "DELETED":
-            self.told.pop(metadata["uid"], None)
+            self._forget(metadata["uid"])
             return self._missed(what, metadata, ref.id)
-        if not metadata.get("ownerReferences"):
-            how = "taken from its run"
-        elif not field_ownership.is_as_applied(what, metadata):
-            how = "changed by hand"
-        else:
-            self.told.pop(metadata["uid"], None)
-            return []
-        if self._wanted(ref.id) is False:
-            # Ours: whose tasks end, of that the Service tells no addresses any more.
-            return []
-        return self.changed(metadata["uid"], _change(metadata), ref.id, f"{what} {metadata['name']} was {how}.")
+        return self._note_drift(what, metadata, ref.id)
 
     def note_volume(self, kind: str, volume: Object) -> None:
         metadata = volume["metadata"]
@@ -122,7 +107,7 @@ class Parts:
         uid, (run_id, _) = metadata["uid"], self._belongs[metadata["uid"]]
         if kind == "DELETED":
             del self._belongs[uid]
-            self.told.pop(uid, None)
+            self._forget(uid)
             return self._missed(what, metadata, run_id)
         if self._wanted(run_id) is False:
             return []
@@ -135,8 +120,27 @@ class Parts:
             return []
         return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
 
+    def _note_drift(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
+        uid, queued = metadata["uid"], what == "Job" and workloads.QUEUE in (metadata.get("labels") or {})
+        if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
+            how = "taken from its run"
+        elif not self._drift.is_as_applied(what, metadata, queued=queued):
+            how = "changed by hand"
+        else:
+            self.told.pop(uid, None)
+            return []
+        if "deletionTimestamp" in metadata or self._wanted(run_id) is False:
+            # Ours: tasks that end are told to, and the Service tells no addresses of them any more.
+            return []
+        change = f"{drift.version_of(metadata)} of {len(metadata.get('ownerReferences') or ())}"
+        return self.changed(uid, change, run_id, f"{what} {metadata['name']} was {how}.")
+
+    def _forget(self, uid: str) -> None:
+        self.told.pop(uid, None)
+        self._drift.forget(uid)
+
     def changed(self, uid: str, change: str, run_id: int, why: str) -> list[Seen]:
-        """Told once for each change: not everything that somebody added can be taken away by applying again."""
+        """Told once for each change: until it is applied again there may be other news of it."""
         if self.told.get(uid) == change:
             return []
         self.told[uid] = change
@@ -178,25 +182,6 @@ class Parts:
             return [RunBlocked(run_id, "", "")]
         self._blocked[run_id] = why
         return [RunBlocked(run_id, *why)]
-
-
-def _for_good(kind: str, metadata: Object) -> str:
-    """What of a change stays when it is applied again. What a queue has set is as it should be."""
-    if workloads.QUEUE in (metadata.get("labels") or {}):
-        return ""
-    added = field_ownership.added(metadata)
-    left = {name: fields for name, fields in added.items() if name in field_ownership.FIXED.get(kind, set())}
-    return f", and has additions that the portal cannot take away: {field_ownership.in_words(left)}" if left else ""
-
-
-def _change(metadata: Object) -> str:
-    """Another one for each change. Services count no generations; whose word beneath `spec` is how old says the same."""
-    version = metadata.get("generation") or [
-        f"{entry.get('manager')} {entry.get('time')}"
-        for entry in metadata.get("managedFields") or []
-        if "f:spec" in (entry.get("fieldsV1") or {})
-    ]
-    return f"{version} of {len(metadata.get('ownerReferences') or ())}"
 
 
 def ref_of(metadata: Object, namespace: str = "") -> RunRef | None:

@@ -1,5 +1,5 @@
 """What the Jobs, Deployments and StatefulSets of a run say: how many of their pods are made, what keeps the others from being
-made, and whether somebody has changed them by hand. Pure.
+made. Pure.
 
 Pods that the API server refuses (quota, admission) never exist. Deployments say so in a condition, the others only in
 Events, which are read for this alone: nothing is metered by them.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.clouds.drivers.kubernetes.build import names
-from clusters.clouds.drivers.kubernetes.repair import field_ownership
 from clusters.clouds.drivers.kubernetes.watch.job_history import JobState
 
 Object = Mapping[str, Any]
@@ -31,7 +30,7 @@ _FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
 @dataclass(frozen=True)
 class Workload:
     """One role of a run. `wanted` pods are asked for and `made` exist or have done their work. `leaving` when it is being
-    deleted, `whole` while it is as it was applied. `why` is what its status says of pods that are missing."""
+    deleted. `why` is what its status says of pods that are missing."""
 
     run_id: int
     uid: str
@@ -42,7 +41,6 @@ class Workload:
     wanted: int
     made: int
     leaving: bool
-    whole: bool
     why: Why | None
 
     @property
@@ -72,7 +70,6 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
         wanted=wanted,
         made=made,
         leaving="deletionTimestamp" in metadata,
-        whole=_is_whole(kind, metadata),
         why=_why(kind, thing),
     )
 
@@ -142,12 +139,3 @@ def _is_ended_by_us(metadata: Object) -> bool:
         and "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
         for entry in metadata.get("managedFields") or []
     )
-
-
-def _is_whole(kind: str, metadata: Object) -> bool:
-    """Whether it still belongs to its run, nobody else has set anything beneath `spec`, and its size is still ours: a size of 0
-    is nobody's."""
-    if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
-        return False
-    is_queued = kind == "Job" and QUEUE in (metadata.get("labels") or {})
-    return field_ownership.is_as_applied(kind, metadata, may=field_ownership.OF_QUEUES if is_queued else ())
