@@ -67,7 +67,7 @@ def apply_batch(cloud: str, batch: Batch) -> None:
 
     def apply(write: Write) -> None:
         with transaction.atomic():
-            write(cloud, [*_over(cloud, batch.unreadable, timezone.now()), *batch.items])
+            write(cloud, batch.items)
             _quarantine(cloud, batch.unreadable)
             _tell_changes(cloud, batch.changes)
             _save_position(cloud, batch.position)
@@ -83,15 +83,15 @@ def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
 
 def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write) -> None:
     listed = {item.run_id for item in batch.items} | {each.run_id for each in batch.unreadable if each.run_id}
-    uids = {item.uid for item in batch.items if isinstance(item, TaskSeen)} | {each.uid for each in batch.unreadable}
+    uids = {item.uid for item in batch.items if isinstance(item, TaskSeen)}
+    uids |= {each.uid for each in batch.unreadable if not each.over}
     with transaction.atomic():
         here = Run.objects.filter(cloud=cloud, gone=False)
         last_seen = _last_seen(cloud, asked_at)
         # Before their places are taken by others; what blocks a run is told anew by the watch.
         missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
         blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
-        over = _over(cloud, batch.unreadable, last_seen)
-        write(cloud, [*missing, *over, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
         _quarantine(cloud, batch.unreadable)
         vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
@@ -112,15 +112,6 @@ def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_se
     alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
     gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
     return [task_status.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
-
-
-def _over(cloud: str, told: Sequence[Unreadable], at: dt.datetime) -> list[TaskSeen]:
-    """Pods that have ended or gone in a way that nobody understands, until `at` where not even that is told."""
-    ends = {each.uid: each.finished_at for each in told if each.over and each.uid}
-    if not ends:
-        return []
-    alive = Task.objects.filter(uid__in=ends, run__cloud=cloud, phase__in=["Pending", "Running"]).order_by("pk")
-    return [task_status.lost(task, min(ends[task.uid] or at, timezone.now())) for task in alive]
 
 
 def _not_over(items: Sequence[Seen]) -> list[Seen]:

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import time
-from dataclasses import replace
 
 import pytest
 from django.db import connection
@@ -118,28 +117,28 @@ def test_what_the_cloud_could_not_read_is_kept_and_is_not_missing(run):
     assert (kept.cloud, kept.raw, kept.reason) == ("local", unread.raw, unread.reason)
 
 
-@pytest.mark.parametrize("finished_at", [None, dt.timedelta(seconds=5)])
-def test_a_pod_whose_end_nobody_understands_is_not_billed_any_more(run, finished_at):
+def test_a_pod_whose_end_nobody_understands_is_billed_until_the_next_listing_at_most(run):
     begun = now().replace(microsecond=0) - dt.timedelta(seconds=60)
     tell(
         told(run, uid="one", scheduled_at=begun, started_at=begun),
         told(run, "worker", uid="two", scheduled_at=begun, started_at=begun),
     )
-    at = begun + finished_at if finished_at else None
-    unread = Unreadable('{"kind": "Pod"}', "Pod ops/x is not understood.", "two", run.pk, over=True, finished_at=at)
+    unread = Unreadable('{"kind": "Pod"}', "Pod ops/x, which has ended, is not understood.", "two", run.pk, over=True)
+    observe.apply_batch("local", Batch("t.1", (), (unread,)))
+    assert UsageSegment.objects.get(uid="two").ended is None
     heard_at = CloudState.objects.get().heard_at
-    # Found by a listing after the portal was away, and told by a watch.
-    observe.apply_listing("local", Batch("t.1", (told(run, uid="one"),), (unread,)), now())
-    observe.apply_batch("local", Batch("t.2", (), (unread,)))
+    # It is there as long as its run is.
+    observe.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
     task = Task.objects.get(uid="two")
-    assert (task.phase, task.reason, task.finished_at) == ("Failed", "Lost", at or heard_at)
+    assert (task.phase, task.reason, task.finished_at) == ("Failed", "Lost", heard_at)
     segment = UsageSegment.objects.get(uid="two")
-    assert segment.ended == (at or heard_at.replace(microsecond=0))
+    assert segment.ended == heard_at.replace(microsecond=0)
     assert "end-estimated" in segment.flags
     assert UsageSegment.objects.get(uid="one").ended is None
-    before = now().replace(microsecond=0)
-    observe.apply_batch("local", Batch("t.3", (), (replace(unread, uid="one", finished_at=None),)))
-    assert before <= UsageSegment.objects.get(uid="one").ended <= now()
+    # What is understood of it later counts.
+    at = begun + dt.timedelta(seconds=5)
+    tell(told(run, "worker", uid="two", phase="Failed", scheduled_at=begun, started_at=begun, finished_at=at))
+    assert UsageSegment.objects.get(uid="two").ended == at
 
 
 def test_nothing_of_a_run_that_is_gone_is_billed_any_more(run):

@@ -16,7 +16,7 @@ from clusters.clouds.drivers.base import TaskSeen
 from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.watch import follower
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
-from clusters.clouds.drivers.kubernetes.watch.quarantine import MOST, finished_at, unreadable
+from clusters.clouds.drivers.kubernetes.watch.quarantine import MOST, unreadable
 from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
@@ -110,6 +110,34 @@ def test_a_pod_with_absurd_fields_in_a_real_watch(plane: Plane, loops: Loops, pe
 
 @pytest.mark.kube
 @pytest.mark.django_db(transaction=True)
+def test_a_task_whose_end_is_absurd_is_not_billed_any_more(plane: Plane, loops: Loops, people: Any) -> None:
+    from django.utils.timezone import now
+
+    from billing.models import UsageSegment
+
+    run = loops.until_running(cluster := loops.create(people, workers=1, retries=1))
+    (worker,) = [each for each in loops.pods(run) if each["metadata"]["labels"][names.ROLE] == "worker"]
+    name, uid = worker["metadata"]["name"], worker["metadata"]["uid"]
+    plane.request("PATCH", loops.path("Pod", run, f"{name}/status"), absurd("Failed"))
+    loops.until(UsageSegment.objects.filter(uid=uid, ended__isnull=False).exists)
+    at = now()
+    segment = UsageSegment.objects.get(uid=uid)
+    assert "end-estimated" in segment.flags
+    assert segment.ended is not None
+    assert at - dt.timedelta(seconds=15) < segment.ended <= at
+    task = run.tasks.get(uid=uid)
+    assert (task.phase, task.reason, task.finished_at.replace(microsecond=0)) == ("Failed", "Lost", segment.ended)
+    # Kubernetes starts it again, and the watches are well.
+    loops.until_running(cluster)
+    loops.disable(people, cluster)
+    loops.until_phase(cluster, "Stopped")
+    loops.until_nothing_is_left(run)
+    assert UsageSegment.objects.get(uid=uid).ended == segment.ended
+    assert not UsageSegment.objects.filter(ended=None).exists()
+
+
+@pytest.mark.kube
+@pytest.mark.django_db(transaction=True)
 def test_a_pod_that_is_given_the_labels_of_another_run_gets_its_own_back(
     plane: Plane, loops: Loops, people: Any
 ) -> None:
@@ -169,65 +197,59 @@ def ends(told: list[Any]) -> list[TaskSeen]:
     return [item for item in told if isinstance(item, TaskSeen) and item.phase != "Running"]
 
 
+def followed(mirror: Mirror, *news: tuple[str, Object]) -> list[tuple[str, bool]]:
+    """Of each pod that was not understood, its uid and whether it is over."""
+    unread: list[Any] = []
+    for event, thing in news:
+        assert follower.understood(mirror, "Pod", event, thing, unread) == []
+    return [(each.uid, each.over) for each in unread]
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_an_end_that_is_not_understood_is_an_end(phase: str) -> None:
+def test_a_pod_whose_end_is_not_understood_is_let_go(phase: str) -> None:
+    """Its end is told by the listing that comes next."""
     mirror = Mirror()
     understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
     odd = with_status(pod(30, "Failed", deleted=False), **ODD, phase=phase)
-    told, unread = understood(mirror, ("Pod", odd), ("Pod", odd))
-    assert len(unread) == 1
-    (end,) = ends(told)
-    assert (end.phase, end.estimated, end.uid) == (phase, True, "uid-pod")
-    # What can be read of it is: its container's time.
-    assert end.finished_at == NOW - dt.timedelta(seconds=9)
-    assert mirror.pods["uid-pod"].over
-    told, _ = understood(mirror, ("Pod", ("DELETED", with_status(ENDED, **ODD)[1])))
-    assert ends(told) == []
+    assert followed(mirror, odd, odd) == [("uid-pod", True)]
     assert not mirror.pods
+    assert mirror.unread_ends == {"uid-pod": ("ops", "pod")}
+    assert followed(mirror, ("DELETED", with_status(ENDED, **ODD)[1])) == [("uid-pod", True)]
+    assert not mirror.unread_ends
 
 
-def test_a_pod_that_goes_without_a_word_that_is_understood_has_an_end() -> None:
+def test_an_end_that_was_understood_is_told_whatever_comes_after_it() -> None:
+    mirror, odd = Mirror(), with_status(ENDED, **ODD)
+    understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE), ("Pod", ENDED))
+    assert followed(mirror, odd) == [("uid-pod", False)]
+    told, _ = understood(mirror, ("Job", job(40)))
+    (end,) = ends([*told, *mirror.decided(NOW)])
+    assert end.finished_at == NOW - dt.timedelta(seconds=9)
+    assert followed(mirror, odd) == []
+    assert mirror.pods["uid-pod"].over
+    assert not mirror.unread_ends
+
+
+def test_a_pod_that_goes_without_a_word_that_is_understood_is_lost() -> None:
     mirror = Mirror()
-    told, _ = understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
-    (known,) = (item for item in told if isinstance(item, TaskSeen))
+    understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
     nothing: Object = {"phase": "Running", "containerStatuses": 7, **ODD}
-    before = dt.datetime.now(dt.UTC)
-    told, unread = understood(mirror, ("Pod", ("DELETED", with_status(LEAVING, **nothing)[1])))
-    assert len(unread) == 1
-    (end,) = ends(told)
-    assert (end.phase, end.reason, end.estimated, end.scheduled_at) == ("Failed", "Lost", True, known.scheduled_at)
-    assert end.finished_at is not None
-    assert before <= end.finished_at <= dt.datetime.now(dt.UTC)
+    assert followed(mirror, ("DELETED", with_status(LEAVING, **nothing)[1])) == [("uid-pod", True)]
+    assert not mirror.pods
     # One that only lost its labels lives on.
     mirror = Mirror()
     understood(mirror, ("ConfigMap", owner()), ("Pod", ALIVE))
-    told, _ = understood(mirror, ("Pod", ("DELETED", with_status(ALIVE, **nothing)[1])))
-    assert ends(told) == []
+    assert followed(mirror, ("DELETED", with_status(ALIVE, **nothing)[1])) == []
     assert "uid-pod" in mirror.pods
 
 
 def test_the_end_of_a_pod_that_was_never_understood_is_for_who_knows_its_uid() -> None:
     """As after a restart: the listing is the first to tell of it."""
-    mirror, unread = Mirror(), list[Any]()
+    mirror = Mirror()
     alive, gone = with_status(ALIVE, **ODD), ("DELETED", with_status(LEAVING, **ODD)[1])
-    assert follower.understood(mirror, "Pod", *alive, unread) == []
-    assert [(each.uid, each.over) for each in unread] == [("uid-pod", False)]
-    assert follower.understood(mirror, "Pod", *with_status(ENDED, **ODD), unread) == []
-    assert [(each.over, each.finished_at) for each in unread[1:]] == [(True, NOW - dt.timedelta(seconds=9))]
-    assert follower.understood(mirror, "Pod", *gone, unread) == []
-    assert [(each.uid, each.over, each.finished_at) for each in unread[2:]] == [("uid-pod", True, None)]
-
-
-@pytest.mark.parametrize(
-    "finished",
-    [None, 7, "", "yesterday", BEYOND, "10000-01-01T00:00:00Z", "2026-01-01T00:00:00", {"a": 1}],
-)
-def test_of_absurd_times_nothing_is_read(finished: Any) -> None:
-    good = {"state": {"terminated": {"finishedAt": "2026-01-01T00:00:00Z"}}}
-    odd = {"state": {"terminated": {"finishedAt": finished}}}
-    assert finished_at({"status": {"containerStatuses": [odd, 7, None, {"state": []}]}}) is None
-    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    assert finished_at({"status": {"initContainerStatuses": [good], "containerStatuses": [odd]}}) == at
+    assert followed(mirror, alive, with_status(ENDED, **ODD), gone) == [
+        ("uid-pod", False), ("uid-pod", True), ("uid-pod", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Unreadable:
     """Something that the cloud told and that could not be understood: `raw` is its text without anything secret, `reason` a
     sentence. `uid` is that of the thing and `run_id` its run, where at least these can be told.
 
-    `over` when it is a pod that holds nothing any more and of which nothing else tells: since `finished_at`, where that is known.
+    `over` when it is a pod that holds nothing any more: a listing that has it does not say that it is there.
     """
 
     raw: str
@@ -124,7 +124,6 @@ class Unreadable:
     uid: str = ""
     run_id: int | None = None
     over: bool = False
-    finished_at: dt.datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import job_history, pod_status
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
-from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, finished_at, has_ended, has_gone, unreadable
+from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, has_ended, has_gone, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +151,8 @@ class Follower:
                     told_at = time.monotonic()
                     self._told = self._position(versions)
                     yield Batch(self._told, tuple(items), tuple(unread), tuple(changes))
+                    if any(each.over for each in unread):
+                        raise WatchExpired("A pod has ended, and nobody understands how: a listing says what is left.")
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 patience = SETTLED if items else HEARTBEAT
@@ -319,17 +321,14 @@ def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list
             # For display only: nobody needs to look into it.
             log.warning("%s", told.reason)
             return []
-        now = dt.datetime.now(dt.UTC)
-        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason, now)
+        is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
         if is_news:
             log.exception("%s", told.reason)
-        # Of a pod that the mirror never understood, a row may be known all the same.
-        over = kind == "Pod" and before is None and (has_gone(event, item) or has_ended(item))
-        if over:
-            told = replace(told, over=True, finished_at=finished_at(item))
-        if is_news or over:
-            unread.append(told)
-        return news
+        gone = kind == "Pod" and has_gone(event, item)
+        over = gone or (kind == "Pod" and has_ended(item) and item["metadata"]["uid"] not in mirror.pods)
+        if is_news or gone:
+            unread.append(replace(told, over=over))
+        return list(news)
 
 
 def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:

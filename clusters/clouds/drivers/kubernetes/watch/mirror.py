@@ -23,7 +23,7 @@ from clusters.clouds.drivers.kubernetes.watch.attempts import Attempts
 from clusters.clouds.drivers.kubernetes.watch.event_warnings import Troubles
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod, owner_of
 from clusters.clouds.drivers.kubernetes.watch.owned import Parts, ref_of
-from clusters.clouds.drivers.kubernetes.watch.quarantine import has_ended, has_gone, unread_end
+from clusters.clouds.drivers.kubernetes.watch.quarantine import has_ended, has_gone
 from clusters.clouds.drivers.kubernetes.watch.runs import Runs
 from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
@@ -206,42 +206,32 @@ class Mirror:
     # -- what is not understood ------------------------------------------------------------------------------------
 
     def note_unreadable(
-        self, kind: str, event: str, thing: Object, before: Pod | None, why: str, now: dt.datetime
-    ) -> tuple[bool, list[Seen]]:
-        """As if the news had not come; but a pod that has ended holds nothing any more and is to be let go, and one that went is
-        gone. Returns whether `why` is news by itself, and what else is."""
-        uid, gone = thing["metadata"]["uid"], event == "DELETED"
-        news: list[Seen] = []
-        if kind == "Pod":
-            news += self._put_back(thing, before, now, gone=has_gone(event, thing))
-            if has_ended(thing) and not gone and names.METERING in (thing["metadata"].get("finalizers") or []):
-                self.unread_ends[uid] = thing["metadata"]["namespace"], thing["metadata"]["name"]
-            else:
-                self.unread_ends.pop(uid, None)
+        self, kind: str, event: str, thing: Object, before: Pod | None, why: str
+    ) -> tuple[bool, Sequence[Seen]]:
+        """As if the news had not come; but a pod that has ended is to be let go, and is not known any more, like one that went:
+        a listing says that it is lost. Returns whether `why` is news by itself, and what else is."""
+        uid = thing["metadata"]["uid"]
+        news = self._note_unreadable_pod(event, thing, before) if kind == "Pod" else []
         told, self.unread[uid] = self.unread.get(uid), why
         if event == "DELETED":
             del self.unread[uid]
         return why != told, news
 
-    def _put_back(self, pod: Object, before: Pod | None, now: dt.datetime, *, gone: bool) -> Sequence[Seen]:
-        uid = pod["metadata"]["uid"]
-        known = before or self.pods.get(uid)
+    def _note_unreadable_pod(self, event: str, pod: Object, before: Pod | None) -> Sequence[Seen]:
+        metadata, gone, ended = pod["metadata"], has_gone(event, pod), has_ended(pod)
+        uid, known = metadata["uid"], before or self.pods.get(metadata["uid"])
+        self.unread_ends.pop(uid, None)
+        # An end that was understood has been told, or waits for its Job.
+        if before and not gone and (before.over or self._ends.is_undecided(uid) or not ended):
+            self.pods[uid] = before
+            return []
+        if ended and event != "DELETED" and names.METERING in (metadata.get("finalizers") or []):
+            self.unread_ends[uid] = metadata["namespace"], metadata["name"]
         if known is None:
             return []
-        news: list[TaskSeen] = []
-        # One whose end waits for its Job was understood: that end is told soon.
-        if before and not before.over and (gone or (has_ended(pod) and not self._ends.is_undecided(uid))):
-            news = [unread_end(pod, before.seen, now)]
-        if before is None or gone:
-            self._forget_pod(uid, known.run_id)
-            self.runs.note_stopped(known.run_id)
-            return [*news, *self.runs.gone(known.run_id)]
-        self.pods[uid] = before
-        if news:
-            self.pods[uid] = replace(before, seen=news[0], over=True)
-            self.shares.note(uid, None)
-            self.runs.note_stopped(known.run_id)
-        return news
+        self._forget_pod(uid, known.run_id)
+        self.runs.note_stopped(known.run_id)
+        return self.runs.gone(known.run_id)
 
     # -- owners ----------------------------------------------------------------------------------------------------
 
