@@ -12,7 +12,7 @@ from clusters.clouds.drivers.kubernetes import prometheus
 from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
-from tests.clouds.test_prometheus import Server, matrix, reply, series, server  # noqa: F401  the fixture
+from tests.clusters.clouds.kubernetes.test_prometheus import Server, matrix, reply, series, server  # noqa: F401  the fixture
 from tests.kube.following import Following, cloud_of, portal_kubeconfig
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref

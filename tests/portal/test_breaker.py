@@ -1,4 +1,4 @@
-"""The circuit breaker by itself; clusters/test_silent_cloud, test_broker and kube/test_silent_cloud test its users."""
+"""The circuit breaker by itself. Its users are tested by test_silent_cloud (clusters/clouds, kube) and clusters/test_broker."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
-from tests.clouds.agents import Agent, next_batch, role
+from tests.clusters.clouds.local.agents import Agent, next_batch, role
 
 
 @pytest.mark.as_user

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from clusters.clouds.drivers.base import GpuUse
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus
 from clusters.clouds.drivers.local.agent.gpu_meter import Holder, Look, Meter
-from tests.clouds.agents import Agent
+from tests.clusters.clouds.local.agents import Agent
 
 START = 1_800_000_000  # the beginning of a minute
 REAL = gpus.find(0)
@@ -180,7 +180,7 @@ def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monke
 
 @pytest.mark.skipif(
     REAL.simulated,
-    reason="No GPU here. Where there is one: python -m pytest tests/clouds/test_meter.py -k real_gpu",
+    reason="No GPU here. Where there is one: python -m pytest tests/clusters/clouds/local/test_meter.py -k real_gpu",
 )
 def test_a_real_gpu_says_how_busy_it_is():
     looks = gpu_meter.Nvml().look(REAL.names)

@@ -14,7 +14,7 @@ import pytest
 
 from clusters.clouds.drivers.base import TaskSeen
 from clusters.clouds.drivers.local.task.shim import start_time
-from tests.clouds.agents import PATIENCE, Agent, Agents, role
+from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, role
 from tests.running import eventually
 
 LISTEN = "trap 'exit 0' TERM; echo up; sleep 600 & wait"

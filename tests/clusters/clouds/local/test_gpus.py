@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from clusters.clouds.drivers.base import CloudRefused, TaskSeen, Waiting
-from tests.clouds.agents import Agent, role
+from tests.clusters.clouds.local.agents import Agent, role
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 600'
 

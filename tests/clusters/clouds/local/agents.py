@@ -36,7 +36,7 @@ from clusters.clouds.drivers.local.client import LocalCloud
 from clusters.clouds.drivers.local.task.processes import is_locked
 from portal.up.services import dies_with_parent
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 USER = 54_321
 # Deadlines only end what is broken: a machine may have one core, and others on it.
 PATIENCE = 60.0

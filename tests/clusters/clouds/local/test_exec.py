@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from clusters.clouds.drivers.base import CloudError, RunRef, Session
-from tests.clouds.agents import PATIENCE, Agent, role
+from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
 
 pytestmark = pytest.mark.as_user
 

@@ -14,7 +14,7 @@ import pytest
 
 from clusters.clouds.drivers.local.agent.tasks import LOG_REMOVED
 from clusters.clouds.drivers.local.task import rlimits, seccomp
-from tests.clouds.agents import Agents, Home, role
+from tests.clusters.clouds.local.agents import Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 

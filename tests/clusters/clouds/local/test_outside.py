@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from clusters.clouds.drivers.local.network.network import HOLDER_UID, INSIDE, LOST, NO_PASTA, OUTSIDE
-from tests.clouds import machine
-from tests.clouds.agents import PATIENCE, Agents, role
-from tests.clouds.test_network import holder
-from tests.clouds.test_reach import line, program
+from tests.clusters.clouds.local import machine
+from tests.clusters.clouds.local.agents import PATIENCE, Agents, role
+from tests.clusters.clouds.local.test_network import holder
+from tests.clusters.clouds.local.test_reach import line, program
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="Only root can make a machine for the test."),
@@ -42,7 +42,7 @@ def room() -> Iterator[Path]:
 
 
 def on(room: Path) -> str:
-    return f"from pathlib import Path\nfrom tests.clouds import machine\nmachine.become(Path({str(room)!r}))"
+    return f"from pathlib import Path\nfrom tests.clusters.clouds.local import machine\nmachine.become(Path({str(room)!r}))"
 
 
 @pytest.mark.skipif(not shutil.which("pasta"), reason="pasta is not installed (Debian package passt).")

@@ -12,7 +12,7 @@ from clusters.clouds.drivers.base import RunRef
 from clusters.clouds.drivers.local.network.network import INSIDE, LOST, OTHERS_FIRST
 from clusters.clouds.drivers.local.task.processes import is_locked
 from clusters.clouds.drivers.local.task.shim import start_time
-from tests.clouds.agents import Agent, Agents, Home, role
+from tests.clusters.clouds.local.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 

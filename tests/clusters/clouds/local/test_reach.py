@@ -21,8 +21,8 @@ import pytest
 from clusters.clouds.drivers.base import RunRef
 from portal.up import programs, services
 from portal.up.data import Data
-from tests.clouds.agents import Agent, role
-from tests.clouds.test_exec import heard
+from tests.clusters.clouds.local.agents import Agent, role
+from tests.clusters.clouds.local.test_exec import heard
 
 pytestmark = pytest.mark.as_user
 

@@ -13,7 +13,7 @@ import pytest
 
 from clusters.clouds.drivers.base import CloudRefused, Endpoint, RolePlan, RunRef, ServesEndpoints
 from clusters.clouds.drivers.local.protocol import At
-from tests.clouds.agents import PATIENCE, Agent, role
+from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
 
 # Says back in capitals what it was sent until the other side had no more to say.
 SERVE = """exec python -c 'import socket

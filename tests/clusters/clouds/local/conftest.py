@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clouds.agents import ROOT, USER, Agent, Agents, Home, Store
+from tests.clusters.clouds.local.agents import ROOT, USER, Agent, Agents, Home, Store
 
 
 @pytest.fixture(scope="session")

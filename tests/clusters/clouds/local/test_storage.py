@@ -18,7 +18,7 @@ import pytest
 from clusters.clouds.drivers.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.drivers.local.data import nfs, rclone
 from clusters.clouds.drivers.local.network import socks
-from tests.clouds.agents import PATIENCE, Agent, Store, bad_key, role
+from tests.clusters.clouds.local.agents import PATIENCE, Agent, Store, bad_key, role
 
 
 def stored(store: Store, name: str) -> str | None:

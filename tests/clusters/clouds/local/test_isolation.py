@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Mount
-from tests.clouds.agents import Agent, Agents, Home, role
+from tests.clusters.clouds.local.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 

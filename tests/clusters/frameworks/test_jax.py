@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from tests.clusters.test_frameworks import environment, spec
+from tests.clusters.frameworks.test_frameworks import environment, spec
 
 # As docs/contributing.md and the driver say it. Every process gives what is its own; the sum is known to all.
 PROGRAM = textwrap.dedent("""\
