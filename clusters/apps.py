@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class ClustersConfig(AppConfig):
@@ -8,10 +9,12 @@ class ClustersConfig(AppConfig):
         # Imported here because models do not exist before the apps are ready.
         from billing import hooks as billing_hooks
         from clusters import hooks, metrics
+        from clusters.clouds import registry
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
         from portal import hooks as portal_hooks
 
+        post_migrate.connect(registry.keep_own, sender=self)
         datastore_hooks.finders.add(hooks.clusters_using)
         datastore_hooks.judges.add(lifecycle.judge)
         datastore_hooks.volume_prices.add(metering.per_hour)

@@ -13,8 +13,9 @@ from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
 from clusters.access import clusters_for
-from clusters.clouds.drivers.kubernetes.settings import Settings
-from clusters.models import CloudState, Cluster, KubernetesCluster, Run
+from clusters.clouds.kinds import DRIVERS
+from clusters.clouds.registry import rows
+from clusters.models import CloudState, Cluster, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
 from datastores import hooks as datastore_hooks
@@ -66,9 +67,8 @@ def without_end(consumers: Collection[str]) -> set[str]:
 
 def closed_networks() -> set[str]:
     """What administrators closed to tasks, addresses of nodes and API servers among it: webhooks do not lead there either."""
-    # Settings that can no longer be read are told where something is to run; of those the usual networks are closed.
-    found = KubernetesCluster.objects.values_list("settings__closed_networks", flat=True)
-    return {network for networks in found for network in (Settings().closed_networks if networks is None else networks)}
+    found = rows().values_list("kind", "settings")
+    return {network for kind, stored in found for network in DRIVERS[kind].closed_networks(stored)}
 
 
 def find_clusters(user: User, words: str, limit: int) -> list[portal_hooks.Hit]:

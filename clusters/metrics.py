@@ -9,7 +9,7 @@ from django.db.models import Count
 from django.utils import timezone
 from prometheus_client.core import Metric
 
-from clusters.models import CloudState, KubernetesCluster, Run
+from clusters.models import Cloud, CloudState, Run
 from clusters.phase import TERMINAL
 from portal.metrics import gauge
 
@@ -26,7 +26,7 @@ def metrics() -> Iterator[Metric]:
     there: Counter[tuple[str, str, str]] = Counter()
     free: Counter[tuple[str, str, str]] = Counter()
     # Nobody waits for news of a cloud that was given up.
-    lost = KubernetesCluster.objects.filter(given_up_at__isnull=False).values("name")
+    lost = Cloud.objects.filter(given_up_at__isnull=False).values("name")
     states = list(CloudState.objects.exclude(name__in=lost).order_by("name"))
     for state in states:
         for node in state.capacity.get("nodes", []):

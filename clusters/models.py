@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from django.core.validators import RegexValidator
 from django.db import models
@@ -20,12 +20,11 @@ from encrypted_fields.fields import EncryptedTextField
 from clusters.phase import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
-# The cloud that is this machine; every other one is a KubernetesCluster.
+# Where a run is made of which nobody said where: the portal's own machine.
 LOCAL = "local"
 
 cloud_name = RegexValidator(
-    r"^(?!local\Z)[a-z]([a-z0-9-]{0,38}[a-z0-9])?\Z",
-    "Use at most 40 lower-case letters, digits and '-', and start with a letter; “local” is the portal's own machine.",
+    r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?\Z", "Use at most 40 lower-case letters, digits and '-', and start with a letter."
 )
 
 
@@ -48,7 +47,7 @@ class Flavor(models.Model):
 
 
 class Image(models.Model):
-    """An entry of the image catalogue: a container reference (Kubernetes) and a local environment (this machine).
+    """An entry of the image catalogue: a container reference and a local environment; a cloud uses one of them.
 
     `environment` is the path of a virtual environment and `program` of a folder seen by tasks as /elearn/program.
     """
@@ -67,8 +66,9 @@ class Image(models.Model):
     def __str__(self) -> str:
         return self.title
 
-    def runs_on(self, cloud: str) -> bool:
-        return bool(self.environment if cloud == LOCAL else self.container)
+    def has(self, software: Literal["environment", "container"]) -> bool:
+        """Whether it can serve where tasks use that."""
+        return bool(self.environment if software == "environment" else self.container)
 
 
 class Cluster(models.Model):
@@ -96,29 +96,28 @@ class Cluster(models.Model):
         return f"{self.appcode.code}/{self.name}"
 
 
-class KubernetesCluster(models.Model):
-    """A Kubernetes cluster that runs can be placed on. `name` is kept with everything that was seen there.
+class Cloud(models.Model):
+    """What runs can be placed on: Kubernetes clusters, this machine, … `name` is kept with everything that was seen there.
 
-    `kubeconfig` is what `kubeconfig.read` (clouds/drivers/kubernetes/api) made of the one that was given, as JSON, encrypted
-    at rest and never shown again; None stands for the credentials of the pod that the portal runs in. `settings` is a
-    `kubernetes.settings.Settings` as JSON. `revision` counts how often any of these has changed: processes that use the
-    cluster look at it. `uid` tells the Kubernetes cluster itself from others (it is that of its namespace kube-system). A
-    disabled one takes no new runs; those that live there go on. `given_up_at` is set while a disabled one counts as lost.
+    `kind` says which driver reaches it (clouds/kinds.py) and never changes. `credentials` are what that made of those that were
+    given, encrypted at rest and never shown again; None stands for those of the place where the portal runs. `settings` are the
+    driver's, as JSON. `revision` counts how often any of these has changed: processes that use the cloud look at it. `uid` tells
+    the installation itself from others, where it has something that does. A disabled one takes no new runs; those that live
+    there go on. `given_up_at` is set while a disabled one counts as lost.
     """
 
     name = models.CharField(max_length=40, unique=True, validators=[cloud_name])
+    kind = models.CharField(max_length=40)
     title = models.CharField(max_length=100)
-    kubeconfig = EncryptedTextField(null=True)
-    server = models.CharField(
-        max_length=300, blank=True, help_text="The address in the kubeconfig, which is no secret."
-    )
+    credentials = EncryptedTextField(null=True)
+    server = models.CharField(max_length=300, blank=True, help_text="Its address, which is no secret.")
     settings = models.JSONField(default=dict)
     prometheus_token = EncryptedTextField(null=True, help_text="Never shown; goes when the address changes.")
     revision = models.PositiveIntegerField(default=1)
     uid = models.CharField(max_length=80, blank=True)
     enabled = models.BooleanField(default=True)
     is_default = models.BooleanField(default=False)
-    given_up_at = models.DateTimeField(null=True, help_text="Since when it counts as lost; see giving_up.py.")
+    given_up_at = models.DateTimeField(null=True, help_text="Since when it counts as lost; see runs/decommission.py.")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     tested_at = models.DateTimeField(null=True)
@@ -127,12 +126,9 @@ class KubernetesCluster(models.Model):
     class Meta:
         ordering: ClassVar = ["name"]
         constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(name__regex=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"), name="kubernetes_name"
-            ),
-            models.CheckConstraint(condition=~Q(name=LOCAL), name="kubernetes_not_local"),
-            models.CheckConstraint(condition=Q(enabled=True) | Q(is_default=False), name="kubernetes_default_enabled"),
-            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="kubernetes_one_default"),
+            models.CheckConstraint(condition=Q(name__regex=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"), name="cloud_name"),
+            models.CheckConstraint(condition=Q(enabled=True) | Q(is_default=False), name="cloud_default_enabled"),
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="cloud_one_default"),
         ]
 
     def __str__(self) -> str:
@@ -140,13 +136,13 @@ class KubernetesCluster(models.Model):
 
 
 class Placement(models.Model):
-    """Where a business line runs; `cluster` None is this machine. Lines without one go to the default."""
+    """Where a business line runs. Lines without one go to the default."""
 
     org_node = models.OneToOneField(OrgNode, on_delete=models.CASCADE, related_name="placement")
-    cluster = models.ForeignKey(KubernetesCluster, on_delete=models.PROTECT, null=True, related_name="placements")
+    cloud = models.ForeignKey(Cloud, on_delete=models.PROTECT, related_name="placements")
 
     def __str__(self) -> str:
-        return f"{self.org_node} on {self.cluster or LOCAL}"
+        return f"{self.org_node} on {self.cloud}"
 
 
 class Run(models.Model):

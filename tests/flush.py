@@ -39,4 +39,11 @@ def _sql_flush(self: DatabaseOperations, style: Any, tables: Iterable[str], **_:
 
 def allow() -> None:
     DatabaseOperations.sql_flush = _sql_flush
-    flush.emit_post_migrate_signal = lambda *_, **__: None
+    flush.emit_post_migrate_signal = _keep_own
+
+
+def _keep_own(*_: object, **__: object) -> None:
+    """Of what each `migrate` makes, only this machine's row was deleted."""
+    from clusters.clouds.registry import keep_own
+
+    keep_own()

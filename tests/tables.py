@@ -14,8 +14,12 @@ from portal.up.servers import postgres_binaries
 from tests.kube.binary import cache
 from tests.running import ROOT
 
-# Tables and rules; models, whose names and permissions are rows; and the packages that have tables of their own.
-SOURCES = ("requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/*/models.py", "portal/settings.py")
+# Tables and rules; models, whose names and permissions are rows; clouds that are rows from the beginning; and the packages that
+# have tables of their own.
+SOURCES = (
+    "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/*/models.py", "portal/settings.py",
+    "clusters/clouds/registry.py", "clusters/clouds/kinds.py",
+)  # fmt: skip
 
 
 def make(connection: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, Literal
 
-from django.conf import settings
+from django.db.models import QuerySet
 from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, extend_schema
@@ -17,10 +17,12 @@ from rest_framework.views import APIView
 
 from billing.efficiency import measured
 from clusters.clouds import actions
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.health import silence
 from clusters.clouds.manifest import KubernetesManifest, KubernetesMetadata, read_manifest
-from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
+from clusters.clouds.placement import default_name
+from clusters.models import Cloud, CloudState, Run
 from clusters.runs import decommission
 from portal.access import require_administrator
 from portal.api.documents import Answer
@@ -129,9 +131,7 @@ class Clusters(APIView):
     )
     def get(self, request: Request) -> Response:
         _administrator(request)
-        return everything(
-            [_document(row) for row in KubernetesCluster.objects.prefetch_related("placements__org_node")]
-        )
+        return everything([_document(row) for row in _clusters().prefetch_related("placements__org_node")])
 
     @extend_schema(
         operation_id="kubernetes_register",
@@ -227,8 +227,8 @@ class Placements(APIView):
     )
     def get(self, request: Request) -> Response:
         _administrator(request)
-        default = _default()
-        lines = OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster")
+        default = default_name()
+        lines = OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cloud")
         return everything([_placement(line, default) for line in lines])
 
 
@@ -247,7 +247,7 @@ class OnePlacement(APIView):
             raise Http404(f"There is no business line “{path}”.")
         wanted = parse(PlacementSpec, request.data)
         actions.place(line, wanted.cloud, acting_user=user)
-        return Response(_placement(OrgNode.objects.select_related("placement__cluster").get(pk=line.pk), _default()))
+        return Response(_placement(OrgNode.objects.select_related("placement__cloud").get(pk=line.pk), default_name()))
 
 
 def _administrator(request: Request) -> User:
@@ -256,27 +256,26 @@ def _administrator(request: Request) -> User:
     return user
 
 
-def _cluster(name: str) -> KubernetesCluster:
-    row = KubernetesCluster.objects.filter(name=name).first()
+def _clusters() -> QuerySet[Cloud]:
+    return Cloud.objects.filter(kind=KubernetesCloud.kind)
+
+
+def _cluster(name: str) -> Cloud:
+    row = _clusters().filter(name=name).first()
     if row is None:
         raise Http404(f"There is no Kubernetes cluster “{name}”.")
     return row
 
 
-def _default() -> str | None:
-    row = KubernetesCluster.objects.filter(is_default=True).values_list("name", flat=True).first()
-    return row or (LOCAL if settings.LOCAL_CLOUD_SOCKET else None)
-
-
 def _placement(line: OrgNode, default: str | None) -> dict[str, Any]:
     placement = getattr(line, "placement", None)
-    said = (placement.cluster.name if placement.cluster else LOCAL) if placement else None
+    said = placement.cloud.name if placement else None
     return PlacementDocument(
         business_line=line.path, namespace=line.namespace or "", cloud=said, runs_on=said or default
     ).json_value()
 
 
-def _document(row: KubernetesCluster) -> dict[str, Any]:
+def _document(row: Cloud) -> dict[str, Any]:
     """Four queries: an installation has few clusters."""
     state = CloudState.objects.filter(name=row.name).first()
     nodes = state.capacity.get("nodes", []) if state else []
@@ -285,11 +284,11 @@ def _document(row: KubernetesCluster) -> dict[str, Any]:
         metadata=KubernetesMetadata(name=row.name),
         spec=KubernetesShown(
             title=row.title,
-            in_cluster=row.kubeconfig is None,
+            in_cluster=row.credentials is None,
             server=row.server,
             enabled=row.enabled,
             default=row.is_default,
-            settings=actions.settings_of(row),
+            settings=Settings.readable(row.settings),
         ),
         status=KubernetesStatus(
             heard=state.heard_at if state else None,

@@ -23,7 +23,7 @@ from rest_framework.views import APIView
 from clusters.access import run_for
 from clusters.actions import note_command
 from clusters.api.logs import AnyAccept, PlainText
-from clusters.clouds.drivers.base import CloudError, Session
+from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands, Session
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.frameworks import ROLES
 from portal.access import OPERATE, require
@@ -93,7 +93,10 @@ class TaskExec(APIView):
             if task is None or task.phase != "Running":
                 raise Conflict(f"{role}-{index} of run {run} does not run{f' ({task.phase})' if task else ''}.")
             note_command(row, role, index, command.argv, acting_user=person(request))
-            session = cloud_of(row).exec(
+            cloud = cloud_of(row)
+            if not isinstance(cloud, RunsCommands):
+                raise Conflict(NO_COMMANDS)
+            session = cloud.exec(
                 run_ref(row), role, index, command.argv, stdin=command.stdin is not None, tty=command.tty
             )
         except BaseException as error:

@@ -13,9 +13,9 @@ from django.db import transaction
 
 from billing.efficiency import measured
 from billing.efficiency.measured import Use
-from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.base import CloudError, Measurements, MeasuresGpus
 from clusters.clouds.registry import cloud, cloud_names
-from clusters.models import LOCAL, KubernetesCluster
+from clusters.models import Cloud
 from portal.text import readable
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MINUTE = dt.timedelta(minutes=1)
 # Answers of one cloud in one turn; what is left waits for the next.
 MOST_ANSWERS = 5
+UNMEASURED = "Clouds of this kind do not tell how busy GPUs are."
 
 
 def clouds() -> list[str]:
@@ -33,7 +34,8 @@ def measure(name: str) -> None:
     try:
         for _ in range(MOST_ANSWERS):
             since = measured.position(name)
-            told = cloud(name).gpu_use(since)
+            source = cloud(name)
+            told = source.gpu_use(since) if isinstance(source, MeasuresGpus) else Measurements(since, note=UNMEASURED)
             uses = (
                 Use(each.uid, each.minute, each.minute + MINUTE, each.seconds, each.busy, each.memory_mb)
                 for each in told.items
@@ -54,5 +56,5 @@ def measure(name: str) -> None:
 def _stays(name: str) -> bool:
     """Whether the cloud is still there, and then until the transaction is over: what is noted of one that was just removed would
     stay for ever."""
-    rows = KubernetesCluster.objects.select_for_update(no_key=True).filter(name=name)
-    return name == LOCAL or rows.values_list("pk").first() is not None
+    rows = Cloud.objects.select_for_update(no_key=True).filter(name=name)
+    return rows.values_list("pk").first() is not None

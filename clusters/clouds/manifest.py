@@ -4,30 +4,37 @@
      "spec": {"title": "Training", "kubeconfig": "apiVersion: v1 …", "default": true, "settings": {"runtime_class": "nvidia"}}}
 
 The form, a REST body and `manage.py register_kubernetes` all become a `KubernetesManifest`. A kubeconfig goes in and never comes
-out; whether it is a safe one is `clouds.kubernetes.kubeconfig`'s to say.
+out; whether it is a safe one is `drivers/kubernetes/api/kubeconfig.py`'s to say.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
+import orjson
+from django.utils.crypto import salted_hmac
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
+from clusters.clouds.actions import KEEP, Wanted
+from clusters.clouds.drivers.kubernetes.api import kubeconfig
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.kinds import OWN
+from clusters.models import Cloud
+from portal.errors import Invalid
 from portal.manifests import Manifest, Strict, dns_label, field_error, parse
 from portal.specs import Line
 
-LOCAL = "local"
 
-
-def _not_local(value: str) -> str:
-    if value == LOCAL:
-        raise ValueError("“local” is the portal's own machine; choose another name.")
+def _not_own(value: str) -> str:
+    if value in OWN:
+        raise ValueError(f"“{value}” is the portal's own machine; choose another name.")
     return value
 
 
 CloudName = Annotated[
-    str, StringConstraints(min_length=1, max_length=40), AfterValidator(dns_label), AfterValidator(_not_local)
+    str, StringConstraints(min_length=1, max_length=40), AfterValidator(dns_label), AfterValidator(_not_own)
 ]
 
 
@@ -76,8 +83,6 @@ class KubernetesSpec(Strict):
             raise field_error("Give the address of Prometheus in the settings, too.", "prometheusToken")
         if self.in_cluster and self.kubeconfig is not None:
             raise field_error("Give either a kubeconfig or this.", "inCluster")
-        if self.default and not self.enabled:
-            raise field_error("What takes no new runs cannot be the default.", "default")
         return self
 
 
@@ -90,7 +95,49 @@ class KubernetesManifest(Manifest):
     metadata: KubernetesMetadata
     spec: KubernetesSpec
 
+    def wanted(self, row: Cloud | None) -> Wanted:
+        """As `actions.CloudManifest`."""
+        spec = self.spec
+        if row is None and spec.kubeconfig is None and not spec.in_cluster:
+            raise Invalid.at(
+                "spec", "kubeconfig", message="Give a kubeconfig, or choose the portal's own service account."
+            )
+        config = kubeconfig_of(spec)
+        settings, label = spec.settings, own_label() if row is None else str(row.settings.get("portal", ""))
+        # Of before there were labels a row has none.
+        if settings.portal == Settings().portal and label:
+            settings = replace(settings, portal=label)
+        token = spec.prometheus_token
+        return Wanted(
+            name=self.metadata.name,
+            kind=KubernetesCloud.kind,
+            title=spec.title,
+            settings=settings.json_value(),
+            enabled=spec.enabled,
+            default=spec.default,
+            server=kubeconfig.address(config) if config else "",
+            credentials=orjson.dumps(config).decode() if config else None if spec.in_cluster else KEEP,
+            credentials_field="kubeconfig",
+            prometheus_token=KEEP if token is None else token.get_secret_value() or None,
+        )
+
 
 def read_manifest(body: Any, *, name: str | None = None) -> KubernetesManifest:
     """The manifest in a body; `name` is what the address says. Raises Invalid; what was sent stays out of its sentences."""
     return parse(KubernetesManifest, body, **({} if name is None else {"name": name}))
+
+
+def kubeconfig_of(spec: KubernetesSpec) -> dict[str, Any] | None:
+    """The kubeconfig to store, None where there is none. Raises Invalid."""
+    if spec.kubeconfig is None:
+        return None
+    try:
+        return kubeconfig.read(spec.kubeconfig.get_secret_value(), spec.context, insecure=spec.insecure)
+    except kubeconfig.Unusable as error:
+        raise Invalid.at("spec", "kubeconfig", message=str(error)) from None
+
+
+def own_label() -> str:
+    """The portal label that a cluster is registered with when nobody chose one: two portals that were both set up without a
+    thought for each other must not take each other's objects for theirs."""
+    return f"{Settings().portal}-{salted_hmac('gpu-cloud/portal', '').hexdigest()[:8]}"

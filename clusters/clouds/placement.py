@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from django.conf import settings
 from django.db import connection
+from django.db.models import Q
 
-from clusters.models import LOCAL, KubernetesCluster
+from clusters.clouds.drivers.base import Cloud as Driver
+from clusters.clouds.kinds import DRIVERS, OWN
+from clusters.clouds.registry import own_kinds, rows
+from clusters.models import Cloud
 from portal.errors import Invalid
 from portal.models import Appcode
 
-THIS_MACHINE = "this machine"
-# What runs on this machine outside of any business line; its name means nothing there.
+# What runs outside of any business line, where that may be.
 NO_LINE = "default"
 
 
@@ -31,33 +33,43 @@ class Place:
     cloud: str
     title: str
     namespace: str
+    driver: type[Driver]
 
     @property
     def is_local(self) -> bool:
-        return self.cloud == LOCAL
+        """On the portal's own machine."""
+        return not self.driver.is_remote
 
 
 def place_of(appcode: Appcode) -> Place:
     """Where a run of `appcode` would be made now. One query. Raises Invalid at metadata.appcode when nowhere."""
-    return choose(appcode, rows_by_kind(PLACES, {"nodes": appcode.org_node.ancestors_and_self}))
+    return choose(appcode, rows_by_kind(PLACES, places(appcode)))
 
 
-# What `choose` has to know: the lines of the nodes %(nodes)s with what they are placed on, and the default; of clusters what
-# is told, and no secret. One statement, because it is asked whenever something is created, together with other things.
+# What `choose` has to know: the lines of the nodes %(nodes)s with what they are placed on, and the default, which is one of
+# kinds %(own)s where none was chosen; of clouds what is told, and no secret. One statement, because it is asked whenever
+# something is created, together with other things.
 PLACES = """
 SELECT 'line' AS kind, jsonb_build_object(
     'path', node.path, 'namespace', node.namespace, 'placed', placement.id IS NOT NULL,
-    'name', cluster.name, 'title', cluster.title, 'enabled', cluster.enabled
+    'name', cloud.name, 'kind', cloud.kind, 'title', cloud.title, 'enabled', cloud.enabled
 )
 FROM portal_orgnode node
 LEFT JOIN clusters_placement placement ON placement.org_node_id = node.id
-LEFT JOIN clusters_kubernetescluster cluster ON cluster.id = placement.cluster_id
+LEFT JOIN clusters_cloud cloud ON cloud.id = placement.cloud_id
 WHERE node.path = ANY(%(nodes)s) AND node.namespace IS NOT NULL
 UNION ALL
-SELECT 'default', jsonb_build_object('name', name, 'title', title, 'enabled', enabled)
-FROM clusters_kubernetescluster WHERE is_default
+SELECT 'default', jsonb_build_object(
+    'name', name, 'kind', kind, 'title', title, 'enabled', enabled, 'chosen', is_default
+)
+FROM clusters_cloud WHERE is_default OR kind = ANY(%(own)s)
 """
 Found = Mapping[str, list[dict[str, Any]]]
+
+
+def places(appcode: Appcode) -> dict[str, Any]:
+    """The values of PLACES."""
+    return {"nodes": appcode.org_node.ancestors_and_self, "own": own_kinds()}
 
 
 def rows_by_kind(statement: str, values: Mapping[str, Any]) -> Found:
@@ -73,60 +85,57 @@ def rows_by_kind(statement: str, values: Mapping[str, Any]) -> Found:
 def choose(appcode: Appcode, found: Found) -> Place:
     """As `place_of`, by what was found. The business line is the nearest node on its path that has a namespace."""
     line = max(found["line"], key=lambda node: len(node["path"]), default=None)
-    cluster = line if line and line["placed"] else next(iter(found["default"]), None)
+    default = max(found["default"], key=lambda row: row["chosen"], default=None)
+    row = line if line and line["placed"] else default
     namespace = line["namespace"] if line else ""
-    if cluster is None or cluster["name"] is None:
-        if not settings.LOCAL_CLOUD_SOCKET:
-            raise _nowhere("There is no cloud to run on yet; ask an administrator to register a Kubernetes cluster.")
-        return Place(LOCAL, THIS_MACHINE, namespace or NO_LINE)
-    title = cluster["title"]
-    if line is None or not namespace:
+    if row is None or row["kind"] in OWN - set(own_kinds()):
+        raise _nowhere("There is no cloud to run on yet; ask an administrator to register a Kubernetes cluster.")
+    place = Place(row["name"], row["title"], namespace or NO_LINE, DRIVERS[row["kind"]])
+    where = line["path"] if line else appcode.org_node
+    if place.driver.needs_namespace and not namespace:
         raise _nowhere(
-            f"No node above {appcode.code} ({appcode.org_node}) has a namespace of its own to run in on {title}; ask an "
+            f"No node above {appcode.code} ({appcode.org_node}) has a namespace of its own to run in on {place.title}; ask an "
             "administrator to name one."
         )
-    if is_kubernetes_own(namespace):
+    if place.driver.is_reserved(place.namespace):
         raise _nowhere(
-            f"{line['path']} has the namespace “{namespace}”, which belongs to {title} itself; ask an administrator to name "
+            f"{where} has the namespace “{namespace}”, which belongs to {place.title} itself; ask an administrator to name "
             "another one."
         )
-    if not cluster["enabled"]:
+    if not row["enabled"]:
         raise _nowhere(
-            f"{line['path']} runs on {title}, which takes no new runs; ask an administrator to place it elsewhere."
+            f"{where} runs on {place.title}, which takes no new runs; ask an administrator to place it elsewhere."
         )
-    return Place(cluster["name"], title, namespace)
+    return place
 
 
 def hold(place: Place) -> None:
-    """Keeps the cluster from being removed until the end of this transaction, in which a run is made there. Raises Invalid when
+    """Keeps the cloud from being removed until the end of this transaction, in which a run is made there. Raises Invalid when
     that has happened just now."""
     if place.is_local:
         return
     with connection.cursor() as cursor:
         # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`actions.remove`).
-        cursor.execute(
-            "SELECT given_up_at FROM clusters_kubernetescluster WHERE name = %s FOR KEY SHARE", [place.cloud]
-        )
+        cursor.execute("SELECT given_up_at FROM clusters_cloud WHERE name = %s FOR KEY SHARE", [place.cloud])
         row = cursor.fetchone()
         if row is None or row[0] is not None:
             raise _nowhere(f"An administrator has just {'given up' if row else 'removed'} {place.title}; try again.")
 
 
-def is_kubernetes_own(namespace: str) -> bool:
-    """Whether every Kubernetes cluster has it: the portal would close it to all traffic but its own."""
-    return namespace == "default" or namespace.startswith("kube-")
+def default_name() -> str | None:
+    """The cloud of everything that is placed nowhere, None when there is none. One query."""
+    found = rows().filter(Q(is_default=True) | Q(kind__in=OWN)).order_by("-is_default")
+    return found.values_list("name", flat=True).first()
 
 
 def title_of(cloud: str) -> str:
     """What people call a cloud; its name when it is not there any more."""
-    if cloud == LOCAL:
-        return THIS_MACHINE
-    return KubernetesCluster.objects.filter(name=cloud).values_list("title", flat=True).first() or cloud
+    return Cloud.objects.filter(name=cloud).values_list("title", flat=True).first() or cloud
 
 
 def titles() -> dict[str, str]:
     """All clouds, by name. One query."""
-    return {LOCAL: THIS_MACHINE, **dict(KubernetesCluster.objects.values_list("name", "title"))}
+    return dict(Cloud.objects.values_list("name", "title"))
 
 
 def _nowhere(sentence: str) -> Invalid:

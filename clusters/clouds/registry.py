@@ -1,36 +1,59 @@
-"""Which clouds there are, by the names that runs keep: "local" is this machine, every other one a row of KubernetesCluster.
+"""Which clouds there are: rows of `Cloud`, by the names that runs keep, and the drivers of their kinds.
 
-The only place where rows become clouds. A cloud object is kept as long as its row says the same of how it is reached, so a
-changed kubeconfig is used by every running process from its next call on.
+The only place where rows become clouds. A cloud object is kept as long as its row says the same of how it is reached, so
+changed credentials are used by every running process from its next call on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
-import orjson
+from django.apps.registry import Apps, apps
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q
-from pydantic import ValidationError
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from clusters.clouds.drivers.base import Cloud, CloudError, RunRef, SourceKind
-from clusters.clouds.drivers.kubernetes.api.client import Client
-from clusters.clouds.drivers.kubernetes.api.preflight import uid_of
-from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.drivers.kubernetes.settings import Settings
-from clusters.clouds.drivers.local.client import LocalCloud
-from clusters.models import LOCAL, KubernetesCluster, Run
+from clusters import models
+from clusters.clouds.drivers.base import Access, Cloud, CloudError, Inspected, KeepsLogs, RunRef
+from clusters.clouds.kinds import DRIVERS, OWN
+from clusters.models import Run
 
 _kept: dict[str, tuple[Hashable, Cloud]] = {}
 
 
+def rows() -> QuerySet[models.Cloud]:
+    """Every cloud that can be asked. The portal's own machine is among them where the settings say how it is reached."""
+    return models.Cloud.objects.exclude(kind__in=DRIVERS.keys() - _available())
+
+
+def registered() -> QuerySet[models.Cloud]:
+    """Those that administrators have registered."""
+    return models.Cloud.objects.exclude(kind__in=OWN)
+
+
+def own_kinds() -> list[str]:
+    """Kinds of the clouds that are a part of this portal, where one has such."""
+    return sorted(OWN & _available())
+
+
+def keep_own(apps: Apps = apps, **_: object) -> None:
+    """Makes the rows of clouds that are a part of the portal; called after each `migrate`, with the models as they are then."""
+    try:
+        model: Any = apps.get_model("clusters", "Cloud")
+    except LookupError:
+        return  # Only other apps were migrated.
+    for kind in OWN:
+        model.objects.get_or_create(name=kind, defaults={"kind": kind, "title": DRIVERS[kind].title})
+
+
 def cloud(name: str) -> Cloud:
-    """The cloud of that name; the object is shared by all threads. Raises CloudError when there is none. At most two queries."""
+    """The cloud of that name; the object is shared by all threads. Raises CloudError when there is none. At most two queries,
+    none for this machine."""
     version = _version(name)
     kept = _kept.get(name)
     if kept is None or kept[0] != version:
         # Two threads may both make one; the later stays, and either works.
-        kept = _kept[name] = (version, _make(name))
+        kept = _kept[name] = (version, connect(_row(name)))
     return kept[1]
 
 
@@ -45,9 +68,8 @@ def run_ref(run: Run) -> RunRef:
 
 
 def cloud_names() -> list[str]:
-    """Every cloud that can be asked, this machine first. One query."""
-    names = KubernetesCluster.objects.order_by("name").values_list("name", flat=True)
-    return [*([LOCAL] if settings.LOCAL_CLOUD_SOCKET else []), *names]
+    """Every cloud that can be asked. One query."""
+    return list(rows().order_by("name").values_list("name", flat=True))
 
 
 def followed() -> dict[str, Hashable]:
@@ -56,69 +78,71 @@ def followed() -> dict[str, Hashable]:
     One that was given up is among them: what lived there is to be ended should it come back.
     """
     alive = Exists(Run.objects.filter(cloud=OuterRef("name"), gone=False))
-    rows = KubernetesCluster.objects.filter(Q(enabled=True) | Q(given_up_at__isnull=False) | alive).order_by("name")
-    found: dict[str, Hashable] = {LOCAL: settings.LOCAL_CLOUD_SOCKET} if settings.LOCAL_CLOUD_SOCKET else {}
-    return found | {name: (pk, revision) for pk, name, revision in rows.values_list("pk", "name", "revision")}
+    wanted = rows().filter(Q(enabled=True) | Q(given_up_at__isnull=False) | alive).order_by("name")
+    return {
+        name: (pk, revision, *_environment(DRIVERS[kind]).values())
+        for name, kind, pk, revision in wanted.values_list("name", "kind", "pk", "revision")
+    }
+
+
+def driver(name: str) -> type[Cloud]:
+    """The driver of the cloud of that name. Raises CloudError when there is none. One query, none for this machine."""
+    if name in OWN:
+        return DRIVERS[name]
+    kind = models.Cloud.objects.filter(name=name).values_list("kind", flat=True).first()
+    if kind is None:
+        raise _absent(name)
+    return DRIVERS[kind]
+
+
+def keeps_logs(name: str) -> bool:
+    """Whether logs there outlive their pods. A cloud that was removed took them along. One query at most."""
+    try:
+        return issubclass(driver(name), KeepsLogs)
+    except CloudError:
+        return False
+
+
+def connect(row: models.Cloud) -> Cloud:
+    """A cloud of its own from what a row says. Raises CloudError."""
+    kind = DRIVERS[row.kind]
+    found = {**row.settings, **_environment(kind)}
+    return kind.connect(Access(row.name, row.credentials, found, row.prometheus_token or ""))
+
+
+def identify(source: Cloud) -> None:
+    """Writes down which installation it is that is followed under this name, unless that is known. Raises CloudError."""
+    row = models.Cloud.objects.filter(name=source.name, uid="").first()
+    if row is not None and isinstance(source, Inspected):
+        uid = source.identity()
+        models.Cloud.objects.filter(pk=row.pk, revision=row.revision, uid="").update(uid=uid)
 
 
 def _version(name: str) -> Hashable:
-    if name == LOCAL:
-        version: Hashable = settings.LOCAL_CLOUD_SOCKET
-    else:
-        version = KubernetesCluster.objects.filter(name=name).values_list("pk", "revision").first()
-    if not version:
+    if name in OWN & _available():
+        # Its row says nothing of how it is reached.
+        return tuple(_environment(DRIVERS[name]).values())
+    version = rows().filter(name=name).values_list("pk", "revision").first()
+    if version is None:
         raise _absent(name)
     return version
 
 
-def _make(name: str) -> Cloud:
-    if name == LOCAL:
-        return LocalCloud(settings.LOCAL_CLOUD_SOCKET)
-    row = KubernetesCluster.objects.filter(name=name).first()
+def _row(name: str) -> models.Cloud:
+    row = models.Cloud(name=name, kind=name) if name in OWN else rows().filter(name=name).first()
     if row is None:
         raise _absent(name)
-    return connect(name, row.kubeconfig, row.settings, row.prometheus_token or "")
+    return row
+
+
+def _available() -> set[str]:
+    return {kind for kind, each in DRIVERS.items() if all(_environment(each).values())}
+
+
+def _environment(driver: type[Cloud]) -> Mapping[str, str]:
+    """What the settings of the portal say of clouds of a kind."""
+    return {name: getattr(settings, key) for name, key in driver.environment.items()}
 
 
 def _absent(name: str) -> CloudError:
     return CloudError(f"This portal has no cloud “{name}” any more; an administrator can register it again.")
-
-
-def connect(name: str, kubeconfig: str | None, stored: dict[str, object], token: str = "") -> KubernetesCloud:
-    """A cloud from what a row says; `token` is that of its Prometheus. Raises CloudError."""
-    try:
-        wanted = Settings.read(stored)
-    except ValidationError as error:
-        raise CloudError(f"The settings of {name} are not understood; an administrator can save them again.") from error
-    return KubernetesCloud(client(name, kubeconfig), wanted, name, token)
-
-
-def client(name: str, kubeconfig: str | None) -> Client:
-    """A client from what a row says, or would say. Raises CloudError."""
-    try:
-        return Client.connect(orjson.loads(kubeconfig) if kubeconfig else "")
-    except orjson.JSONDecodeError as error:
-        raise CloudError(f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?") from error
-
-
-def identify(name: str) -> None:
-    """Writes down which Kubernetes cluster it is that is followed under this name, unless that is known. Raises CloudError."""
-    row = KubernetesCluster.objects.filter(name=name, uid="").first()
-    if row is not None:
-        uid = uid_of(client(name, row.kubeconfig))
-        KubernetesCluster.objects.filter(pk=row.pk, revision=row.revision, uid="").update(uid=uid)
-
-
-def mounts(name: str) -> frozenset[SourceKind]:
-    """The kinds of data that tasks there can mount."""
-    return LocalCloud.mounts if name == LOCAL else KubernetesCloud.mounts
-
-
-def longest_address(name: str) -> int:
-    """How many characters the address of a task there has at most."""
-    return LocalCloud.longest_address if name == LOCAL else KubernetesCloud.longest_address
-
-
-def keeps_logs(name: str) -> bool:
-    """Whether logs there outlive their pods."""
-    return LocalCloud.keeps_logs if name == LOCAL else KubernetesCloud.keeps_logs

@@ -98,7 +98,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="KubernetesCluster",
+            name="Cloud",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 (
@@ -108,19 +108,18 @@ class Migration(migrations.Migration):
                         unique=True,
                         validators=[
                             django.core.validators.RegexValidator(
-                                "^(?!local\\Z)[a-z]([a-z0-9-]{0,38}[a-z0-9])?\\Z",
-                                "Use at most 40 lower-case letters, digits and '-', and start with a letter; “local” is the portal's own machine.",
+                                "^[a-z]([a-z0-9-]{0,38}[a-z0-9])?\\Z",
+                                "Use at most 40 lower-case letters, digits and '-', and start with a letter.",
                             )
                         ],
                     ),
                 ),
+                ("kind", models.CharField(max_length=40)),
                 ("title", models.CharField(max_length=100)),
-                ("kubeconfig", encrypted_fields.fields.EncryptedTextField(null=True)),
+                ("credentials", encrypted_fields.fields.EncryptedTextField(null=True)),
                 (
                     "server",
-                    models.CharField(
-                        blank=True, help_text="The address in the kubeconfig, which is no secret.", max_length=300
-                    ),
+                    models.CharField(blank=True, help_text="Its address, which is no secret.", max_length=300),
                 ),
                 ("settings", models.JSONField(default=dict)),
                 (
@@ -135,7 +134,9 @@ class Migration(migrations.Migration):
                 ("is_default", models.BooleanField(default=False)),
                 (
                     "given_up_at",
-                    models.DateTimeField(help_text="Since when it counts as lost; see giving_up.py.", null=True),
+                    models.DateTimeField(
+                        help_text="Since when it counts as lost; see runs/decommission.py.", null=True
+                    ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
@@ -146,17 +147,14 @@ class Migration(migrations.Migration):
                 "ordering": ["name"],
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(("name__regex", "^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")), name="kubernetes_name"
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("name", "local"), _negated=True), name="kubernetes_not_local"
+                        condition=models.Q(("name__regex", "^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")), name="cloud_name"
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("enabled", True), ("is_default", False), _connector="OR"),
-                        name="kubernetes_default_enabled",
+                        name="cloud_default_enabled",
                     ),
                     models.UniqueConstraint(
-                        condition=models.Q(("is_default", True)), fields=("is_default",), name="kubernetes_one_default"
+                        condition=models.Q(("is_default", True)), fields=("is_default",), name="cloud_one_default"
                     ),
                 ],
             },
@@ -166,12 +164,9 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 (
-                    "cluster",
+                    "cloud",
                     models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="placements",
-                        to="clusters.kubernetescluster",
+                        on_delete=django.db.models.deletion.PROTECT, related_name="placements", to="clusters.cloud"
                     ),
                 ),
                 (

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
-from clusters.clouds.placement import THIS_MACHINE, place_of
+from clusters.clouds.health import notes
+from clusters.clouds.placement import Place, place_of
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
-from clusters.models import LOCAL, Flavor, Image
+from clusters.models import Flavor, Image
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
@@ -16,16 +17,15 @@ from portal.models import Appcode
 
 @dataclass(frozen=True)
 class Offer:
-    """What the form lets people choose from. `appcode` is the one whose datastores are offered, and whose runs are made on
-    `cloud`, which people call `cloud_title`."""
+    """What the form lets people choose from. `appcode` is the one whose datastores are offered, and whose runs are made at
+    `place`, None where the preview says why not."""
 
     appcodes: list[Appcode]
     appcode: str
     images: list[Image]
     flavors: list[Flavor]
     datastores: list[Datastore]
-    cloud: str = LOCAL
-    cloud_title: str = THIS_MACHINE
+    place: Place | None = None
 
     @classmethod
     def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
@@ -44,12 +44,20 @@ class Offer:
             list(Image.objects.filter(enabled=True)),
             list(Flavor.objects.filter(enabled=True)),
             list(datastores.filter(appcode__code=chosen)),
-            *((place.cloud, place.title) if place else ()),
+            place,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the machines where it will run."""
+        return notes(self.place.cloud) if self.place else ()
+
+    def runs(self, image: Image) -> bool:
+        return self.place is None or image.has(self.place.driver.software)
 
     def defaults(self) -> dict[str, str]:
         """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
-        image = next((image.name for image in self.images if image.runs_on(self.cloud)), "")
+        image = next((image.name for image in self.images if self.runs(image)), "")
         flavor = self.flavors[0].name if self.flavors else ""
         needed = {f"{name}_flavor": flavor for name, role in ROLES.items() if role.least}
         return {"appcode": self.appcode, "image": image, **needed}
@@ -61,7 +69,10 @@ class Offer:
             *((store.name, f"{store.name} ({store.get_kind_display()})") for store in self.datastores),
         ]
         images = [
-            (image.name, image.title if image.runs_on(self.cloud) else f"{image.title} (not on {self.cloud_title})")
+            (
+                image.name,
+                image.title if self.runs(image) else f"{image.title} (not on {self.place and self.place.title})",
+            )
             for image in self.images
         ]
         return {

@@ -1,4 +1,4 @@
-"""Administrators' pages of clouds: this machine and the registered Kubernetes clusters, and which business line runs on which."""
+"""Administrators' pages of clouds: this machine and those that are registered, and which business line runs on which."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from django import forms
-from django.conf import settings
 from django.contrib import messages
 from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse
@@ -17,12 +16,13 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from pydantic.fields import FieldInfo
 
 from billing.models import Measuring
-from clusters.clouds import actions
+from clusters.clouds import actions, kinds, registry
+from clusters.clouds.drivers.base import Inspected
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.health import silence
 from clusters.clouds.manifest import KubernetesManifest, read_manifest
-from clusters.clouds.placement import THIS_MACHINE
-from clusters.models import LOCAL, CloudState, KubernetesCluster, Run
+from clusters.models import Cloud, CloudState, Run
 from clusters.runs import decommission
 from datastores.models import Volume
 from portal.access import require_administrator
@@ -38,17 +38,32 @@ CODE = {"spellcheck": "false", "autocapitalize": "none", "autocomplete": "off"}
 
 @dataclass(frozen=True)
 class Shown:
-    """A line of the list; `row` is None for this machine."""
+    """A line of the list."""
 
-    name: str
-    title: str
-    row: KubernetesCluster | None
+    row: Cloud
     state: CloudState | None
     measuring: Measuring | None
     is_default: bool
     runs: int
     lines: list[str]
-    volumes: int = 0
+    volumes: int
+
+    @property
+    def is_own(self) -> bool:
+        """A part of the portal, which nobody registered."""
+        return self.row.kind in kinds.OWN
+
+    @property
+    def has_form(self) -> bool:
+        return self.row.kind == KubernetesCloud.kind
+
+    @property
+    def can_be_tested(self) -> bool:
+        return issubclass(kinds.DRIVERS[self.row.kind], Inspected)
+
+    @property
+    def lacks(self) -> str:
+        return kinds.lacks(kinds.DRIVERS[self.row.kind])
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -66,13 +81,13 @@ class Shown:
     def may_be_lost(self) -> bool:
         """Whether it can be given up, which is asked again when somebody does."""
         heard_at = self.state.heard_at if self.state else None
-        if self.row is None or not decommission.is_silent(heard_at):
+        if self.is_own or not decommission.is_silent(heard_at):
             return False
         return bool(self.runs or self.volumes) or (heard_at is not None and self.row.given_up_at is None)
 
     @property
     def silence(self) -> str:
-        return silence(self.state, self.title, timezone.now())
+        return silence(self.state, self.row.title, timezone.now())
 
 
 class KubernetesForm(forms.Form):
@@ -124,7 +139,7 @@ class KubernetesForm(forms.Form):
         widget=forms.PasswordInput(attrs={"class": "code", **CODE, "autocomplete": "new-password"}),
     )
 
-    def __init__(self, *args: Any, row: KubernetesCluster | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, row: Cloud | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         for name, info in FIELDS.items():
             self.fields[f"{SETTING}{name}"] = _field(info)
@@ -163,7 +178,7 @@ class KubernetesForm(forms.Form):
         spec["settings"] = {name: _read(info, typed[f"{SETTING}{name}"]) for name, info in FIELDS.items()}
         if typed["how"] == "in-cluster":
             spec["inCluster"] = True
-        elif self.row and self.row.kubeconfig is None and not typed["kubeconfig"].strip():
+        elif self.row and self.row.credentials is None and not typed["kubeconfig"].strip():
             raise Invalid.at("spec", "kubeconfig", message="Give a kubeconfig.")
         if typed["prometheus_token"].strip():
             spec["prometheusToken"] = typed["prometheus_token"].strip()
@@ -172,12 +187,12 @@ class KubernetesForm(forms.Form):
         return read_manifest({"metadata": {"name": typed["name"].strip()}, "spec": spec})
 
     @staticmethod
-    def filled(row: KubernetesCluster) -> dict[str, Any]:
-        stored = actions.settings_of(row)
+    def filled(row: Cloud) -> dict[str, Any]:
+        stored = Settings.readable(row.settings)
         return {
             "name": row.name,
             "title": row.title,
-            "how": "kubeconfig" if row.kubeconfig else "in-cluster",
+            "how": "kubeconfig" if row.credentials else "in-cluster",
             "enabled": row.enabled,
             "default": row.is_default,
             **{f"{SETTING}{name}": _write(getattr(stored, name)) for name in FIELDS},
@@ -187,38 +202,33 @@ class KubernetesForm(forms.Form):
 @require_safe
 def clouds(request: HttpRequest) -> HttpResponse:
     require_administrator(person(request))
-    rows = list(KubernetesCluster.objects.prefetch_related("placements__org_node"))
+    rows = list(registry.rows().prefetch_related("placements__org_node"))
+    # This machine first.
+    rows.sort(key=lambda row: row.kind not in kinds.OWN)
     states = {state.name: state for state in CloudState.objects.all()}
     measuring = {each.cloud: each for each in Measuring.objects.all()}
-    lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cluster"))
+    lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cloud"))
     living = dict(Run.objects.filter(gone=False).order_by().values_list("cloud").annotate(Count("pk")))
     volumes = dict(Volume.objects.order_by().values_list("cloud").annotate(Count("pk")))
+    default = next((row for row in rows if row.is_default), next((row for row in rows if row.kind in kinds.OWN), None))
     shown = [
         Shown(
-            row.name,
-            row.title,
             row,
             states.get(row.name),
             measuring.get(row.name),
-            row.is_default,
+            row is default,
             living.get(row.name, 0),
             sorted(each.org_node.path for each in row.placements.all()),
             volumes.get(row.name, 0),
         )
         for row in rows
     ]
-    if settings.LOCAL_CLOUD_SOCKET:
-        here = [line.path for line in lines if _place(line) == LOCAL]
-        default = not any(row.is_default for row in rows)
-        told = states.get(LOCAL), measuring.get(LOCAL)
-        shown.insert(0, Shown(LOCAL, THIS_MACHINE, None, *told, default, living.get(LOCAL, 0), here))
-    choices = [(each.name, each.title) for each in shown if each.row is None or each.row.enabled]
-    default_title = next((each.title for each in shown if each.is_default), "nowhere")
+    choices = [(row.name, row.title) for row in rows if row.enabled]
     context = {
         "clouds": shown,
         "lines": [(line, _place(line)) for line in lines],
         "choices": choices,
-        "default_title": default_title,
+        "default_title": default.title if default else "nowhere",
     }
     return render(request, "clusters/admin_clouds.html", context)
 
@@ -229,7 +239,9 @@ def cloud(request: HttpRequest, name: str | None = None) -> HttpResponse:
     user = person(request)
     require_administrator(user)
     row = _row(name) if name else None
-    initial = KubernetesForm.filled(row) if row else {"default": not KubernetesCluster.objects.exists()}
+    if row and row.kind != KubernetesCloud.kind:
+        raise Http404(f"“{name}” is no Kubernetes cluster.")
+    initial = KubernetesForm.filled(row) if row else {"default": not registry.registered().exists()}
     initial = {f"{SETTING}{key}": _write(value) for key, value in vars(Settings()).items() if key in FIELDS} | initial
     form = KubernetesForm(request.POST if request.method == "POST" else None, initial=initial, row=row)
     if request.method == "POST":
@@ -264,9 +276,9 @@ def act(request: HttpRequest, name: str, verb: str) -> HttpResponse:
     """enable, disable, default, remove."""
     user = person(request)
     require_administrator(user)
-    if name == LOCAL and verb == "default" and settings.LOCAL_CLOUD_SOCKET:
-        for row in KubernetesCluster.objects.filter(is_default=True):
-            _attempt_change(request, row, f"{THIS_MACHINE.capitalize()} is the default.", default=False)
+    if name in registry.own_kinds() and verb == "default":
+        for row in Cloud.objects.filter(is_default=True):
+            _attempt_change(request, row, f"{kinds.DRIVERS[name].title.capitalize()} is the default.", default=False)
         return redirect("admin_clouds")
     row = _row(name)
     if verb == "remove":
@@ -314,7 +326,7 @@ def place(request: HttpRequest) -> HttpResponse:
     return redirect("admin_clouds")
 
 
-def _attempt_change(request: HttpRequest, row: KubernetesCluster, done: str, **spec: Any) -> None:
+def _attempt_change(request: HttpRequest, row: Cloud, done: str, **spec: Any) -> None:
     user = person(request)
 
     def change() -> None:
@@ -323,17 +335,18 @@ def _attempt_change(request: HttpRequest, row: KubernetesCluster, done: str, **s
     attempt(request, change, done)
 
 
-def _row(name: str) -> KubernetesCluster:
-    row = KubernetesCluster.objects.filter(name=name).first()
+def _row(name: str) -> Cloud:
+    """One that was registered."""
+    row = registry.registered().filter(name=name).first()
     if row is None:
-        raise Http404(f"There is no Kubernetes cluster “{name}”.")
+        raise Http404(f"There is no cloud “{name}”.")
     return row
 
 
 def _place(line: OrgNode) -> str:
     """What was said for a line: the name of a cloud, "" for the default."""
     placement = getattr(line, "placement", None)
-    return (placement.cluster.name if placement.cluster else LOCAL) if placement else ""
+    return placement.cloud.name if placement else ""
 
 
 def _field(info: FieldInfo) -> forms.Field:

@@ -164,7 +164,7 @@ def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made |
 
 
 def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
-    context = {"form": form, "cluster": cluster, "notes": notes(form.offer.cloud)}
+    context = {"form": form, "cluster": cluster, "notes": form.offer.notes}
     return render(request, "clusters/new.html", context)
 
 
@@ -183,9 +183,7 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
 def example(offer: Offer) -> dict[str, str]:
     """The training of handwritten digits with parameter servers, as far as the demonstration's parts are on offer."""
     stores = {store.name for store in offer.datastores}
-    image = next(
-        (image.name for image in offer.images if image.runs_on(offer.cloud) and "tensorflow" in image.name), ""
-    )
+    image = next((image.name for image in offer.images if offer.runs(image) and "tensorflow" in image.name), "")
     plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
     with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
     return {
@@ -256,7 +254,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, A
     return {
         "form": form,
         "preview": found,
-        "notes": notes(found.place.cloud if found else form.offer.cloud),
+        "notes": notes(found.place.cloud) if found else form.offer.notes,
         "complete": complete,
         "missing": [label for label, value, _ in complaints if not value],
         "wrong": [(label, sentence) for label, value, sentence in complaints if value],

@@ -32,8 +32,9 @@ from billing.periods import month
 from billing.sums.access import Amount, usage_by_appcode
 from clusters.access import clusters_in
 from clusters.clouds.health import notes_of, silences_of
+from clusters.clouds.kinds import OWN
 from clusters.frameworks import ROLES
-from clusters.models import LOCAL, CloudState, Cluster, Flavor, Run
+from clusters.models import CloudState, Cluster, Flavor, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for, roles_of
@@ -260,7 +261,7 @@ def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: 
 
 def where(run: Run) -> str:
     """ "training/ops"; nothing for this machine, where most things run that are said to run nowhere else."""
-    return "" if run.cloud == LOCAL else f"{run.cloud}/{run.namespace}"
+    return "" if run.cloud in OWN else f"{run.cloud}/{run.namespace}"
 
 
 def first_sentence(run: Run) -> str:

@@ -16,12 +16,11 @@ from django.utils import timezone
 
 from billing.efficiency.capacity import record as record_gpus
 from clusters.clouds import registry
-from clusters.clouds.drivers.base import CloudError, Unanswered
-from clusters.clouds.drivers.kubernetes.api.preflight import uid_of
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.base import CloudError, Inspected, KeepsVolumes, Unanswered
 from clusters.clouds.health import age
+from clusters.clouds.kinds import DRIVERS
 from clusters.events import run_event
-from clusters.models import CloudState, KubernetesCluster, Run, Task
+from clusters.models import Cloud, CloudState, Run, Task
 from clusters.runs import task_status
 from clusters.runs.status import refresh
 from clusters.volumes import metering
@@ -70,7 +69,7 @@ class Loss:
         return f"{told}{_count(self.volumes, 'volume')} with all data end there; what they cost ends at that moment."
 
 
-def loss_of(row: KubernetesCluster) -> Loss:
+def loss_of(row: Cloud) -> Loss:
     """Three queries."""
     runs = Run.objects.filter(cloud=row.name, gone=False)
     return Loss(
@@ -87,7 +86,7 @@ def is_silent(heard_at: dt.datetime | None) -> bool:
     return heard_at is None or timezone.now() - heard_at > HEARD
 
 
-def why_not(row: KubernetesCluster) -> str:
+def why_not(row: Cloud) -> str:
     """Why a cloud is not to be given up now, as far as is written down, in a sentence; "" when it may be. One query."""
     heard_at = _heard_at(row.name)
     if heard_at is None or is_silent(heard_at):
@@ -98,7 +97,7 @@ def why_not(row: KubernetesCluster) -> str:
     )
 
 
-def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "", force: bool = False) -> Loss:
+def give_up(row: Cloud, *, acting_user: User | None, who: str = "", force: bool = False) -> Loss:
     """Ends in the books whatever is on a cluster that is lost. Raises Conflict while it answers, or when it does meanwhile.
 
     `acting_user` None is an operator at the portal's own machine, called `who`. With `force` an answer by which nobody can tell
@@ -118,20 +117,20 @@ def give_up(row: KubernetesCluster, *, acting_user: User | None, who: str = "", 
     return loss
 
 
-def _why_alive(row: KubernetesCluster, force: bool) -> str:
+def _why_alive(row: Cloud, force: bool) -> str:
     """The controller may be what is silent, or only our credentials what is over: so the cluster is asked, once."""
     try:
-        client = registry.client(row.name, row.kubeconfig)
+        source = registry.connect(row)
     except CloudError as error:
         return "" if force else f"{row.title} cannot be asked whether it is lost: {_ended(error)} {INSTEAD}"
+    if not isinstance(source, Inspected):
+        return ""
     try:
-        uid = uid_of(client)
+        uid = source.identity()
     except Unanswered:
         return ""
     except CloudError as error:
         return "" if force else f"{row.title} answers, but does not accept the portal: {_ended(error)} {INSTEAD}"
-    except (ValueError, LookupError, TypeError):
-        return "" if force else f"What answers at the address of {row.title} is no API server of Kubernetes. {INSTEAD}"
     if row.uid and row.uid != uid:
         return ""  # Another one answers where it was.
     return f"{row.title} answers. If nothing is heard of it, see whether the controller runs."
@@ -142,10 +141,10 @@ def _ended(error: CloudError) -> str:
 
 
 @transaction.atomic
-def _begin(row: KubernetesCluster, by: str, acting_user: User | None) -> Loss:
+def _begin(row: Cloud, by: str, acting_user: User | None) -> Loss:
     """From here on nothing new is made there, and who follows it begins with a listing."""
     # Not only against changes: `placement.hold` must wait.
-    now = KubernetesCluster.objects.select_for_update().filter(pk=row.pk).first()
+    now = Cloud.objects.select_for_update().filter(pk=row.pk).first()
     if now is None:
         raise Conflict(f"Somebody else has removed {row.name} meanwhile.")
     if sentence := why_not(now):
@@ -155,9 +154,9 @@ def _begin(row: KubernetesCluster, by: str, acting_user: User | None) -> Loss:
         default = " It was the default, and there is none now." if now.is_default else ""
         message = f"Given up{by}. {loss}{default}"
         record(
-            "kubernetes.given_up",
+            f"{now.kind}.given_up",
             actor=acting_user,
-            object=f"kubernetes {now.name}",
+            object=f"{now.kind} {now.name}",
             message=message,
             runs=loss.runs,
             volumes=loss.volumes,
@@ -171,7 +170,7 @@ def _begin(row: KubernetesCluster, by: str, acting_user: User | None) -> Loss:
 
 
 @transaction.atomic
-def _end_runs(row: KubernetesCluster, loss: Loss, by: str, acting_user: User | None) -> bool:
+def _end_runs(row: Cloud, loss: Loss, by: str, acting_user: User | None) -> bool:
     """Ends a portion of the runs. False when there are none."""
     # In the order in which everybody locks them.
     rows = Run.objects.filter(cloud=row.name, gone=False).order_by("pk").select_for_update(of=("self",), no_key=True)
@@ -215,32 +214,37 @@ def _end(run: Run, sentence: str) -> None:
 
 
 @transaction.atomic
-def _lose(row: KubernetesCluster, loss: Loss, volume: Volume, by: str, acting_user: User | None) -> None:
+def _lose(row: Cloud, loss: Loss, volume: Volume, by: str, acting_user: User | None) -> None:
     """As a volume that was deleted, but that nobody saw its end; its datastore gets a new one when a run needs it."""
     _require_silence(row, loss)
     metering.meter(volume.pk, "", _until(row, loss), estimated=True)
     deleted, _ = Volume.objects.filter(pk=volume.pk).delete()
     if not deleted:
         return
-    after = "A run that needs it gets a new, empty one. " if volume.datastore_id else ""
+    kind = DRIVERS[row.kind]
+    there = (
+        f" Should the cluster come back, it is {kind.volume_there(ref(volume))}."
+        if issubclass(kind, KeepsVolumes)
+        else ""
+    )
+    after = " A run that needs it gets a new, empty one." if volume.datastore_id else ""
     record(
         "datastore.volume_lost",
         actor=acting_user,
         appcode=volume.appcode,
         object=f"datastore {volume.appcode}/{volume.name}",
-        message=f"{row.title} is lost and was given up{by}, and with it the volume with all data. {after}Should the cluster come "
-        f"back, it is claim {names.claim_name(ref(volume))} in namespace {volume.namespace}.",
+        message=f"{row.title} is lost and was given up{by}, and with it the volume with all data.{after}{there}",
     )
 
 
 @transaction.atomic
-def _forget_capacity(row: KubernetesCluster, loss: Loss) -> None:
+def _forget_capacity(row: Cloud, loss: Loss) -> None:
     _require_silence(row, loss)
     CloudState.objects.filter(name=row.name).update(capacity={}, simulated=0, notes=[])
     record_gpus(row.name, {}, timezone.now())
 
 
-def _require_silence(row: KubernetesCluster, loss: Loss) -> None:
+def _require_silence(row: Cloud, loss: Loss) -> None:
     """After whatever is changed is locked: what was written by then was seen. Raises Conflict."""
     if _heard_at(row.name) != loss.heard_at:
         raise Conflict(
@@ -249,7 +253,7 @@ def _require_silence(row: KubernetesCluster, loss: Loss) -> None:
         )
 
 
-def _until(row: KubernetesCluster, loss: Loss) -> dt.datetime:
+def _until(row: Cloud, loss: Loss) -> dt.datetime:
     return loss.heard_at or row.created_at
 
 

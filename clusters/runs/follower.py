@@ -134,7 +134,7 @@ class Follower(threading.Thread):
         known: Capacity | None = None
         told = 0.0
         holding = Holding(source)
-        registry.identify(self.cloud)
+        registry.identify(source)
         while not self._stopped.is_set():
             if not position:
                 asked_at = timezone.now()

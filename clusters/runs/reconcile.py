@@ -25,6 +25,7 @@ from clusters.clouds.drivers.base import (
     CloudError,
     CloudRefused,
     ImageRef,
+    KeepsLogs,
     LocalSource,
     Mount,
     NfsSource,
@@ -38,7 +39,7 @@ from clusters.events import run_event
 from clusters.frameworks.base import Resources
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
-from clusters.models import LOCAL, Cluster, Run
+from clusters.models import Cluster, Run
 from clusters.runs import quota
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, build_plan, output_folder
 from clusters.runs.status import refresh
@@ -278,9 +279,9 @@ def plan_of(run: Run) -> Plan:
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
-    # A Kubernetes cluster is not asked: names follow from the run.
-    with lane(run.cloud) if run.cloud == LOCAL else nullcontext():
-        addresses = cloud_of(run).reserve(ref, counts)
+    cloud = cloud_of(run)
+    with lane(run.cloud) if cloud.asks_for_addresses else nullcontext():
+        addresses = cloud.reserve(ref, counts)
     image = found.image
     return build_plan(
         ref,
@@ -316,7 +317,8 @@ def purge(cluster_id: int) -> None:
         try:
             collect.forget(list(cluster.runs.all()))
             for run in cluster.runs.filter(cloud__in=cloud_names()).select_related("cluster__appcode"):
-                cloud_of(run).purge(run_ref(run))
+                if isinstance(cloud := cloud_of(run), KeepsLogs):
+                    cloud.purge(run_ref(run))
         except CloudError as error:
             log.warning("cluster %s: its logs cannot be removed now: %s", cluster_id, error)
         else:

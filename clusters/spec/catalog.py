@@ -1,8 +1,8 @@
 """Names in a manifest → rows that exist and may be used. The half of validation that needs the database, in one place.
 
 The form, the API, an import, the preview and every new run go through `resolve`, so all of them refuse the same things with
-the same words at the same field. What can be used depends on the cloud on which the run will land: containers need an image's
-reference, this machine its environment, and not every cloud reaches every kind of datastore.
+the same words at the same field. What can be used depends on the cloud on which the run will land: some need an image's
+container, others its environment, and not every cloud reaches every kind of datastore.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 from django.db.models import QuerySet
 
 from billing.budgets.access import why_blocked
-from clusters.clouds.placement import PLACES, Place, choose, rows_by_kind, title_of
-from clusters.clouds.registry import longest_address, mounts
+from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
+from clusters.clouds.registry import driver
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
-from clusters.models import LOCAL, Image
+from clusters.models import Image
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
@@ -89,10 +89,12 @@ def why_not(appcode: Appcode) -> str:
 
 
 def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
-    """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone. Three queries at most."""
+    """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone, and CloudError when the
+    cloud is. Four queries at most."""
     errors: list[FieldError] = []
-    image = _checked(_images(spec).first(), spec, cloud, errors)
-    stores = _datastores(spec, appcode, cloud, namespace, errors)
+    place = Place(cloud, cloud, namespace, driver(cloud))
+    image = _checked(_images(spec).first(), spec, place, errors)
+    stores = _datastores(spec, appcode, place, errors)
     if errors or image is None:
         raise Invalid(errors)
     return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
@@ -119,9 +121,9 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     without datastores."""
     errors: list[FieldError] = []
     names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
-    found = rows_by_kind(_NAMED, {"nodes": appcode.org_node.ancestors_and_self, **names})
+    found = rows_by_kind(_NAMED, {**places(appcode), **names})
     place = choose(appcode, found)
-    image = _checked(next((Image(**row) for row in found["image"]), None), spec, place.cloud, errors)
+    image = _checked(next((Image(**row) for row in found["image"]), None), spec, place, errors)
     flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
     resources: dict[str, Resources] = {}
     for role, role_spec in spec.roles.items():
@@ -131,8 +133,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             path = ("spec", "roles", role, "flavor")
             errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
 
-    stores = _datastores(spec, appcode, place.cloud, place.namespace, errors)
-    if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, longest_address(place.cloud))):
+    stores = _datastores(spec, appcode, place, errors)
+    if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
         errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
     if errors or image is None:
@@ -149,20 +151,18 @@ def _images(spec: ClusterSpec) -> QuerySet[Image]:
     return Image.objects.filter(name=spec.image, enabled=True)
 
 
-def _checked(image: Image | None, spec: ClusterSpec, cloud: str, errors: list[FieldError]) -> Image | None:
+def _checked(image: Image | None, spec: ClusterSpec, place: Place, errors: list[FieldError]) -> Image | None:
     """The image that `spec` names; adds an error when it cannot serve there."""
     if image is None:
         errors.append(FieldError(("spec", "image"), f"The catalogue has no image “{spec.image}”."))
-    elif not image.runs_on(cloud):
+    elif not image.has(place.driver.software):
         has = "container reference" if image.container else "local environment"
-        sentence = f"“{image.title}” has only a {has} and cannot run on {title_of(cloud)}; choose another image."
+        sentence = f"“{image.title}” has only a {has} and cannot run on {title_of(place.cloud)}; choose another image."
         errors.append(FieldError(("spec", "image"), sentence))
     return image
 
 
-def _datastores(
-    spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, errors: list[FieldError]
-) -> dict[str, Datastore]:
+def _datastores(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
     names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
     if not names:
@@ -179,24 +179,24 @@ def _datastores(
             sentence = f"{appcode.code} has no datastore “{name}”."
         else:
             store = stores[name]
-            sentence = _why_not_mounted(store, cloud, writing=path == "output")
+            sentence = _why_not_mounted(store, place, writing=path == "output")
             if store.kind == Datastore.Kind.VOLUME:
-                sentence = sentence or lifecycle.why_not(store, cloud, namespace, tasks)
+                sentence = sentence or lifecycle.why_not(store, place.cloud, place.namespace, tasks)
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
 
 
-def _why_not_mounted(store: Datastore, cloud: str, *, writing: bool) -> str:
-    """Why tasks on `cloud` cannot mount `store`, or ""."""
-    if store.kind not in mounts(cloud):
-        kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in mounts(cloud))
+def _why_not_mounted(store: Datastore, place: Place, *, writing: bool) -> str:
+    """Why tasks there cannot mount `store`, or ""."""
+    if store.kind not in place.driver.mounts:
+        kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in place.driver.mounts)
         return (
-            f"“{store.name}” is of kind {store.get_kind_display()}, which {title_of(cloud)} cannot reach; choose a datastore of "
-            f"kind {kinds}."
+            f"“{store.name}” is of kind {store.get_kind_display()}, which {title_of(place.cloud)} cannot reach; choose a "
+            f"datastore of kind {kinds}."
         )
-    if cloud != LOCAL and is_loopback(_host(store)):
-        return f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(cloud)} cannot reach."
+    if place.driver.is_remote and is_loopback(_host(store)):
+        return f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(place.cloud)} cannot reach."
     try:
         source = source_for(store)
     except SourceError as error:

@@ -13,15 +13,20 @@ from typing import cast
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
-from pydantic import ValidationError
 
 from clusters.clouds.bulkhead import PutOff, lane
-from clusters.clouds.drivers.base import AccessMode, CloudError, CloudRefused, Plan, VolumeRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.build.network_policy import why_closed
-from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+from clusters.clouds.drivers.base import (
+    AccessMode,
+    CloudError,
+    CloudRefused,
+    KeepsVolumes,
+    Plan,
+    VolumeRef,
+    VolumeSource,
+)
 from clusters.clouds.placement import place_of, title_of
 from clusters.clouds.registry import cloud, cloud_names
-from clusters.models import LOCAL, KubernetesCluster, Run
+from clusters.models import Cloud, Run
 from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from datastores.sources import SourceError
@@ -127,28 +132,16 @@ def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
         place = place_of(appcode)
     except Invalid:
         return []  # It runs nowhere yet; that is said where something is to run.
+    stored = Cloud.objects.values_list("settings", flat=True).get(name=place.cloud)
     if wanted is None:
-        closed = spec.s3 and place.cloud != LOCAL and why_closed(spec.s3.server, _settings(place.cloud))
+        closed = spec.s3 and place.driver.why_closed(stored, spec.s3.server)
         return [FieldError(("spec", "s3", "server"), closed)] if closed else []
-    if place.cloud == LOCAL:
-        sentence = f"{appcode.code} runs on {place.title}, which has no volumes; use S3 or a folder of the machine."
+    if not issubclass(place.driver, KeepsVolumes):
+        kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in place.driver.mounts)
+        sentence = f"{appcode.code} runs on {place.title}, which has no volumes; choose a datastore of kind {kinds}."
         return [FieldError(("metadata", "appcode"), sentence)]
-    settings = _settings(place.cloud)
-    errors = []
-    if settings.storage_classes and wanted.storage_class not in settings.storage_classes:
-        sentence = f"{place.title} offers these storage classes: {', '.join(settings.storage_classes)}."
-        errors.append(FieldError(("spec", "volume", "storage_class"), sentence))
-    if quantity(wanted.size) > quantity(settings.largest_volume):
-        sentence = f"A volume on {place.title} has at most {settings.largest_volume}."
-        errors.append(FieldError(("spec", "volume", "size"), sentence))
-    return errors
-
-
-def _settings(name: str) -> Settings:
-    try:
-        return Settings.read(KubernetesCluster.objects.get(name=name).settings)
-    except ValidationError:
-        return Settings()  # The cloud says what is wrong with its settings when something is to run.
+    wrong = place.driver.judge_volume(stored, place.title, wanted.storage_class, wanted.size)
+    return [FieldError(("spec", "volume", field), sentence) for field, sentence in wrong.items()]
 
 
 def unsettled(at: dt.datetime) -> QuerySet[Volume]:
@@ -183,7 +176,7 @@ def _delete(volume: Volume) -> None:
     # A cloud that was taken off the list took its volumes along.
     if volume.cloud in cloud_names():
         with lane(volume.cloud):
-            cloud(volume.cloud).delete_volume(ref(volume))
+            _keeper(volume).delete_volume(ref(volume))
     with transaction.atomic():
         metering.meter(volume.pk, "", timezone.now())
         Volume.objects.filter(pk=volume.pk).delete()
@@ -195,7 +188,7 @@ def _grow(volume: Volume) -> None:
     rows = Volume.objects.filter(pk=volume.pk, size=volume.size)
     try:
         with lane(volume.cloud):
-            cloud(volume.cloud).apply_volume(_source(volume, volume.size))
+            _keeper(volume).apply_volume(_source(volume, volume.size))
     except CloudRefused as refusal:
         rows.update(refused_size=volume.size, trouble=readable(str(refusal)))
     else:
@@ -203,3 +196,10 @@ def _grow(volume: Volume) -> None:
             metering.meter(volume.pk, volume.size, timezone.now())
             rows.update(told_size=volume.size, trouble="")
         log.info("volume %s: its cloud was told to let it grow to %s", volume, volume.size)
+
+
+def _keeper(volume: Volume) -> KeepsVolumes:
+    found = cloud(volume.cloud)
+    if not isinstance(found, KeepsVolumes):
+        raise CloudRefused(f"{title_of(volume.cloud)} has no volumes.")
+    return found

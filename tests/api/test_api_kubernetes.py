@@ -56,12 +56,12 @@ def test_a_row_keeps_it_encrypted(training: dict[str, Any]) -> None:
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT kubeconfig FROM clusters_kubernetescluster")
+        cursor.execute("SELECT credentials FROM clusters_cloud WHERE kind = 'kubernetes'")
         assert "very-secret" not in cursor.fetchone()[0]
 
 
 def test_a_change_keeps_what_is_not_said_and_repeats_for_free(as_root: Api, training: dict[str, Any]) -> None:
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
     from portal.models import Event
 
     said = body(settings={"store_seconds": 5})
@@ -71,8 +71,8 @@ def test_a_change_keeps_what_is_not_said_and_repeats_for_free(as_root: Api, trai
         assert status == 200, answer
     assert answer["spec"]["server"] == "https://127.0.0.1:1"
     assert answer["spec"]["settings"]["store_seconds"] == 5
-    row = KubernetesCluster.objects.get()
-    assert "very-secret" in row.kubeconfig
+    row = Cloud.objects.get(kind="kubernetes")
+    assert "very-secret" in row.credentials
     assert row.revision == 2
     assert Event.objects.filter(verb="kubernetes.changed").count() == 1
 

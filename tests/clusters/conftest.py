@@ -75,9 +75,10 @@ def manifest():
 
 
 class Loop:
-    """Worker and controller, one step at a time."""
+    """Worker and controller, one step at a time, for what runs on one cloud."""
 
-    def __init__(self):
+    def __init__(self, cloud="local"):
+        self.name = cloud
         self.position = ""
 
     def work(self):
@@ -100,12 +101,12 @@ class Loop:
 
         if not self.position:
             asked_at = now()
-            listing = cloud("local").list()
-            apply_listing("local", listing, asked_at)
+            listing = cloud(self.name).list()
+            apply_listing(self.name, listing, asked_at)
             self.position = listing.position
             return
-        for batch in cloud("local").watch(self.position):
-            apply_batch("local", batch)
+        for batch in cloud(self.name).watch(self.position):
+            apply_batch(self.name, batch)
             self.position = batch.position
             return
 

@@ -48,16 +48,17 @@ def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
 
 
 def registered(plane: Plane, name: str, *, portal: str, namespace: str = "", **more: Any) -> Any:
-    """The plane as a row of KubernetesCluster, with the same rights. It gets one namespace, or those of all business lines."""
+    """The plane as a row of Cloud, with the same rights. It gets one namespace, or those of all business lines."""
     from clusters.clouds.drivers.kubernetes.api import kubeconfig
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
 
     hand_over(plane, portal, namespace)
     config = kubeconfig.read(portal_kubeconfig(plane).read_text())
-    return KubernetesCluster.objects.create(
+    return Cloud.objects.create(
+        kind="kubernetes",
         name=name,
         title=name.title(),
-        kubeconfig=json.dumps(config),
+        credentials=json.dumps(config),
         settings={"portal": portal, "storage_networks": NODES},
         **more,
     )

@@ -47,7 +47,7 @@ class Loops:
         self._controller: Any = None
 
     def catalogue(self) -> None:
-        from clusters.models import Flavor, Image, KubernetesCluster
+        from clusters.models import Cloud, Flavor, Image
 
         Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
         Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
@@ -55,10 +55,11 @@ class Loops:
             name="tensorflow", title="TensorFlow", environment=sys.prefix, container="example/tensorflow:2.21"
         )
         hand_over(self.plane, self.portal)
-        KubernetesCluster.objects.create(
+        Cloud.objects.create(
+            kind="kubernetes",
             name="kubernetes",
             title="Kubernetes",
-            kubeconfig=json.dumps(self.config),
+            credentials=json.dumps(self.config),
             settings={"portal": self.portal},
             is_default=True,
         )

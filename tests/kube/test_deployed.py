@@ -93,7 +93,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    from clusters.clouds import actions
+    from clusters.clouds.manifest import own_label
 
     node.import_image(images.image("portal"))
     folder = tmp_path_factory.mktemp("deployed")
@@ -104,7 +104,7 @@ def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
         kustomization, key = filled_in(folder), secrets.token_hex(32)
         with override_settings(SECRET_KEY=key):
             # Other tests may have used the same business line on this node.
-            hand_over(node.plane, actions.own_label(), "ops")
+            hand_over(node.plane, own_label(), "ops")
         (kustomization / "secrets.env").write_text(
             f"PORTAL_SECRET_KEY={key}\nDATABASE_URL={database}\nREDIS_URL={queue}\n"
             f"PORTAL_LOGS_S3_URL=http://{node.gateway}:9000\n"

@@ -45,7 +45,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
 ) -> None:
     from billing.models import UsageSegment
     from clusters.clouds import actions
-    from clusters.models import CloudState, KubernetesCluster, Run
+    from clusters.models import Cloud, CloudState, Run
     from clusters.runs import decommission, quota
     from portal.errors import Conflict
     from portal.models import Event
@@ -54,8 +54,8 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     monkeypatch.setattr(decommission, "HEARD", dt.timedelta(seconds=15))
     one, two = loops.create(people, "one"), loops.create(people, "two", workers=1)
     runs = [loops.until_running(cluster, seconds=SECONDS) for cluster in (one, two)]
-    row = KubernetesCluster.objects.get()
-    loops.until(lambda: KubernetesCluster.objects.exclude(uid="").exists(), SECONDS)
+    row = Cloud.objects.get(kind="kubernetes")
+    loops.until(lambda: Cloud.objects.filter(kind="kubernetes").exclude(uid="").exists(), SECONDS)
     with pytest.raises(CommandError, match="was heard"):
         call_command("give_up_cloud", "kubernetes", yes="kubernetes")
     plane.stop_apiserver()
@@ -87,5 +87,5 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     assert len(found) == 3, "nothing was adopted, and nothing is metered twice"
     assert {tuple(each.flags) for each in found} == {()}
     assert all(each.ended and each.ended > heard_at for each in found)
-    actions.remove(KubernetesCluster.objects.get(), acting_user=people.root)
+    actions.remove(Cloud.objects.get(kind="kubernetes"), acting_user=people.root)
     loops.until(lambda: not CloudState.objects.exists(), SECONDS)

@@ -16,7 +16,7 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from clusters.clouds.drivers.base import CloudError
-from tests.kube.following import hand_over, portal_kubeconfig
+from tests.kube.following import ROLE, hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -102,7 +102,7 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
 
     user = f"half-{secrets.token_hex(3)}"
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    role = yaml.safe_load(actions.ROLE.read_text())
+    role = yaml.safe_load(ROLE.read_text())
     role["metadata"]["name"] = user
     taken = []
     for rule in role["rules"]:
@@ -127,7 +127,7 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
     plane.until_allowed(user, "watch", "nodes")
     report = actions.try_connection(row)
     assert report.found is not None
-    assert {str(right) for right in report.found.missing} == set(taken)
+    assert set(report.found.facts["missing"]) == set(taken)
     assert not report.ok
     assert "clusterrole.yaml" in report.message
 
@@ -157,7 +157,7 @@ def test_living_runs_are_not_taken_out_of_sight(
     from clusters.actions import create_cluster
     from clusters.clouds import actions
     from clusters.manifest import ClusterManifest
-    from clusters.models import Flavor, Image, KubernetesCluster, Run
+    from clusters.models import Cloud, Flavor, Image, Run
     from portal.errors import Conflict
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
@@ -179,7 +179,7 @@ def test_living_runs_are_not_taken_out_of_sight(
         lambda: actions.change(row, manifest(default=True, settings={"portal": "two"}), acting_user=people.root)
     )
     assert "The old label is on 1 run" in errors["spec.settings.portal"]
-    KubernetesCluster.objects.update(uid="of-another-cluster")
+    Cloud.objects.filter(kind="kubernetes").update(uid="of-another-cluster")
     row.refresh_from_db()
     other = manifest(default=True, settings={"portal": "one"}, kubeconfig=plane.kubeconfig.read_text())
     errors = refused(lambda: actions.change(row, other, acting_user=people.root))
@@ -201,13 +201,14 @@ def test_two_portals_that_nobody_named_have_labels_of_their_own(
     people: Any, manifest: Callable[..., Any], settings: Any
 ) -> None:
     from clusters.clouds import actions
+    from clusters.clouds.manifest import own_label
 
-    label = actions.own_label()
+    label = own_label()
     row = actions.register(manifest(), acting_user=people.root)
     assert row.settings == {"portal": label}
     assert actions.change(row, manifest(title="Again"), acting_user=people.root).settings == {"portal": label}
     settings.SECRET_KEY = "of another portal"
-    assert actions.own_label() != label
+    assert own_label() != label
     # One that was registered before there were such labels keeps what is on its objects.
     row.settings = {}
     row.save()
@@ -219,13 +220,14 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
 ) -> None:
     from clusters.actions import create_cluster
     from clusters.clouds import actions
+    from clusters.clouds.manifest import own_label
     from clusters.manifest import ClusterManifest
     from clusters.models import Flavor, Image, Placement, Run
     from clusters.runs import reconcile
     from portal.models import OrgNode
 
     # Those of the other lines are this portal's.
-    hand_over(plane, actions.own_label())
+    hand_over(plane, own_label())
     line = people.ops.org_node
     OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
     line.refresh_from_db()
@@ -233,7 +235,7 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     row = actions.register(manifest(default=True), acting_user=people.root)
     report = actions.try_connection(row)
     assert not report.ok
-    hint = f"kubectl label namespace {line.namespace} gpu-cloud/portal={actions.own_label()}"
+    hint = f"kubectl label namespace {line.namespace} gpu-cloud/portal={own_label()}"
     assert report.message.endswith(hint)
     assert refused(lambda: actions.place(line, "plane", acting_user=people.root))["cloud"].endswith(hint)
     assert not Placement.objects.exists()
@@ -251,10 +253,10 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     assert run.refusal.endswith(hint)
     # It holds nothing, and nobody waits for news of it.
     assert (run.phase, run.gone) == ("Failed", True)
-    label = {"metadata": {"labels": {"gpu-cloud/portal": actions.own_label()}}}
+    label = {"metadata": {"labels": {"gpu-cloud/portal": own_label()}}}
     plane.request("PATCH", f"/api/v1/namespaces/{line.namespace}", label)
     actions.place(line, "plane", acting_user=people.root)
-    assert Placement.objects.get().cluster == row
+    assert Placement.objects.get().cloud == row
 
 
 class TestCommand:
@@ -270,12 +272,12 @@ class TestCommand:
     def test_saying_it_again_changes_nothing(
         self, run: Callable[..., str], plane: Plane, people: Any, tmp_path: Path
     ) -> None:
-        from clusters.clouds import actions
+        from clusters.clouds.manifest import own_label
         from clusters.clouds.placement import place_of
-        from clusters.models import KubernetesCluster
+        from clusters.models import Cloud
         from portal.models import Event
 
-        hand_over(plane, actions.own_label())
+        hand_over(plane, own_label())
         config = yaml.safe_load(portal_kubeconfig(plane).read_text())
         for inner, names in (
             (config["clusters"][0]["cluster"], ["certificate-authority"]),
@@ -289,26 +291,26 @@ class TestCommand:
         for _ in range(2):
             said = run(*how, "--title", "Plane", "--set", "quota={count/pods: '9'}")
             assert said.endswith("The portal may do all that it needs.\n"), said
-        row = KubernetesCluster.objects.get()
+        row = Cloud.objects.get(kind="kubernetes")
         assert (row.revision, row.title, row.is_default, row.settings) == (
             1,
             "Plane",
             True,
-            {"portal": actions.own_label(), "quota": {"count/pods": "9"}},
+            {"portal": own_label(), "quota": {"count/pods": "9"}},
         )
         assert place_of(people.flight).cloud == "plane"
-        KubernetesCluster.objects.update(is_default=False)
-        KubernetesCluster.objects.create(name="chosen", title="Chosen by an administrator", is_default=True)
+        Cloud.objects.filter(kind="kubernetes").update(is_default=False)
+        Cloud.objects.create(kind="kubernetes", name="chosen", title="Chosen by an administrator", is_default=True)
         run("--default")
         row.refresh_from_db()
         assert not row.is_default
-        KubernetesCluster.objects.exclude(pk=row.pk).delete()
+        Cloud.objects.filter(kind="kubernetes").exclude(pk=row.pk).delete()
         run("--default")
         run("--set", "store_seconds=5")
         row.refresh_from_db()
         assert (row.revision, row.title, row.is_default) == (2, "Plane", True)
         assert row.settings == {
-            "portal": actions.own_label(),
+            "portal": own_label(),
             "quota": {"count/pods": "9"},
             "store_seconds": 5,
         }

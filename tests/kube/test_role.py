@@ -103,7 +103,6 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     following.until(lambda: following.is_gone(run))
     plane.until("/api/v1/namespaces/ops/configmaps", lambda found: names.owner_name(run) not in found)
     plane.until("/api/v1/namespaces/ops/pods", lambda found: "stray" not in found, seconds=60)
-    cloud.purge(run)
     # Somebody emptied the quota in the settings.
     KubernetesCloud(cloud._client, replace(cloud._settings, quota=None)).apply_volume(wanted)
     cloud.delete_volume(wanted.volume)

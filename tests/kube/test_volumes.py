@@ -394,11 +394,11 @@ def test_a_volume_stays_where_it_was_made(plane: Plane, loop: Loop, people: Any)
 
 @pytest.mark.usefixtures("loop")
 def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people: Any) -> None:
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 
-    KubernetesCluster.objects.update(settings={"storage_classes": ["ceph-rbd"], "largest_volume": "10Gi"})
+    Cloud.objects.filter(kind="kubernetes").update(settings={"storage_classes": ["ceph-rbd"], "largest_volume": "10Gi"})
     spec = {"volume": {"storage_class": "other", "size": "20Gi"}}
     with pytest.raises(Invalid) as caught:
         create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
@@ -410,11 +410,11 @@ def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people
 
 @pytest.mark.usefixtures("loop")
 def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: Any) -> None:
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 
-    KubernetesCluster.objects.update(settings={"storage_networks": ["10.20.0.0/24"]})
+    Cloud.objects.filter(kind="kubernetes").update(settings={"storage_networks": ["10.20.0.0/24"]})
     keys = {"access_key": "some-key", "secret_key": "some-secret", "bucket": "models"}
     create_datastore(
         wish("datastore", "inside", {"s3": {"server": "http://10.20.0.7:9000", **keys}}), acting_user=people.bob

@@ -826,9 +826,9 @@ def test_the_internet_is_open_but_for_what_is_closed() -> None:
 
 
 def test_what_is_closed_to_tasks_is_closed_to_webhooks(people: Any) -> None:
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
 
-    KubernetesCluster.objects.create(name="k", title="K", settings={"closed_networks": ["93.184.0.0/16"]})
+    Cloud.objects.create(kind="kubernetes", name="k", title="K", settings={"closed_networks": ["93.184.0.0/16"]})
     with pytest.raises(Denied, match=r"93\.184\.0\.0/16"):
         posting.check(posting.plain("93.184.215.14"), sending.rules())
     posting.check(posting.plain("8.8.8.8"), sending.rules())

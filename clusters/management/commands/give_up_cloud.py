@@ -1,4 +1,4 @@
-"""Gives up a Kubernetes cluster that is lost for good: its runs end as lost and its volumes as deleted, and what they cost ends
+"""Gives up a cloud that is lost for good: its runs end as lost and its volumes as deleted, and what they cost ends
 when it was last heard.
 
 manage.py give_up_cloud training                    asks for the name again
@@ -15,7 +15,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from clusters.models import KubernetesCluster
+from clusters.clouds import registry
 from clusters.runs import decommission
 from portal.errors import Conflict
 
@@ -34,10 +34,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         name = options["name"]
-        row = KubernetesCluster.objects.filter(name=name).first()
+        row = registry.registered().filter(name=name).first()
         if row is None:
-            known = ", ".join(KubernetesCluster.objects.order_by("name").values_list("name", flat=True)) or "none"
-            raise CommandError(f"There is no Kubernetes cluster “{name}”. Registered: {known}.")
+            known = ", ".join(registry.registered().order_by("name").values_list("name", flat=True)) or "none"
+            raise CommandError(f"There is no cloud “{name}”. Registered: {known}.")
         if sentence := decommission.why_not(row):
             raise CommandError(sentence)
         self.stdout.write(str(decommission.loss_of(row)))

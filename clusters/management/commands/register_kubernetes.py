@@ -18,8 +18,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from clusters.clouds import actions
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.manifest import KubernetesManifest, read_manifest
-from clusters.models import KubernetesCluster
+from clusters.models import Cloud
 from portal.errors import Conflict, Invalid
 from portal.models import OrgNode
 
@@ -54,7 +56,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        row = KubernetesCluster.objects.filter(name=options["name"]).first()
+        row = Cloud.objects.filter(name=options["name"], kind=KubernetesCloud.kind).first()
         try:
             manifest = self._manifest(row, options)
             # All lines or none; the cluster itself is kept, so that the next start can go on from there.
@@ -69,15 +71,15 @@ class Command(BaseCommand):
         report = actions.try_connection(row)
         (self.stdout if report.ok else self.stderr).write(f"{row.name}: {report.message}")
 
-    def _manifest(self, row: KubernetesCluster | None, options: dict[str, Any]) -> KubernetesManifest:
+    def _manifest(self, row: Cloud | None, options: dict[str, Any]) -> KubernetesManifest:
         """What is not said stays as it is."""
-        spec: dict[str, Any] = {"settings": actions.settings_of(row).json_value() if row else {}}
+        spec: dict[str, Any] = {"settings": Settings.readable(row.settings).json_value() if row else {}}
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])
         if options["title"]:
             spec["title"] = options["title"]
-        if options["default"] and not KubernetesCluster.objects.filter(is_default=True).exists():
+        if options["default"] and not Cloud.objects.filter(is_default=True).exists():
             spec["default"] = True
         if options["kubeconfig"]:
             spec |= {

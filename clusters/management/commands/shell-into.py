@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from clusters.actions import note_command
-from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.management import terminal as management_terminal
 from clusters.models import Cluster, Run
@@ -41,6 +41,8 @@ class Command(BaseCommand):
             raise CommandError(f"Run {run.number} of {run.cluster} has no task {role}-{index}.")
         try:
             cloud, ref = cloud_of(run), run_ref(run)
+            if not isinstance(cloud, RunsCommands):
+                raise CommandError(NO_COMMANDS)
             session = cloud.exec(ref, role, index, argv, stdin=True, tty=terminal)
         except CloudError as error:
             raise CommandError(str(error)) from error

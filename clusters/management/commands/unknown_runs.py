@@ -1,4 +1,4 @@
-"""Lists runs that are on a Kubernetes cluster under this portal's name although the database has never heard of them, and ends
+"""Lists runs that are on a registered cloud under this portal's name although the database has never heard of them, and ends
 them with --end. That is so after the database was restored from a backup, or when two portals use one name.
 """
 
@@ -10,9 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from clusters.clouds import registry
-from clusters.clouds.drivers.base import CloudError, RunFound, RunRef
-from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.models import KubernetesCluster, Run
+from clusters.clouds.drivers.base import Cloud, CloudError, RunFound, RunRef
+from clusters.models import Run
 
 
 class Command(BaseCommand):
@@ -22,14 +21,14 @@ class Command(BaseCommand):
         parser.add_argument("--end", action="store_true", help="End them: their programs are stopped at once.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for row in KubernetesCluster.objects.order_by("name"):
+        for row in registry.registered().order_by("name"):
             try:
                 # Of its own: another thread may be following the shared one.
-                self._look(registry.connect(row.name, row.kubeconfig, row.settings), end=options["end"])
+                self._look(registry.connect(row), end=options["end"])
             except CloudError as error:
                 raise CommandError(f"{row.name}: {error}") from error
 
-    def _look(self, cloud: KubernetesCloud, *, end: bool) -> None:
+    def _look(self, cloud: Cloud, *, end: bool) -> None:
         for ref in unknown(cloud.name, [item.run for item in cloud.list().items if isinstance(item, RunFound)]):
             about = f"run {ref.number} of {ref.appcode}/{ref.cluster} in namespace {ref.namespace} (id {ref.id})"
             self.stdout.write(f"{cloud.name}: {about}{', ended' if end else ''}")

@@ -12,7 +12,7 @@ from django.test import override_settings
 from billing.models import MeasuredHour, Measuring
 from clusters.clouds import gpu_usage
 from clusters.clouds.drivers.base import GpuUse, Measurements
-from clusters.models import KubernetesCluster
+from clusters.models import Cloud
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db
@@ -35,26 +35,26 @@ def body(settings: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def training(client, people) -> KubernetesCluster:
+def training(client, people) -> Cloud:
     client.force_login(people.root)
     sent = body({"prometheus": NOWHERE}, kubeconfig=CONFIG, prometheusToken="s3cret-token")
     answer = client.post("/api/v1/kubernetes", sent, content_type="application/json")
     assert answer.status_code == 201, answer.content
     assert b"s3cret-token" not in answer.content
-    return KubernetesCluster.objects.get()
+    return Cloud.objects.get(kind="kubernetes")
 
 
-def put(client, sent: dict[str, Any]) -> KubernetesCluster:
+def put(client, sent: dict[str, Any]) -> Cloud:
     answer = client.put(ONE, sent, content_type="application/json")
     assert answer.status_code == 200, answer.content
     assert b"s3cret-token" not in answer.content
-    return KubernetesCluster.objects.get()
+    return Cloud.objects.get(kind="kubernetes")
 
 
-def test_the_token_is_encrypted_kept_and_told_to_no_other_address(client, training: KubernetesCluster):
+def test_the_token_is_encrypted_kept_and_told_to_no_other_address(client, training: Cloud):
     assert training.prometheus_token == "s3cret-token"
     with connection.cursor() as cursor:
-        cursor.execute("SELECT prometheus_token FROM clusters_kubernetescluster")
+        cursor.execute("SELECT prometheus_token FROM clusters_cloud WHERE kind = 'kubernetes'")
         assert "s3cret-token" not in cursor.fetchone()[0]
     assert "s3cret-token" not in str(list(Event.objects.values("message", "data")))
     same = put(client, body({"prometheus": NOWHERE, "store_seconds": 7}))
@@ -81,22 +81,22 @@ def test_what_cannot_be_is_said_at_its_field(client, training, sent: dict[str, A
     assert sentence in error["message"]
 
 
-def test_the_form_keeps_the_token_and_never_shows_it(client, training: KubernetesCluster):
+def test_the_form_keeps_the_token_and_never_shows_it(client, training: Cloud):
     page = client.get("/admin/clouds/training/edit").content.decode()
     assert NOWHERE in page
     assert "s3cret-token" not in page
     fields = {"title": "Training", "how": "kubeconfig", "enabled": "on", "setting_prometheus": NOWHERE}
     shown = {each.html_name: each.value() for each in client.get("/admin/clouds/training/edit").context["form"]}
     client.post("/admin/clouds/training/edit", {**{k: v for k, v in shown.items() if v not in (None, False)}, **fields})
-    assert KubernetesCluster.objects.get().prometheus_token == "s3cret-token"
+    assert Cloud.objects.get(kind="kubernetes").prometheus_token == "s3cret-token"
     client.post(
         "/admin/clouds/training/edit",
         {**{k: v for k, v in shown.items() if v not in (None, False)}, **fields, "prometheus_token": "other"},
     )
-    assert KubernetesCluster.objects.get().prometheus_token == "other"
+    assert Cloud.objects.get(kind="kubernetes").prometheus_token == "other"
 
 
-def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, people, training: KubernetesCluster):
+def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, people, training: Cloud):
     gpu_usage.measure("training")
     told = Measuring.objects.get()
     assert (told.position, told.read_at) == ("", None)
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, p
 
 
 def test_nothing_is_noted_of_a_cloud_that_is_removed_while_it_is_asked(
-    client, training: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+    client, training: Cloud, monkeypatch: pytest.MonkeyPatch
 ):
     class Told:
         def gpu_use(self, since: str) -> Measurements:
@@ -124,7 +124,7 @@ def test_nothing_is_noted_of_a_cloud_that_is_removed_while_it_is_asked(
 
     monkeypatch.setattr(gpu_usage, "cloud", lambda name: Told())
     gpu_usage.measure("training")
-    assert not KubernetesCluster.objects.exists()
+    assert not Cloud.objects.filter(kind="kubernetes").exists()
     assert not Measuring.objects.exists()
 
 
@@ -153,7 +153,7 @@ def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypat
 
 
 @override_settings(LOCAL_CLOUD_SOCKET="/nowhere/agent.sock")
-def test_every_cloud_is_asked(training: KubernetesCluster):
+def test_every_cloud_is_asked(training: Cloud):
     assert gpu_usage.clouds() == ["local", "training"]
     gpu_usage.measure("local")
     assert "does not answer" in Measuring.objects.get(cloud="local").trouble

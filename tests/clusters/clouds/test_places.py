@@ -10,7 +10,7 @@ from clusters.clouds import actions as cloud_actions
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.placement import place_of
-from clusters.models import Image, KubernetesCluster, Placement, Run
+from clusters.models import Cloud, Image, Placement, Run
 from clusters.runs.preview import preview
 from clusters.spec.catalog import resolve
 from datastores.models import AllowedFolder, Datastore
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def training(catalogue, people):
-    return KubernetesCluster.objects.create(name="training", title="Training", server="https://k.example.com")
+    return Cloud.objects.create(kind="kubernetes", name="training", title="Training", server="https://k.example.com")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_line_is_placed_and_the_others_go_to_the_default(training, people, ops
     cloud_actions.place(ops_line, "training", acting_user=people.root)
     assert (place_of(people.ops).cloud, place_of(people.ops).title) == ("training", "Training")
     assert place_of(people.flight).cloud == "local"
-    KubernetesCluster.objects.update(is_default=True)
+    Cloud.objects.filter(kind="kubernetes").update(is_default=True)
     assert place_of(people.flight).cloud == "training"
     cloud_actions.place(ops_line, "local", acting_user=people.root)
     assert place_of(people.ops).cloud == "local"
@@ -70,7 +70,7 @@ def test_the_nearest_line_decides(training, people, ops_line):
 
 @pytest.mark.parametrize("namespace", [None, "default", "kube-system"])
 def test_a_line_without_a_namespace_of_its_own_runs_on_no_kubernetes_cluster(training, people, ops_line, namespace):
-    KubernetesCluster.objects.update(is_default=True)
+    Cloud.objects.filter(kind="kubernetes").update(is_default=True)
     OrgNode.objects.filter(pk=ops_line.pk).update(namespace=namespace)
     assert "administrator" in refused(lambda: place_of(people.ops))["metadata.appcode"]
 
@@ -89,7 +89,7 @@ def test_a_disabled_cluster_takes_no_new_runs_and_is_followed_as_long_as_runs_li
 ):
     cloud_actions.place(ops_line, "training", acting_user=people.root)
     cluster = actions.create_cluster(manifest(image="container-only"), acting_user=people.bob)
-    KubernetesCluster.objects.update(enabled=False)
+    Cloud.objects.filter(kind="kubernetes").update(enabled=False)
     errors = refused(lambda: actions.create_cluster(manifest("other", image="container-only"), acting_user=people.bob))
     assert "Training, which takes no new runs" in errors["metadata.appcode"]
     assert "training" in registry.followed()
@@ -162,7 +162,7 @@ def test_a_run_stays_where_it_was_made(training, people, ops_line, manifest):
 )
 def test_lines_are_placed_where_they_can_run(training, people, path, cloud, field):
     OrgNode.objects.get_or_create(path="qunarcorp")
-    KubernetesCluster.objects.update(enabled=path == "qunarcorp")
+    Cloud.objects.filter(kind="kubernetes").update(enabled=path == "qunarcorp")
     assert field in refused(lambda: cloud_actions.place(OrgNode.objects.get(path=path), cloud, acting_user=people.root))
 
 
@@ -243,4 +243,4 @@ def test_a_cluster_on_which_a_run_is_being_made_is_not_removed(training, people,
         assert thread.is_alive()
     thread.join(60)
     assert str(raised[0]).startswith("Training has 1 run of ours.")
-    assert KubernetesCluster.objects.filter(name="training").exists()
+    assert Cloud.objects.filter(name="training").exists()

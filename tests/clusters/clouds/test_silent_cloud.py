@@ -16,7 +16,7 @@ from clusters import actions, wakeups
 from clusters.clouds import bulkhead
 from clusters.clouds.bulkhead import AWAY, BUSY, Lanes, PutOff
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
-from clusters.models import CloudState, KubernetesCluster, Placement, Run
+from clusters.models import Cloud, CloudState, Placement, Run
 from clusters.runs import reconcile, resync
 from portal.breaker import Breaker
 from portal.celery import app
@@ -38,8 +38,8 @@ def away(silent, catalogue, people, monkeypatch):
     """A Kubernetes cluster that never answers, on which the line of flight-demo runs."""
     monkeypatch.setattr(bulkhead, "_of_this_process", Lanes())
     config = json.dumps(kubeconfig(silent.url))
-    cluster = KubernetesCluster.objects.create(name="away", title="Away", kubeconfig=config, server=silent.url)
-    Placement.objects.create(org_node=people.flight.org_node, cluster=cluster)
+    cluster = Cloud.objects.create(kind="kubernetes", name="away", title="Away", credentials=config, server=silent.url)
+    Placement.objects.create(org_node=people.flight.org_node, cloud=cluster)
     return cluster
 
 

@@ -11,6 +11,7 @@ from django.db import connections
 from django.utils.timezone import now
 
 from clusters import actions
+from clusters.clouds import registry
 from clusters.clouds.drivers.base import CloudError, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
 from clusters.logs import collect, copy
@@ -25,9 +26,7 @@ SCRIPT = "trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0
 @pytest.fixture
 def store(s3, bucket, settings, monkeypatch):
     """Keys → contents of the archive."""
-    from clusters.clouds.drivers.local.client import LocalCloud
-
-    monkeypatch.setattr(LocalCloud, "keeps_logs", False)
+    monkeypatch.setattr(registry, "keeps_logs", lambda _: False)
     settings.LOGS_S3 = {
         **settings.LOGS_S3,
         "server": s3.url,
@@ -344,9 +343,7 @@ class TestHolding:
         assert holding.settle([]) == [self.seen(task)]
 
     def test_not_where_logs_are_kept(self, task, monkeypatch):
-        from clusters.clouds.drivers.local.client import LocalCloud
-
-        monkeypatch.setattr(LocalCloud, "keeps_logs", True)
+        monkeypatch.setattr(registry, "keeps_logs", lambda _: True)
         assert collect.Holding(cloud("local")).settle([self.seen(task)]) == [self.seen(task)]
 
 

@@ -20,9 +20,9 @@ VALUES = {"name": "training", "title": "Training", "how": "kubeconfig", "kubecon
 
 @pytest.fixture
 def training(catalogue, people):
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
 
-    return KubernetesCluster.objects.create(name="training", title="Training", server="https://k.example.com")
+    return Cloud.objects.create(kind="kubernetes", name="training", title="Training", server="https://k.example.com")
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_what_is_to_know_of_machines_stands_beside_their_cloud(catalogue, root):
 
 
 def test_a_cluster_is_registered_and_its_secret_never_shown_again(catalogue, root):
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
 
     values = VALUES | {"setting_store_seconds": "7", "setting_quota": "pods=5\r\nrequests.nvidia.com/gpu = 16"}
     answer = fill(root, "/admin/clouds/new", values)
     text = answer.content.decode()
     assert "Training is saved. The API server does not answer" in text
-    row = KubernetesCluster.objects.get()
+    row = Cloud.objects.get(kind="kubernetes")
     named = row.settings.pop("portal")
     assert re.fullmatch(r"portal-[a-z0-9]+", named), named
     assert row.settings == {"store_seconds": 7, "quota": {"pods": "5", "requests.nvidia.com/gpu": "16"}}
@@ -79,11 +79,11 @@ def test_a_cluster_is_registered_and_its_secret_never_shown_again(catalogue, roo
         assert "very-secret" not in each
     assert "https://127.0.0.1:1" in page
     assert "requests.nvidia.com/gpu=16" in page
-    kept = (row.kubeconfig, row.settings, row.revision)
+    kept = (row.credentials, row.settings, row.revision)
     assert fill(root, "/admin/clouds/training/edit", {"title": "Big"}).status_code == 200
     row.refresh_from_db()
     assert row.title == "Big"
-    assert (row.kubeconfig, row.settings, row.revision) == kept
+    assert (row.credentials, row.settings, row.revision) == kept
 
 
 def test_a_service_account_is_exchanged_for_a_kubeconfig_only_when_one_is_given(training, root):
@@ -113,22 +113,22 @@ def test_a_service_account_is_exchanged_for_a_kubeconfig_only_when_one_is_given(
     ],
 )
 def test_bad_input_stands_beside_its_field(changes, field, sentence, catalogue, root):
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
     from tests.clusters.pages.browser import wrong_fields
 
     answer = fill(root, "/admin/clouds/new", VALUES | changes)
     assert answer.status_code == 200
     wrong = wrong_fields(answer.content.decode())
     assert sentence in wrong.get(field, ""), wrong
-    assert not KubernetesCluster.objects.exists()
+    assert not Cloud.objects.filter(kind="kubernetes").exists()
 
 
 def test_buttons_do_what_they_say(training, people, root, make_cluster):
-    from clusters.models import KubernetesCluster, Placement
+    from clusters.models import Cloud, Placement
     from portal.models import Event
 
     def row():
-        return KubernetesCluster.objects.get()
+        return Cloud.objects.get(kind="kubernetes")
 
     assert "Make it the default" in root.get("/admin/clouds").content.decode()
     root.post("/admin/clouds/training/default")
@@ -139,7 +139,7 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
     root.post("/admin/clouds/local/default")
     assert not row().is_default
     root.post("/admin/clouds/place", {"line": "qunarcorp.ops", "cloud": "training"})
-    assert Placement.objects.get().cluster == row()
+    assert Placement.objects.get().cloud == row()
     assert "would have no place" in root.post("/admin/clouds/training/remove", follow=True).content.decode()
     root.post("/admin/clouds/training/disable")
     assert not row().enabled
@@ -148,7 +148,7 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
     assert not Placement.objects.exists()
     assert root.post("/admin/clouds/place", {"line": "no.where", "cloud": ""}).status_code == 404
     root.post("/admin/clouds/training/remove")
-    assert not KubernetesCluster.objects.exists()
+    assert not Cloud.objects.filter(kind="kubernetes").exists()
     verbs = set(Event.objects.filter(actor=people.root).values_list("verb", flat=True))
     assert {"kubernetes.changed", "kubernetes.removed", "org.placed"} <= verbs
 
@@ -156,14 +156,14 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
 def test_settings_of_another_version_can_be_saved_again(training, root):
     from clusters.clouds import registry
     from clusters.clouds.drivers.base import CloudError
-    from clusters.models import KubernetesCluster
+    from clusters.models import Cloud
 
-    KubernetesCluster.objects.update(settings={"of_yesterday": 1, "store_seconds": 7})
+    Cloud.objects.filter(kind="kubernetes").update(settings={"of_yesterday": 1, "store_seconds": 7})
     with pytest.raises(CloudError, match="can save them again"):
         registry.cloud("training")
     assert root.get("/api/v1/kubernetes/training").json()["spec"]["settings"]["store_seconds"] == 7
     fill(root, "/admin/clouds/training/edit", {"title": "Training"})
-    assert KubernetesCluster.objects.get().settings == {"store_seconds": 7}
+    assert Cloud.objects.get(kind="kubernetes").settings == {"store_seconds": 7}
 
 
 def test_without_any_cloud_the_page_says_what_to_do(catalogue, root, settings):

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import json
 import uuid
 
 import pytest
@@ -13,8 +14,11 @@ from clusters import actions
 from clusters.clouds import actions as cloud_actions
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.registry import run_ref
-from clusters.models import CloudState, Image, KubernetesCluster, Run, Task
+from clusters.models import Cloud, CloudState, Image, Run, Task
 from clusters.runs import decommission, observe, quota, reconcile
 from clusters.volumes import metering
 from datastores.models import Datastore, Volume
@@ -41,8 +45,8 @@ def short_patience(monkeypatch):
 def training(catalogue, people):
     """A cluster whose API server is gone: nobody listens at its address."""
     Image.objects.update(container="example/python:3")
-    return KubernetesCluster.objects.create(
-        name="training", title="Training", kubeconfig=CONFIG, uid="the-lost-one", is_default=True
+    return Cloud.objects.create(
+        kind="kubernetes", name="training", title="Training", credentials=CONFIG, uid="the-lost-one", is_default=True
     )
 
 
@@ -153,7 +157,7 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
     with pytest.raises(Conflict, match="Training was heard 4 minutes ago"):
         decommission.give_up(training, acting_user=people.root)
     silent_since(lost_at)
-    monkeypatch.setattr(decommission, "uid_of", lambda client: "the-lost-one")
+    monkeypatch.setattr(KubernetesCloud, "identity", lambda _: "the-lost-one")
     with pytest.raises(
         Conflict, match=r"Training answers\. If nothing is heard of it, see whether the controller runs"
     ):
@@ -162,7 +166,7 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
     training.refresh_from_db()
     assert (run.gone, training.enabled) == (False, True)
     # Another one in its place says nothing of it.
-    monkeypatch.setattr(decommission, "uid_of", lambda client: "a-new-one")
+    monkeypatch.setattr(KubernetesCloud, "identity", lambda _: "a-new-one")
     decommission.give_up(training, acting_user=people.root)
     run.refresh_from_db()
     assert run.gone
@@ -174,11 +178,13 @@ def test_what_is_heard_is_not_given_up(run, training, people, lost_at, monkeypat
         (401, b"", "Training answers, but does not accept the portal: .* have expired or were revoked"),
         (403, b'{"message": "portal cannot list namespaces"}', r"portal cannot list namespaces\. An administrator"),
         (503, b"no healthy upstream", "Training answers, but does not accept the portal: no healthy upstream"),
-        (200, b"<html>Welcome</html>", "What answers at the address of Training is no API server"),
+        (200, b"<html>Welcome</html>", "What answers at this address is not the API server"),
     ],
 )
 def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, answers, status, body, why):
-    KubernetesCluster.objects.update(kubeconfig=CONFIG.replace("http://127.0.0.1:1", answers(status, body)))
+    Cloud.objects.filter(kind="kubernetes").update(
+        credentials=CONFIG.replace("http://127.0.0.1:1", answers(status, body))
+    )
     training.refresh_from_db()
     with pytest.raises(Conflict, match=why):
         decommission.give_up(training, acting_user=people.root)
@@ -193,15 +199,16 @@ def test_one_that_does_not_accept_the_portal_is_alive(run, training, people, ans
 
 
 def test_one_whose_credentials_cannot_be_read_is_not_given_up_without_force(run, training, people, monkeypatch):
-    KubernetesCluster.objects.update(kubeconfig="not what was written")
+    Cloud.objects.filter(kind="kubernetes").update(credentials="not what was written")
     training.refresh_from_db()
     with pytest.raises(
         Conflict, match="Training cannot be asked whether it is lost: The kubeconfig of training cannot"
     ):
         decommission.give_up(training, acting_user=people.root)
     # That it is alive is not overruled.
-    monkeypatch.setattr(registry, "client", lambda *_: None)
-    monkeypatch.setattr(decommission, "uid_of", lambda client: "the-lost-one")
+    readable = KubernetesCloud(Client.connect(json.loads(CONFIG)), Settings())
+    monkeypatch.setattr(registry, "connect", lambda _: readable)
+    monkeypatch.setattr(KubernetesCloud, "identity", lambda _: "the-lost-one")
     with pytest.raises(CommandError, match=r"Training answers\."):
         call_command("give_up_cloud", "training", yes="training", force=True, stdout=io.StringIO())
     run.refresh_from_db()
@@ -306,7 +313,7 @@ def test_nothing_is_made_on_one_that_was_just_given_up(training, people, manifes
 
     def resolve_and_be_late(*arguments):
         found = resolve(*arguments)
-        KubernetesCluster.objects.update(enabled=False, is_default=False, given_up_at=now())
+        Cloud.objects.filter(kind="kubernetes").update(enabled=False, is_default=False, given_up_at=now())
         return found
 
     monkeypatch.setattr(actions, "resolve", resolve_and_be_late)
@@ -323,7 +330,7 @@ def test_the_command_says_what_ends_and_asks_for_the_name(run, training, people,
     assert out.getvalue().startswith(f"Training was heard last at {lost_at:%Y-%m-%d %H:%M:%S} UTC. 1 run with 1 GPU")
     with pytest.raises(CommandError, match="not its name"):
         call_command("give_up_cloud", "training", yes="trainings", stdout=out)
-    with pytest.raises(CommandError, match=r"no Kubernetes cluster “serving”\. Registered: training"):
+    with pytest.raises(CommandError, match=r"no cloud “serving”\. Registered: training"):
         call_command("give_up_cloud", "serving", stdout=out)
     run.refresh_from_db()
     assert not run.gone
@@ -361,7 +368,7 @@ def test_the_page_says_what_ends_and_asks_for_the_name(run, training, people, cl
     assert address in client.get("/admin/clouds").content.decode()
     assert client.post(address, {"name": "training"}).headers["Location"] == "/admin/clouds"
     assert not Volume.objects.exists()
-    KubernetesCluster.objects.update(enabled=True, given_up_at=None)
+    Cloud.objects.filter(kind="kubernetes").update(enabled=True, given_up_at=None)
     silent_since(now())
     assert address not in client.get("/admin/clouds").content.decode()
     assert "Training was heard" in client.get(address).content.decode()

@@ -429,6 +429,8 @@ def test_a_claim_can_be_taken_once_by_many(catalogue, people, manifest):
 
 def test_cloud_errors_carry_texts_that_a_column_takes(catalogue, people, manifest, monkeypatch):
     class Odd:
+        asks_for_addresses = False
+
         def reserve(self, run, counts):
             raise CloudError("what\0 is \ud800 this")
 

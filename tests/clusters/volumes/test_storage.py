@@ -18,7 +18,7 @@ from clusters.clouds import bulkhead
 from clusters.clouds.bulkhead import Lanes
 from clusters.clouds.drivers.base import ImageRef, Mount, Plan
 from clusters.clouds.registry import run_ref
-from clusters.models import CloudState, Cluster, KubernetesCluster, Run
+from clusters.models import Cloud, CloudState, Cluster, Run
 from clusters.volumes import lifecycle, metering
 from datastores import hooks
 from datastores.actions import create_datastore, delete_datastore
@@ -136,7 +136,7 @@ def test_what_was_made_before_volumes_were_metered_is_paid_for_from_now_on(store
 def test_a_volume_that_is_put_off_keeps_the_better_reason(
     people: Any, store: Datastore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    KubernetesCluster.objects.create(name="gpu-a", title="A", kubeconfig="{}")
+    Cloud.objects.create(kind="kubernetes", name="gpu-a", title="A", credentials="{}")
     lifecycle.source_for_run(run, store, "")
     Volume.objects.update(told_at=at(0), size="30Gi", metered_mb=1)
     mine = Lanes()

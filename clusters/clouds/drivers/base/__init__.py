@@ -10,9 +10,21 @@ is enough on Kubernetes, and the local cloud calls `expand` to read the same tex
 have in common is written once per run, and referred to in the same way.
 """
 
-from clusters.clouds.drivers.base.cloud import Cloud, ServesEndpoints, Session
+from clusters.clouds.drivers.base.cloud import (
+    NO_COMMANDS,
+    Cloud,
+    Inspected,
+    KeepsLogs,
+    KeepsVolumes,
+    MeasuresGpus,
+    RunsCommands,
+    ServesEndpoints,
+    Session,
+    Software,
+)
 from clusters.clouds.drivers.base.errors import CloudError, CloudRefused, NotOurs, Unanswered, WatchExpired
 from clusters.clouds.drivers.base.plan import (
+    Access,
     AccessMode,
     Endpoint,
     ImageRef,
@@ -38,6 +50,7 @@ from clusters.clouds.drivers.base.seen import (
     Node,
     Output,
     PlaceChanged,
+    Preflight,
     RunBlocked,
     RunChanged,
     RunFound,
@@ -53,6 +66,8 @@ from clusters.clouds.drivers.base.seen import (
 from clusters.clouds.drivers.base.variables import expand, literal
 
 __all__ = [
+    "NO_COMMANDS",
+    "Access",
     "AccessMode",
     "Batch",
     "Capacity",
@@ -62,9 +77,13 @@ __all__ = [
     "Endpoint",
     "GpuUse",
     "ImageRef",
+    "Inspected",
+    "KeepsLogs",
+    "KeepsVolumes",
     "LocalSource",
     "LogChunk",
     "Measurements",
+    "MeasuresGpus",
     "Mount",
     "NfsSource",
     "Node",
@@ -72,6 +91,7 @@ __all__ = [
     "Output",
     "PlaceChanged",
     "Plan",
+    "Preflight",
     "RestartPolicy",
     "RolePlan",
     "RunBlocked",
@@ -79,10 +99,12 @@ __all__ = [
     "RunFound",
     "RunGone",
     "RunRef",
+    "RunsCommands",
     "S3Source",
     "Seen",
     "ServesEndpoints",
     "Session",
+    "Software",
     "Source",
     "SourceKind",
     "StorageSeen",

@@ -1,12 +1,20 @@
-"""What a cloud does, method by method."""
+"""What a cloud is and does: what every one has (`Cloud`), and what some can besides, each a Protocol of its own.
+
+A driver inherits from `Cloud` and from what it can do; what it cannot do it does not have, so callers ask `isinstance`, or
+`issubclass` where only the kind is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from clusters.clouds.drivers.base.plan import Plan, RunRef, SourceKind, VolumeRef, VolumeSource
-from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Seen
+from clusters.clouds.drivers.base.plan import Access, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
+from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
+
+NO_COMMANDS = "Where this runs no commands can be run inside tasks."
+Software = Literal["environment", "container"]
 
 
 class Session(Protocol):
@@ -31,31 +39,61 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class ServesEndpoints(Protocol):
-    """A cloud that leads the gateway to what tasks serve."""
-
-    def endpoint(self, run: RunRef, name: str) -> str:
-        """Where the gateway reaches endpoint `name` of a run that was applied: `host:port`, or `unix:` and the path of a socket.
-
-        The program may not listen there yet. Raises CloudRefused for an endpoint that the run does not have.
-        """
-
-
 class Cloud(Protocol):
-    """`drivers.base` says what repeated and absent mean; `CloudError` from any call means: try again later."""
+    """`drivers.base` says what repeated and absent mean; `CloudError` from any call means: try again later.
+
+    What is of the class is true of every cloud of the kind, and is asked without making one. `stored` are the settings in a row,
+    maybe of an older version: what cannot be read counts as not said.
+    """
+
+    # What rows say, and what people call it.
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    # False for the portal's own machine: a part of the portal, which nobody registers. It is the one of its kind, called like it,
+    # and the default where administrators chose none; its tasks reach the addresses of this machine.
+    is_remote: ClassVar[bool]
+    # Settings of the portal itself by which it is reached, by the name that `Access.settings` has for each. Without them it is
+    # not there.
+    environment: ClassVar[Mapping[str, str]] = {}
+    # Settings that cannot be changed while something of ours is there, with what a refusal says of the old value before "2 runs".
+    fixed_settings: ClassVar[Mapping[str, str]] = {}
+    # Which of an image its tasks use.
+    software: ClassVar[Software]
+    # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
+    mounts: ClassVar[frozenset[SourceKind]]
+    # How many characters an address from `reserve` has at most, and whether `reserve` asks the cloud for it.
+    longest_address: ClassVar[int]
+    asks_for_addresses: ClassVar[bool]
+    # Whether a run needs the namespace of a business line; otherwise one without gets "default".
+    needs_namespace: ClassVar[bool]
 
     name: str
-    # Whether logs stay until `purge`. Otherwise they go with their pods, unless somebody copies them in time.
-    keeps_logs: bool
-    # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
-    mounts: frozenset[SourceKind]
-    # How many characters an address from `reserve` has at most.
-    longest_address: int
 
+    @classmethod
+    @abstractmethod
+    def connect(cls, access: Access) -> Self:
+        """The cloud that a row describes; asks nobody. Raises CloudError when what is stored cannot be understood."""
+
+    @classmethod
+    def is_reserved(cls, namespace: str) -> bool:
+        """Whether a cloud of the kind has this namespace for itself, so that no run of ours may be there."""
+        return False
+
+    @classmethod
+    def closed_networks(cls, stored: Mapping[str, Any]) -> Iterable[str]:
+        """Networks that administrators closed to tasks: webhooks do not lead there either."""
+        return ()
+
+    @classmethod
+    def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
+        """Why tasks do not reach an S3 server by its address, as far as can be told without asking anybody, or ""."""
+        return ""
+
+    @abstractmethod
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """`host:port` for every (role, index); the same answer every time until the run is deleted."""
 
+    @abstractmethod
     def apply(self, plan: Plan) -> None:
         """Makes the run exist as planned and returns at once. Raises CloudRefused for what can never run here.
 
@@ -63,40 +101,32 @@ class Cloud(Protocol):
         a run never comes back to life.
         """
 
+    @abstractmethod
     def delete(self, run: RunRef) -> None:
         """Asks for the end of everything but the logs and returns at once; `RunGone` comes by the watch when it is done.
 
         Deleting a run that the cloud has never seen also leads to RunGone.
         """
 
-    def purge(self, run: RunRef) -> None:
-        """Removes the logs too. Only after RunGone."""
-
-    def apply_volume(self, source: VolumeSource) -> None:
-        """Makes the volume, or lets it grow to its size, and returns at once; `folder` does not matter. Raises CloudRefused
-        for what can never be, with the reason in the cloud's own words."""
-
-    def delete_volume(self, volume: VolumeRef) -> None:
-        """Asks for the end of the volume with all that is in it; it goes when no task mounts it any more."""
-
+    @abstractmethod
     def list(self) -> Batch:
         """Every run and task that the cloud knows, and the position to watch from."""
 
+    @abstractmethod
     def watch(self, since: str) -> Iterator[Batch]:
         """News after `since`, at least one (maybe empty) batch every 10 s, and an empty one soon after the last of some news:
         only then is it worth while to ask what is free. Ends or raises CloudError when cut off; raises WatchExpired when
         `since` is too old."""
 
+    @abstractmethod
     def acknowledge(self, items: Sequence[Seen]) -> None:
         """`items` are written down for good, so the cloud may let go of what it kept for them alone. It returns at once and
         never fails; what was not acknowledged is told again by the next listing."""
 
+    @abstractmethod
     def capacity(self) -> Capacity: ...
 
-    def gpu_use(self, since: str) -> Measurements:
-        """How busy GPUs were, in minutes that are over, after position `since` ("" for the beginning of what is still known). A
-        minute may be told twice; a cloud that was not asked for long may have forgotten some."""
-
+    @abstractmethod
     def log(
         self,
         run: RunRef,
@@ -113,14 +143,93 @@ class Cloud(Protocol):
         the task has ended and nothing is left to read. An absent log is empty and complete; an offset behind the end is the
         end."""
 
+    @abstractmethod
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
     ) -> Iterator[LogChunk]:
         """The log from `offset` as it comes: a (maybe empty) chunk as soon as it is open, and one every 10 s. From then on all of
         it comes, whatever becomes of the task. It ends after a chunk that is complete; close it to end it earlier."""
 
+
+@runtime_checkable
+class KeepsLogs(Protocol):
+    """Logs stay until `purge`. Elsewhere they go with their pods, unless somebody copies them in time."""
+
+    @abstractmethod
+    def purge(self, run: RunRef) -> None:
+        """Removes the logs too. Only after RunGone."""
+
+
+@runtime_checkable
+class RunsCommands(Protocol):
+    """Runs commands inside running tasks."""
+
+    @abstractmethod
     def exec(
         self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> Session:
         """Starts a command inside the running task, as its user, with its environment. Without `stdin` it reads nothing; with
         `tty` it has a terminal, and whatever it reads is typed there."""
+
+
+@runtime_checkable
+class ServesEndpoints(Protocol):
+    """Leads the gateway to what tasks serve."""
+
+    @abstractmethod
+    def endpoint(self, run: RunRef, name: str) -> str:
+        """Where the gateway reaches endpoint `name` of a run that was applied: `host:port`, or `unix:` and the path of a socket.
+
+        The program may not listen there yet. Raises CloudRefused for an endpoint that the run does not have.
+        """
+
+
+@runtime_checkable
+class MeasuresGpus(Protocol):
+    """Knows how busy GPUs are."""
+
+    @abstractmethod
+    def gpu_use(self, since: str) -> Measurements:
+        """How busy GPUs were, in minutes that are over, after position `since` ("" for the beginning of what is still known). A
+        minute may be told twice; a cloud that was not asked for long may have forgotten some."""
+
+
+@runtime_checkable
+class KeepsVolumes(Protocol):
+    """Has volumes that outlive runs; a driver that does names "volume" among its `mounts`."""
+
+    @classmethod
+    @abstractmethod
+    def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:
+        """Sentences on what is wrong with a volume that somebody wants on the cloud `title`, by the field of VolumeSource."""
+
+    @classmethod
+    @abstractmethod
+    def volume_there(cls, volume: VolumeRef) -> str:
+        """What administrators of the cloud find it as, in the middle of a sentence."""
+
+    @abstractmethod
+    def apply_volume(self, source: VolumeSource) -> None:
+        """Makes the volume, or lets it grow to its size, and returns at once; `folder` does not matter. Raises CloudRefused
+        for what can never be, with the reason in the cloud's own words."""
+
+    @abstractmethod
+    def delete_volume(self, volume: VolumeRef) -> None:
+        """Asks for the end of the volume with all that is in it; it goes when no task mounts it any more."""
+
+
+@runtime_checkable
+class Inspected(Protocol):
+    """Can be asked who it is and whether all is well, before something runs there."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Tells this installation from all others, as long as it lives; "" when that may not be seen."""
+
+    @abstractmethod
+    def preflight(self, namespaces: Collection[str]) -> Preflight:
+        """Tries everything that the portal needs there, for runs in these namespaces too. Takes some seconds at most."""
+
+    @abstractmethod
+    def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
+        """Those of them that exist and are not this portal's, with what to do about each."""

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 RestartPolicy = Literal["OnFailure", "Always"]
 SourceKind = Literal["s3", "nfs", "local", "volume"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a cloud is reached, as its row says: `credentials` as its driver made them of those that were given, None for those of
+    the place where the portal runs, `settings` as JSON, and the token of the Prometheus that these name."""
+
+    name: str
+    credentials: str | None = field(repr=False)
+    settings: Mapping[str, Any]
+    prometheus_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

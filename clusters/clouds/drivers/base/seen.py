@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from clusters.clouds.drivers.base.plan import RunRef
 
@@ -221,3 +222,13 @@ class Output:
 
     stream: Literal["stdout", "stderr"]
     data: bytes
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What came of a test: a sentence, whose cloud answered ("" when that may not be seen), and `facts` in JSON."""
+
+    ok: bool
+    message: str
+    identity: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)

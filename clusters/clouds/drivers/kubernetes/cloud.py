@@ -15,27 +15,36 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import orjson
+from pydantic import ValidationError
 
 from clusters.clouds.drivers.base import (
+    Access,
     Batch,
     Capacity,
+    Cloud,
     CloudError,
     GpuUse,
+    Inspected,
+    KeepsVolumes,
     LogChunk,
     Measurements,
+    MeasuresGpus,
     NotOurs,
     Plan,
+    Preflight,
     RunRef,
+    RunsCommands,
     Seen,
+    ServesEndpoints,
     Session,
-    SourceKind,
     VolumeRef,
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes import logs, prometheus
+from clusters.clouds.drivers.kubernetes.api import preflight
 from clusters.clouds.drivers.kubernetes.api.client import (
     METADATA_LIST,
     Client,
@@ -46,10 +55,10 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     path_of,
     patiently,
 )
-from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.build import manifests, names, network_policy, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
-from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.follower import Follower
 
 log = logging.getLogger(__name__)
@@ -59,12 +68,18 @@ NAMESPACES_AT_ONCE = 4
 LOOK_SECONDS = 2.0
 
 
-class KubernetesCloud:
+class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, ServesEndpoints, MeasuresGpus, Inspected):
     """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
 
-    keeps_logs = False
-    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "volume"})
+    kind = "kubernetes"
+    title = "Kubernetes"
+    is_remote = True
+    fixed_settings: ClassVar[Mapping[str, str]] = {"portal": "The old label is on"}
+    software = "container"
+    mounts = frozenset({"s3", "nfs", "volume"})
     longest_address = names.LONGEST_ADDRESS
+    asks_for_addresses = False
+    needs_namespace = True
 
     def __init__(
         self, client: Client, settings: Settings, name: str = "kubernetes", prometheus_token: str = ""
@@ -83,6 +98,36 @@ class KubernetesCloud:
         # Namespaces that were there before this began to follow, and those that are being looked at.
         self._unsettled: set[str] = set()
         self._settling: set[str] = set()
+
+    @classmethod
+    def connect(cls, access: Access) -> Self:
+        name = access.name
+        try:
+            settings = Settings.read(access.settings)
+        except ValidationError as error:
+            sentence = f"The settings of {name} are not understood; an administrator can save them again."
+            raise CloudError(sentence) from error
+        try:
+            client = Client.connect(orjson.loads(access.credentials) if access.credentials else "")
+        except orjson.JSONDecodeError as error:
+            sentence = f"The kubeconfig of {name} cannot be decrypted: was PORTAL_SECRET_KEY changed?"
+            raise CloudError(sentence) from error
+        return cls(client, settings, name, access.prometheus_token)
+
+    @classmethod
+    def is_reserved(cls, namespace: str) -> bool:
+        """Every Kubernetes cluster has it: the portal would close it to all traffic but its own."""
+        return namespace == "default" or namespace.startswith("kube-")
+
+    @classmethod
+    def closed_networks(cls, stored: Mapping[str, Any]) -> Iterable[str]:
+        """Of settings that can no longer be read these still are, or the usual ones."""
+        networks: Iterable[str] = stored.get("closed_networks", Settings().closed_networks)
+        return networks
+
+    @classmethod
+    def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
+        return network_policy.why_closed(server, Settings.readable(stored))
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """Names follow from the run, so nothing has to be made for them."""
@@ -288,8 +333,25 @@ class KubernetesCloud:
         }
         return {name: sentence for name, sentence in sorted(found.items()) if sentence}
 
-    def purge(self, run: RunRef) -> None:
-        """Logs go with their pods."""
+    def identity(self) -> str:
+        return preflight.uid_of(self._client)
+
+    def preflight(self, namespaces: Collection[str]) -> Preflight:
+        return preflight.judge(self._client, self._settings.reserved_disk, lambda: self.foreign(namespaces))
+
+    @classmethod
+    def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:
+        settings = Settings.readable(stored)
+        wrong = {}
+        if settings.storage_classes and storage_class not in settings.storage_classes:
+            wrong["storage_class"] = f"{title} offers these storage classes: {', '.join(settings.storage_classes)}."
+        if quantity(size) > quantity(settings.largest_volume):
+            wrong["size"] = f"A volume on {title} has at most {settings.largest_volume}."
+        return wrong
+
+    @classmethod
+    def volume_there(cls, volume: VolumeRef) -> str:
+        return f"claim {names.claim_name(volume)} in namespace {volume.namespace}"
 
     def apply_volume(self, source: VolumeSource) -> None:
         manifests.check_volume(source, self._settings)

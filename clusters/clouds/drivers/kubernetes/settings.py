@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from clusters.clouds.drivers.closed_networks import NEAR
@@ -240,6 +240,15 @@ class Settings:
     def read(cls, stored: Mapping[str, Any]) -> Settings:
         """Raises pydantic's ValidationError."""
         return _ADAPTER.validate_python(dict(stored))
+
+    @classmethod
+    def readable(cls, stored: Mapping[str, Any]) -> Settings:
+        """Without what this version of the portal does not understand any more: to be shown and saved again."""
+        try:
+            return cls.read(stored)
+        except ValidationError as error:
+            wrong = {str(each["loc"][0]) for each in error.errors()}
+            return cls.read({name: value for name, value in stored.items() if name not in wrong})
 
     def json_value(self) -> dict[str, Any]:
         """What differs from the defaults, so that better defaults reach clusters that were registered before."""

@@ -10,23 +10,26 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, Self, cast
 
 from clusters.clouds.drivers.base import (
+    Access,
     Batch,
     Capacity,
+    Cloud,
     CloudError,
     CloudRefused,
+    KeepsLogs,
     LogChunk,
     Measurements,
+    MeasuresGpus,
     Plan,
     RunRef,
+    RunsCommands,
     Seen,
+    ServesEndpoints,
     Session,
-    SourceKind,
     Unanswered,
-    VolumeRef,
-    VolumeSource,
     WatchExpired,
 )
 from clusters.clouds.drivers.local import protocol
@@ -37,21 +40,31 @@ TIMEOUT = 30.0
 WATCH_TIMEOUT = 20.0
 # A follower asks again after these seconds: a read costs what is new, so asking is as cheap as being told.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
-NO_VOLUMES = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
+NOT_MOUNTED = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
 
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
 
 
-class LocalCloud:
+class LocalCloud(Cloud, KeepsLogs, RunsCommands, ServesEndpoints, MeasuresGpus):
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
 
-    name = "local"
-    keeps_logs = True
-    mounts: frozenset[SourceKind] = frozenset({"s3", "nfs", "local"})
+    kind = "local"
+    title = "this machine"
+    is_remote = False
+    environment: ClassVar[Mapping[str, str]] = {"socket": "LOCAL_CLOUD_SOCKET"}
+    software = "environment"
+    mounts = frozenset({"s3", "nfs", "local"})
     longest_address = len("127.0.0.1:65535")
+    asks_for_addresses = True
+    needs_namespace = False
 
     def __init__(self, socket_path: str) -> None:
+        self.name = self.kind
         self.socket_path = str(socket_path)
+
+    @classmethod
+    def connect(cls, access: Access) -> Self:
+        return cls(access.settings["socket"])
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         ports = self._call("reserve", run=run, counts=dict(counts))
@@ -64,7 +77,7 @@ class LocalCloud:
 
     def apply(self, plan: Plan) -> None:
         if any(mount.source.kind not in self.mounts for mount in plan.mounts):
-            raise CloudRefused(NO_VOLUMES)
+            raise CloudRefused(NOT_MOUNTED)
         self._call("apply", plan=plan)
 
     def delete(self, run: RunRef) -> None:
@@ -72,12 +85,6 @@ class LocalCloud:
 
     def purge(self, run: RunRef) -> None:
         self._call("purge", run=run)
-
-    def apply_volume(self, source: VolumeSource) -> None:
-        raise CloudRefused(NO_VOLUMES)
-
-    def delete_volume(self, volume: VolumeRef) -> None:
-        """There has never been one."""
 
     def list(self) -> Batch:
         return protocol.batch_from(self._call("list"))

@@ -6,16 +6,24 @@ and resource after the other, for all namespaces, so that what is missing can be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import CloudError
+import yaml
+
+from clusters.clouds.drivers.base import CloudError, Preflight
 from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_of
 from clusters.clouds.drivers.kubernetes.settings import GPU
-from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, allocatable_of
+from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, allocatable_of, gib
 
+# What the portal has to be allowed to do, as administrators are asked to apply it.
+ROLE = Path(__file__).parents[5] / "docker" / "kubernetes" / "clusterrole.yaml"
+ADVICE = "Apply docker/kubernetes/clusterrole.yaml and bind it to the portal's user."
+STRANGER = "What answers at this address is not the API server of a Kubernetes cluster."
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -59,6 +67,45 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
     )
 
 
+def judge(client: Client, reserved_disk: float, foreign: Callable[[], Mapping[str, str]]) -> Preflight:
+    """What came of `inspect` and of looking whether the namespaces of runs belong to somebody else, in a sentence. Raises
+    CloudError."""
+    found = inspect(client, _wanted(), reserved_disk)
+    facts: dict[str, Any] = {name: getattr(found, name) for name in ("version", "nodes", "ready", "gpus")}
+    facts["missing"] = [str(right) for right in found.missing]
+    ok, message = _verdict(found, reserved_disk, foreign)
+    return Preflight(ok, message, found.uid, facts)
+
+
+def _verdict(found: Found, reserved_disk: float, foreign: Callable[[], Mapping[str, str]]) -> tuple[bool, str]:
+    if found.nodes is None:
+        has = f"Kubernetes {found.version}"
+    else:
+        ready = "all of them ready" if found.ready == found.nodes else f"{found.ready} of them ready"
+        has = f"Kubernetes {found.version} with {found.nodes} nodes, {ready}, and {found.gpus} GPUs"
+    if found.missing:
+        return False, f"{has}. The portal may not {', '.join(map(str, found.missing))}. {ADVICE}"
+    try:
+        sentence = " ".join(foreign().values())
+    except CloudError:
+        sentence = ""  # It is asked again when something is to run there.
+    if sentence:
+        return False, f"{has}. {sentence}"
+    if not found.diskless:
+        return True, f"{has}. The portal may do all that it needs."
+    which = "No node takes a task: all offer" if found.diskless == found.nodes else f"{found.diskless} nodes offer"
+    sentence = f"{which} less {DISK} than the {gib(reserved_disk)} that a task reserves. {DISK_ADVICE}"
+    return found.diskless != found.nodes, f"{has}. The portal may do all that it needs. {sentence}"
+
+
+@functools.cache
+def _wanted() -> tuple[Right, ...]:
+    try:
+        return rights_of(yaml.safe_load(ROLE.read_text()))
+    except OSError as error:
+        raise CloudError(f"The list of rights that the portal needs is not there: {error}") from error
+
+
 def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0) -> Found:
     """`reserved_disk` is what a task reserves of a node's, in bytes.
 
@@ -67,7 +114,7 @@ def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0)
         # Somebody waits for the answer, and may ask again.
         version = str(client.get_once("/version")["gitVersion"])
     except (ValueError, LookupError, TypeError) as error:
-        raise CloudError("What answers at this address is not the API server of a Kubernetes cluster.") from error
+        raise CloudError(STRANGER) from error
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rights") as threads:
         had = threads.map(lambda right: _has(client, right), wanted)
         missing = [right for right, has in zip(wanted, had, strict=True) if not has]
@@ -100,10 +147,13 @@ def _has(client: Client, right: Right) -> bool:
 
 def uid_of(client: Client) -> str:
     """Tells a cluster from all others: that of the namespace kube-system, which lives as long. Raises CloudError."""
-    found = client.get(path_of("Namespace"), fieldSelector="metadata.name=kube-system")["items"]
-    if not found:
-        raise CloudError("This is not a whole Kubernetes cluster: it has no namespace kube-system.")
-    return str(found[0]["metadata"]["uid"])
+    try:
+        found = client.get(path_of("Namespace"), fieldSelector="metadata.name=kube-system")["items"]
+        if not found:
+            raise CloudError("This is not a whole Kubernetes cluster: it has no namespace kube-system.")
+        return str(found[0]["metadata"]["uid"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CloudError(STRANGER) from error
 
 
 def _nodes(client: Client) -> list[tuple[bool, int, float]]:
