@@ -1,4 +1,4 @@
-"""The circuit breaker by itself. Its users are tested by test_silent_cloud (clusters/clouds, kube) and clusters/test_broker."""
+"""The circuit breaker by itself; its users are tested by test_silent_cloud (two of that name) and test_broker."""
 
 from __future__ import annotations
 
