@@ -185,7 +185,7 @@ def test_a_count_out_of_a_drivers_bounds_is_refused_at_its_role(of, data):
         assert [each.path for each in mistakes(caught.value)] == [("roles", role.name, "count")]
 
 
-@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=str)
+@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=list(FRAMEWORKS))
 def test_what_ends_a_run_is_the_end_of_a_role_that_its_driver_has(driver):
     assert {each.role for each in driver.completions} <= {role.name for role in driver.roles}
 
@@ -218,7 +218,7 @@ def planned(of, command):
     )
 
 
-@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=str)
+@pytest.mark.parametrize("driver", FRAMEWORKS.values(), ids=list(FRAMEWORKS))
 def test_ranks_count_through_all_tasks_of_a_run(driver):
     of = spec(driver.name, **{role.name: min(role.most, 3) for role in driver.roles})
     plan = planned(of, 'echo "$PORTAL_ROLE-$TASK_INDEX $TASK_RANK"')
