@@ -33,7 +33,7 @@ from bench.web import Client, steadily
 from clusters.clouds.drivers.base import Plan
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes
 from clusters.clouds.drivers.kubernetes.api.client import path_of
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.models import CloudState, Run
 from clusters.runs.follower import tune
 from clusters.runs.reconcile import plan_of

@@ -20,7 +20,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import STRATEGIC, Client, Missing, path_of
-from clusters.clouds.drivers.kubernetes.build import manifests, names
+from clusters.clouds.drivers.kubernetes.render import manifests, names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, phase

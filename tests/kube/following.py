@@ -14,8 +14,8 @@ import yaml
 
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, StorageSeen, TaskSeen, WatchExpired
 from clusters.clouds.drivers.kubernetes.api.client import Client
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plane import Plane
 

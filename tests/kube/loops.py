@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from portal.up.services import dies_with_parent
 from tests.kube.following import hand_over
 from tests.kube.plane import Object, Plane

@@ -18,7 +18,7 @@ from clusters.clouds.drivers.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec

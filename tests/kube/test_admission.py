@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from clusters.clouds.drivers.kubernetes.api.client import JSON, MERGE, Client, Refused, path_of
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from portal.up.services import Service
 from tests.kube.following import Following

@@ -14,8 +14,8 @@ from clusters.clouds.drivers.kubernetes import cloud as kubernetes
 from clusters.clouds.drivers.kubernetes.api import kubeconfig
 from clusters.clouds.drivers.kubernetes.api.client import Client, Missing
 from clusters.clouds.drivers.kubernetes.api.client import path_of as path_in
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import CountingClient, Following, cloud_of, portal_kubeconfig
 from tests.kube.loops import CONVERGED, Loops

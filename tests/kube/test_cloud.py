@@ -22,8 +22,8 @@ from clusters.clouds.drivers.base import (
     WatchExpired,
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec

@@ -17,7 +17,7 @@ import pytest
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes_client
 from clusters.clouds.drivers.kubernetes.api.client import Client
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, phase
 from tests.kube.proxy import Proxy, is_write, proxied

@@ -9,8 +9,8 @@ import pytest
 
 from clusters.clouds.drivers.base import RunRef
 from clusters.clouds.drivers.kubernetes.api.client import Client
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import Batch, WatchExpired
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.following import cloud_of, registered
 from tests.kube.plane import Plane
 

@@ -30,7 +30,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.build import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.render import manifests, names, storage
 from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import ROLES

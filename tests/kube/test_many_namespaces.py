@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE
-from clusters.clouds.drivers.kubernetes.build import manifests, names
+from clusters.clouds.drivers.kubernetes.render import manifests, names
 from tests.kube.following import Following, cloud_of
 from tests.kube.plane import Plane
 

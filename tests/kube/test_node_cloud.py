@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import CloudError, ImageRef, RolePlan, RunRef, Session, TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube import archives
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Container, Node

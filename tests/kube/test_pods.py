@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.drivers.kubernetes.build import pods
+from clusters.clouds.drivers.kubernetes.render import pods
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plans import plan, role
 

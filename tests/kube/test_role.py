@@ -19,8 +19,8 @@ import yaml
 from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.api.preflight import Right, inspect, rights_of
-from clusters.clouds.drivers.kubernetes.build import names, pods
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names, pods
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from portal.up.services import Service
 from tests.kube.following import ROLE, Following, portal_kubeconfig

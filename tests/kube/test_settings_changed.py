@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from clusters.clouds.drivers.base import CloudRefused
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import NODES, CountingClient, Following, portal_kubeconfig
 from tests.kube.plane import Plane

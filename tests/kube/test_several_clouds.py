@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.following import hand_over, portal_kubeconfig, registered
 from tests.kube.plane import Plane
 

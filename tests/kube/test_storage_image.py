@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import Mount, Plan, S3Source
-from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch.pod_status import storage_seen
 from portal.up.services import program

@@ -13,7 +13,7 @@ import yaml
 from django.test import Client
 
 from clusters.clouds.drivers.base import TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import follower
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.quarantine import MOST, unreadable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import follower, reasons
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.terminations import PATIENCE

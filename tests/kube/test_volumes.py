@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.build import names
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref

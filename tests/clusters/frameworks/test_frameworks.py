@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
-from clusters.clouds.drivers.kubernetes.build.names import LONGEST_ADDRESS
+from clusters.clouds.drivers.kubernetes.render.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Launch, Resources
 from clusters.manifest import ClusterSpec

@@ -55,7 +55,7 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     path_of,
     patiently,
 )
-from clusters.clouds.drivers.kubernetes.build import manifests, names, network_policy, storage
+from clusters.clouds.drivers.kubernetes.render import manifests, names, network_policy, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity

@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
 from portal.breaker import Breaker, NotCalled
 

@@ -24,7 +24,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 from urllib3.exceptions import HTTPError, SSLError
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered, WatchExpired
-from clusters.clouds.drivers.kubernetes.build.names import MANAGER
+from clusters.clouds.drivers.kubernetes.render.names import MANAGER
 
 if TYPE_CHECKING:
     import kubernetes

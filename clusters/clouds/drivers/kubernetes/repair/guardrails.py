@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from clusters.clouds.drivers.base import PlaceChanged
-from clusters.clouds.drivers.kubernetes.build import manifests
+from clusters.clouds.drivers.kubernetes.render import manifests
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch.objects import Object
 

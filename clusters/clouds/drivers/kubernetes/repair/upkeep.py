@@ -14,7 +14,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
 from clusters.clouds.drivers.kubernetes.api.client import MERGE, STRATEGIC, Client, Missing, Refused, path_of
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.objects import Owner, Pod

@@ -19,7 +19,7 @@ from typing import Any
 from clusters.clouds.drivers.base import Batch, CloudError, Seen, Unreadable, WatchExpired
 from clusters.clouds.drivers.kubernetes.api import client
 from clusters.clouds.drivers.kubernetes.api.client import Client, Unavailable, path_of
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import job_history, pod_status
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror

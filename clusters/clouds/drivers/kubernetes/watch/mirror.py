@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clusters.clouds.drivers.base import Capacity, RunRef, Seen, TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damages

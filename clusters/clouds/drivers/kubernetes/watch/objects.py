@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen, TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 
 Object = Mapping[str, Any]
 FOREGROUND = "foregroundDeletion"

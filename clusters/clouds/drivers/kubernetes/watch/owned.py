@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunRef, Seen
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import workloads
 from clusters.clouds.drivers.kubernetes.watch.job_history import Jobs

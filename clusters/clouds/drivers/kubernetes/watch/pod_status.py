@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen, TaskPhase, TaskSeen
-from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.watch import reasons
 
 Pod = Mapping[str, Any]

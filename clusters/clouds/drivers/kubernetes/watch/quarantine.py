@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import Unreadable
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 
 # What programs are given and what they say may hold keys; what managers note of fields is long and says nothing here.
 _LEFT_OUT = frozenset(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.drivers.kubernetes.build import storage
+from clusters.clouds.drivers.kubernetes.render import storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, gib
 

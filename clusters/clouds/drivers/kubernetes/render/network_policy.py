@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from clusters.clouds.drivers.base import CloudRefused, Plan, S3Source
 from clusters.clouds.drivers.closed_networks import PRIVATE
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Rule = dict[str, Any]

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
-from clusters.clouds.drivers.kubernetes.build import names
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 
 FETCH = "fetch"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.build import names, storage
+from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudRefused, Endpoint, LocalSource, Plan, RolePlan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.build import names, network_policy, pods, storage
+from clusters.clouds.drivers.kubernetes.render import names, network_policy, pods, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
 
