@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -41,8 +42,12 @@ def said(address: str, text: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as one, At(path) as short:
         one.settimeout(PATIENCE)
         one.connect(short)
-        one.sendall(text)
-        one.shutdown(socket.SHUT_WR)
+        try:
+            one.sendall(text)
+            one.shutdown(socket.SHUT_WR)
+        except OSError as error:  # the other side has closed it before
+            assert error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
+            return b""
         answer = b""
         while data := one.recv(65536):
             answer += data
