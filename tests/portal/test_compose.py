@@ -248,6 +248,7 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
             assert get(f"{at}/readyz") == (503, "the database is out of reach\n")
         finally:
             services.stop(host.service("web"), web)
+    assert not host.healthy("redis"), "it goes on when it is asked to stop"
     lines = [json.loads(line) for line in (logs / "web.log").read_text().splitlines()]
     assert any(line["logger"] == "gunicorn.access" and " /accounts/login/ " in line["message"] for line in lines)
     assert not any(" 200 GET /healthz" in line["message"] for line in lines)
