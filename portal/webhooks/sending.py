@@ -93,8 +93,8 @@ def send_due() -> int:
                     sent = _send(pool, flying, end)
                 made += sent
                 if not sent and not flying:
-                    # Somebody has hold of them, or they have failed.
-                    time.sleep(LOOK)
+                    # Another transaction has hold of them; the beat looks again.
+                    break
             if flying:
                 # The next one need not wait for the slowest of this one.
                 wakeups.wake_webhooks()
@@ -161,30 +161,35 @@ def claim(room: int, flying: Collection[Job]) -> list[Job]:
     due = _due(now).exclude(webhook__host__in=[host for host, count in hosts.items() if count >= PER_HOST])
     due = due.exclude(webhook__appcode__in=[appcode for appcode, count in appcodes.items() if count >= PER_APPCODE])
     found = due.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",))
-    for row in found.order_by("next_at")[:room]:
-        hook, appcode = row.webhook, row.webhook.appcode_id or 0
-        if hosts[hook.host] >= PER_HOST or appcodes[appcode] >= PER_APPCODE:
-            continue
-        try:
-            target = specs.target(hook.url)
-        except ValueError:
-            # Never the URL itself: it may be what is left of one that was encrypted by another key.
-            row.state, row.claim, row.error = Delivery.State.FAILED, None, UNREADABLE
-            row.save(update_fields=["state", "claim", "error"])
-            log.error("delivery %s has failed: the URL of webhook %s cannot be read or used", row.pk, hook.pk)
-            continue
-        row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
-        row.first_at = row.first_at or now
-        row.save(update_fields=["attempts", "claim", "next_at", "first_at"])
-        hosts[hook.host] += 1
-        appcodes[appcode] += bool(appcode)
-        jobs.append(
-            Job(
-                row.pk, hook.pk, row.claim, row.message_id, target, tuple(hook.secrets_at(now)), hook.host,
-                appcode, facts(row.event), row.attempts, row.first_at,
-            )
-        )  # fmt: skip
+    # A portion of which nothing could be sent has failed as a whole, so the next one is another.
+    while not jobs and (rows := list(found.order_by("next_at")[:room])):
+        for row in rows:
+            host, appcode = row.webhook.host, row.webhook.appcode_id or 0
+            if hosts[host] < PER_HOST and appcodes[appcode] < PER_APPCODE and (job := _take(row, now)):
+                hosts[host] += 1
+                appcodes[appcode] += bool(appcode)
+                jobs.append(job)
     return jobs
+
+
+def _take(row: Delivery, now: dt.datetime) -> Job | None:
+    """Claims a delivery that is locked; None when the URL of its webhook leads nowhere, and it has failed."""
+    hook = row.webhook
+    try:
+        target = specs.target(hook.url)
+    except ValueError:
+        # Never the URL itself: it may be what is left of one that was encrypted by another key.
+        row.state, row.claim, row.error = Delivery.State.FAILED, None, UNREADABLE
+        row.save(update_fields=["state", "claim", "error"])
+        log.error("delivery %s has failed: the URL of webhook %s cannot be read or used", row.pk, hook.pk)
+        return None
+    row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
+    row.first_at = row.first_at or now
+    row.save(update_fields=["attempts", "claim", "next_at", "first_at"])
+    return Job(
+        row.pk, hook.pk, row.claim, row.message_id, target, tuple(hook.secrets_at(now)), hook.host, hook.appcode_id or 0,
+        facts(row.event), row.attempts, row.first_at,
+    )  # fmt: skip
 
 
 def facts(event: Event) -> dict[str, object]:

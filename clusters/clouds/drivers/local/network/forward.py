@@ -49,7 +49,7 @@ async def _lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):  # one side is gone, and with it whom to tell
         while data := await reader.read(AT_ONCE):
             writer.write(data)
             await writer.drain()
