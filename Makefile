@@ -5,8 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One test process a core, but on a small machine the browser and the training need room too.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n )))
+# One test process a core: each starts real servers, and with one more whole portals start so slowly beside each other that they are late.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 3 ? 4 : n )))
 # RERUNS=1 gives a test that failed another try, and the last lines name it: for machines that others keep busy, too.
 PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
@@ -26,23 +26,23 @@ NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack 
 .DELETE_ON_ERROR:
 
 # What stands behind "##" says what a command does; run comes first when none is named.
-run: $(VENV)/.installed  ## the whole portal on this machine, until Ctrl-C (PORTAL_DATA, PORTAL_PORT, PORTAL_DEMO change it)
+run: $(VENV)/.installed $(VENV)/.assets  ## the whole portal on this machine, until Ctrl-C (PORTAL_DATA, PORTAL_PORT, PORTAL_DEMO change it)
 	@exec $(BIN)/python manage.py up
 
 # Worker and controller do not reload: start it again after a change of theirs.
-dev: $(VENV)/.installed  ## the same for developers: pages reload code, templates and static files as they are saved
+dev: $(VENV)/.installed $(VENV)/.assets  ## the same for developers: pages reload code, templates and static files as they are saved
 	@PORTAL_DEBUG=1 exec $(BIN)/python manage.py up
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
-test: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.pasta lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
+test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.pasta lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
 	$(BIN)/python -m tests.kube.binary
-	$(PYTEST) -n $(WORKERS) --dist loadgroup
+	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root.
-e2e: $(VENV)/.installed-dev $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
+e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
 	$(PYTEST) -m node
@@ -87,6 +87,10 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	@$(PIP) install --no-compile -r $< || { \
 	  echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
 	@touch $@
+
+# xterm.js comes from npm's registry, for no Python package has it. Without it the portal runs, and the next `make run` tries again.
+$(VENV)/.assets: portal/assets.py $(VENV)/.installed
+	@$(BIN)/python -m portal.assets && touch $@ || true
 
 # Browser tests drive the distribution's own Chromium; the fonts make screenshots look like what people see.
 $(VENV)/.browser: | $(BIN)/python

@@ -19,6 +19,7 @@ from billing.efficiency import waste
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Price, UsageSegment
+from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Flavor, Image, Run
 from clusters.runs.status import consumer
 from portal.actions.tokens import make_token
@@ -27,12 +28,10 @@ from portal.models import Appcode, Membership, OrgNode, User
 APPCODES, CLUSTERS, LINES = 500, 10_000, 10
 MEMBER_OF = 25
 ROLES = {"master": 1, "ps": 1, "worker": 4}
-SPEC = {
+SPEC = ClusterSpec.model_validate({
     "framework": "tensorflow", "image": "bench", "command": "python train.py --epochs 20", "env": {"DATA_DIR": "/elearn/input"},
-    "input": None, "output": None, "outputPath": "{name}/{run}", "mode": "batch", "completion": "master", "retries": 0,
-    "timeLimit": None, "scheduleAfter": None,
     "roles": {role: {"flavor": "cpu" if role == "ps" else "gpu", "count": count} for role, count in ROLES.items()},
-}  # fmt: skip
+}).model_dump(mode="json", by_alias=True)  # fmt: skip
 
 
 @dataclass(frozen=True)

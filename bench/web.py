@@ -28,9 +28,13 @@ class Client:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = http.client.HTTPConnection(*self._address, timeout=30)
-        connection.request(method, self._prefix + path, data, headers)
-        answer = connection.getresponse()
-        text: bytes = answer.read()
+        try:
+            connection.request(method, self._prefix + path, data, headers)
+            answer = connection.getresponse()
+            text: bytes = answer.read()
+        except (OSError, http.client.HTTPException):
+            self._local.connection = None
+            raise
         if answer.status >= 400:
             raise RuntimeError(f"{method} {path}: {answer.status} {text[:500].decode(errors='replace')}")
         return text
@@ -56,6 +60,13 @@ def steadily(per_second: float, jobs: Sequence[Callable[[], object]]) -> list[fl
             time.sleep(max(0.0, due(n) - time.perf_counter()))
             pending.append(pool.submit(do, n, job))
         return [each.result() for each in pending]
+
+
+def at_once(threads: int, jobs: Sequence[Callable[[], object]]) -> None:
+    """All of them, by so many threads, each as soon as it can."""
+    with ThreadPoolExecutor(threads) as pool:
+        for each in [pool.submit(job) for job in jobs]:
+            each.result()
 
 
 def one_by_one(times: int, job: Callable[[], object]) -> list[float]:

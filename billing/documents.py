@@ -4,23 +4,16 @@ exact."""
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from django.conf import settings
 from pydantic import BeforeValidator, Field
 
 from billing.money import display
 from portal.api.documents import Answer
+from portal.specs import decimal_text
 
-
-def _decimal_text(value: Any) -> Any:
-    """A number of JSON has been read as binary already, and is not what was written."""
-    if isinstance(value, float):
-        raise ValueError('Give a decimal number as text, for example "1.25".')
-    return value
-
-
-Amount = Annotated[Decimal, BeforeValidator(_decimal_text), Field(max_digits=20, examples=["1.25"])]
+Amount = Annotated[Decimal, BeforeValidator(decimal_text), Field(max_digits=20, examples=["1.25"])]
 Code = Annotated[str, Field(max_length=63)]
 Line = Annotated[str, Field(max_length=200, examples=["qunarcorp.ops"])]
 

@@ -34,7 +34,8 @@ FIRST_WAIT, LONGEST_WAIT = dt.timedelta(minutes=1), dt.timedelta(hours=6)
 
 
 class Mail(models.Model):
-    """A mail to the notification addresses of an appcode, written down with what it tells about and sent afterwards, once.
+    """A mail to the notification addresses of an appcode, or to those in `to`, written down with what it tells about and sent
+    afterwards, once.
 
     `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
     whoever sends it moves on first, and not again after `give_up_at`.
@@ -44,6 +45,9 @@ class Mail(models.Model):
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
     subject = models.CharField(max_length=200)
     text = models.TextField()
+    to = ArrayField(
+        models.EmailField(), default=list, help_text="None: the addresses that the appcode has when it is sent."
+    )
     created_at = models.DateTimeField(db_default=Now())
     due_at = models.DateTimeField(db_default=Now())
     give_up_at = models.DateTimeField()
@@ -61,12 +65,13 @@ class Mail(models.Model):
 
 @dataclass(frozen=True)
 class Letter:
-    """`key` says what it is about, once for ever."""
+    """`key` says what it is about, once for ever. Without `to` it goes to the notification addresses."""
 
     key: str
     appcode_id: int
     subject: str
     text: str
+    to: tuple[str, ...] = ()
 
 
 def configured() -> bool:
@@ -79,8 +84,8 @@ def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
     Mail.objects.bulk_create(
         (
             Mail(
-                key=letter.key, appcode_id=letter.appcode_id, subject=letter.subject, text=letter.text, due_at=now,
-                give_up_at=now + TRY_FOR,
+                key=letter.key, appcode_id=letter.appcode_id, subject=letter.subject, text=letter.text, to=list(letter.to),
+                due_at=now, give_up_at=now + TRY_FOR,
             )
             for letter in letters
         ),
@@ -89,9 +94,9 @@ def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
     transaction.on_commit(wakeups.wake_mail)
 
 
-def tell(key: str, appcode_id: int, subject: str, text: str) -> None:
-    """For `portal.notices`, which knows no outbox."""
-    queue([Letter(key, appcode_id, subject[:200], text)], timezone.now())
+def tell(key: str, appcode_id: int, subject: str, text: str, to: Sequence[str]) -> None:
+    """For `portal.hooks`, which knows no outbox."""
+    queue([Letter(key, appcode_id, subject[:200], text, tuple(to))], timezone.now())
 
 
 def again(mail: Mail) -> None:
@@ -123,7 +128,7 @@ def _hold(now: dt.datetime) -> Mail | None:
 
 
 def _send(mail: Mail, now: dt.datetime) -> bool:
-    to = list(mail.appcode.emails)
+    to = mail.to or list(mail.appcode.emails)
     host = urlsplit(settings.PORTAL_ORIGIN).hostname
     headers = {
         "Message-ID": f"<{hashlib.sha256(mail.key.encode()).hexdigest()[:32]}@{host}>",

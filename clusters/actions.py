@@ -19,6 +19,7 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.clouds.placement import hold
 from clusters.events import cluster_event, run_event
+from clusters.gateway import origins
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
 from clusters.runs.ending import ask_to_end
@@ -56,6 +57,7 @@ def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | Non
         created_by=acting_user,
         run_count=_runs_before(appcode, manifest.metadata.name),
     )
+    origins.keep(cluster, manifest.spec.served, resolved.domain)
     _new_run(
         cluster,
         acting_user,
@@ -76,11 +78,15 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
         raise Invalid.at("metadata", "appcode", message="A cluster stays in its appcode; clone it to another one.")
     if manifest.metadata.name != cluster.name:
         raise Invalid.at("metadata", "name", message="A cluster keeps its name; clone it under another one.")
-    resolve(manifest.spec, cluster.appcode)
+    resolved = resolve(manifest.spec, cluster.appcode)
     spec = manifest.spec.model_dump(mode="json", by_alias=True)
     if spec != cluster.spec:
         cluster.spec = spec
         cluster.save(update_fields=["spec", "changed_at"])
+        # A run that lives stays where it is.
+        here = cluster.current_run and not cluster.current_run.is_terminal
+        domain = next((each.partition(".")[2] for each in cluster.origins.values()), resolved.domain)
+        origins.keep(cluster, manifest.spec.served, domain if here else resolved.domain)
         record_all(
             [
                 cluster_event(
@@ -101,6 +107,8 @@ def deploy(cluster: Cluster, *, acting_user: User) -> Run:
     if cluster.current_run and not cluster.current_run.is_terminal:
         raise Conflict(f"Run {cluster.current_run.number} of {cluster.name} has not ended yet; disable it first.")
     resolved = resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
+    if cluster.origins:
+        origins.move(cluster, resolved.domain)
     return _new_run(cluster, acting_user, resolved, [], scheduled=False)
 
 
@@ -117,6 +125,24 @@ def cancel(cluster: Cluster, *, acting_user: User) -> Run:
             raise Conflict(f"Run {run.number} of {run.cluster.name} runs already; disable it to end it.")
 
     return _end(cluster, acting_user, "Cancelled", "cancelled", check)
+
+
+@transaction.atomic
+def keep(cluster: Cluster, *, acting_user: User) -> Run:
+    """Somebody needs it: what was announced for its idleness is withdrawn, and its clock begins anew. Raises Conflict for what
+    does not run."""
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    run = _locked_run(cluster)
+    if run is None or run.is_terminal or run.desired == Run.Desired.ENDED or run.verdict:
+        raise Conflict(f"{cluster.name} does not run, so there is nothing to keep; deploy it again.")
+    run.kept_at = run.look_at = timezone.now()
+    run.idle_announced_at = run.idle_stops_at = None
+    run.save(update_fields=["kept_at", "look_at", "idle_announced_at", "idle_stops_at"])
+    record_all(
+        [cluster_event("cluster.kept", cluster, acting_user, f"Run {run.number} is still needed.", run=run.number)]
+    )
+    return run
 
 
 @transaction.atomic
@@ -151,6 +177,19 @@ def note_command(
 
 
 @transaction.atomic
+def note_terminal(run: Run, role: str, index: int, *, acting_user: User) -> None:
+    """Writes down that a terminal is about to be opened in a task; nothing of what is typed there is ever written down."""
+    record_all([run_event("task.terminal_opened", run, f"A terminal was opened in {role}-{index}.", actor=acting_user)])
+
+
+@transaction.atomic
+def note_terminal_end(run: Run, role: str, index: int, seconds: int, how: str, *, acting_user: User) -> None:
+    """`how` says in a sentence why it ended."""
+    message = f"The terminal in {role}-{index} was closed after {dt.timedelta(seconds=seconds)}. {how}"
+    record_all([run_event("task.terminal_closed", run, message, actor=acting_user, seconds=seconds)])
+
+
+@transaction.atomic
 def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Callable[[Run], None]) -> Run:
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
@@ -180,7 +219,8 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        spec=cluster.spec,
+        # What is the newest version now is what it runs with.
+        spec={**cluster.spec, **({"environment": str(resolved.environment)} if resolved.environment else {})},
         resources=resolved.resources_json,
         gpus=resolved.gpus,
         created_by=acting_user,

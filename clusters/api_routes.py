@@ -1,9 +1,10 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters.api import clouds, clusters, logs
+from clusters.api import applications, clouds, clusters, environments, logs, terminal
 from clusters.api import exec as exec_api
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
+APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("clusters", clusters.AllClusters.as_view()),
@@ -18,7 +19,22 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs.TaskLog.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/exec", exec_api.TaskExec.as_view()),
+    path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.TaskTerminal.as_view()),
     path(f"{ONE}/usage", clusters.ClusterUsage.as_view()),
+    path(f"{ONE}/tensorboard", applications.TensorBoard.as_view()),
+    path("applications", applications.AllApplications.as_view()),
+    path("appcodes/<slug:code>/applications", applications.AppcodeApplications.as_view()),
+    path(APPLICATION, applications.OneApplication.as_view()),
+    path(f"{APPLICATION}/deploy", applications.Deploy.as_view()),
+    path(f"{APPLICATION}/disable", applications.Disable.as_view()),
+    path(f"{APPLICATION}/cancel", applications.Cancel.as_view()),
+    path(f"{APPLICATION}/keep", applications.Keep.as_view()),
+    path(f"{APPLICATION}/access", applications.Access.as_view()),
+    path(f"{APPLICATION}/access/refresh", applications.RefreshAccess.as_view()),
+    path(f"{APPLICATION}/access/stop", applications.StopAccess.as_view()),
+    path(f"{APPLICATION}/environment", environments.SaveEnvironment.as_view()),
+    path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
+    path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),
     path("kubernetes", clouds.Clusters.as_view()),

@@ -9,11 +9,14 @@ class ClustersConfig(AppConfig):
         # Imported here because models do not exist before the apps are ready.
         from billing import hooks as billing_hooks
         from clusters import hooks, metrics
+        from clusters.applications import inside
         from clusters.clouds import registry
+        from clusters.gateway import middleware
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
         from portal import hooks as portal_hooks
 
+        middleware.inside.add(inside.say)
         post_migrate.connect(registry.keep_own, sender=self)
         datastore_hooks.finders.add(hooks.clusters_using)
         datastore_hooks.judges.add(lifecycle.judge)
@@ -22,4 +25,5 @@ class ClustersConfig(AppConfig):
         portal_hooks.metrics.add(metrics.metrics)
         portal_hooks.closed_networks.add(hooks.closed_networks)
         portal_hooks.gpu_use.add(hooks.gpus_held)
+        portal_hooks.gpu_pool.add(hooks.gpu_pool)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))

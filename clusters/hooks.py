@@ -27,9 +27,11 @@ from portal.models import Appcode, User
 def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_hooks.Use]]:
     """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
     names = [store.name for store in stores]
-    in_definition = Q(spec__input__in=names) | Q(spec__output__in=names)
+    in_definition = Q(spec__input__in=names) | Q(spec__output__in=names) | Q(spec__home__in=names)
     in_run = Q(current_run__gone=False) & (
-        Q(current_run__spec__input__in=names) | Q(current_run__spec__output__in=names)
+        Q(current_run__spec__input__in=names)
+        | Q(current_run__spec__output__in=names)
+        | Q(current_run__spec__home__in=names)
     )
     clusters = Cluster.objects.filter(
         Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
@@ -40,7 +42,7 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_h
         specs = [cluster.spec] if cluster.deleted_at is None else []
         if cluster.current_run and not cluster.current_run.gone:
             specs.append(cluster.current_run.spec)
-        named = {spec.get(key) for spec in specs for key in ("input", "output")}
+        named = {spec.get(key) for spec in specs for key in ("input", "output", "home")}
         for name in sorted(name for name in named if name):
             if (cluster.appcode_id, name) in keys:
                 found[keys[cluster.appcode_id, name]].append(datastore_hooks.Use(cluster.name, cluster_url(cluster)))
@@ -55,6 +57,11 @@ def gpus_held(appcodes: QuerySet[Appcode]) -> portal_hooks.GpuUse:
     if found["clouds"]:
         simulated = simulated.filter(name__in=found["clouds"])
     return portal_hooks.GpuUse(found["held"] or 0, simulated=simulated.exists())
+
+
+def gpu_pool() -> int:
+    """All GPUs of all clouds, as they were last seen."""
+    return sum(node["gpus"] for state in CloudState.objects.all() for node in state.capacity.get("nodes", []))
 
 
 def without_end(consumers: Collection[str]) -> set[str]:

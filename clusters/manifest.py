@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
-from clusters.frameworks.base import MAX_TASKS_PER_ROLE
-from portal.manifests import AppcodeName, Manifest, Strict, dns_label
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
+from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARIABLES = 200
 MAX_ENV_BYTES = 64 * 1024
+MAX_ENDPOINTS = 5
+MAX_RUNS_SHOWN = 20
 # A run's objects are named <cluster>-<run>-<role>-<index> and a DNS label has 63 characters, so the name gets what is left.
 MAX_NAME = 40
 
@@ -39,6 +41,9 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_ENV = frozenset(
     {"TASK_INDEX", "TASK_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
 )
+RUN_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/[1-9][0-9]{0,8}")
+# A name, and a version of it.
+ENVIRONMENT_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?(:[1-9][0-9]{0,5})?$"
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 
 
@@ -48,15 +53,73 @@ def _no_nul(value: str) -> str:
     return value
 
 
+def _endpoint(value: str) -> str:
+    if "--" in value:
+        raise ValueError("Use single '-'.")
+    if value == "task":
+        raise ValueError("“task” is what tasks reach each other at; choose another name.")
+    return dns_label(value)
+
+
+EndpointName = Annotated[str, StringConstraints(min_length=1, max_length=15), AfterValidator(_endpoint)]
 ClusterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(dns_label)]
 Text = Annotated[str, AfterValidator(_no_nul)]
+RunName = Annotated[str, StringConstraints(max_length=MAX_NAME + 10)]
+
+
+class EndpointSpec(Strict):
+    """What the task of a role serves by HTTP. People open it at an address of its own,
+    `<name>-<cluster>-<appcode>.apps.<domain>`."""
+
+    name: EndpointName
+    port: int = Field(ge=1024, le=65535, description="Where the program listens.")
+    health: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._~/?&=%-]*$", max_length=200)] = Field(
+        default="/", description="A path that is answered without an error of the server as soon as people may come."
+    )
+
+
+class AccessSpec(Strict):
+    """Who may open the endpoints, besides those who may run clusters of the appcode: nobody but its other `members` (they only
+    look, so none of them opens what runs programs), named `people`, or `everybody` who is signed in."""
+
+    to: Literal["members", "people", "everybody"] = "members"
+    people: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=r"^[^\s,]+$", max_length=150)], ...], Field(max_length=100)
+    ] = Field(default=(), description="User names.")
+
+    @model_validator(mode="after")
+    def _people(self) -> Self:
+        if bool(self.people) != (self.to == "people"):
+            raise field_error("Name people if and only if it is open to 'people'.", "people")
+        return self
+
+
+class IdleSpec(Strict):
+    """What becomes of a service that has done nothing for `after` seconds: it is announced, and then `stop`ped with its files
+    kept; only `announce`d; or `never` either. What cannot be known is no idleness."""
+
+    policy: Literal["stop", "announce", "never"] = "never"
+    after: int = Field(
+        default=7200, ge=60, le=30 * 86400, description="Seconds without work; of 'never' it means nothing."
+    )
+
+    @field_validator("after")
+    @classmethod
+    def _after(cls, value: int, info: ValidationInfo) -> int:
+        return 7200 if info.data.get("policy") == "never" else value
+
+
+def usual_idle(framework: Framework) -> dict[str, Any]:
+    """What a manifest means that says nothing."""
+    return {"policy": "stop", "after": framework.idle_after} if framework.idle_after else {"policy": "never"}
 
 
 class RoleSpec(Strict):
-    """One role: the flavor (name in the catalogue) of each of its tasks, and how many tasks."""
+    """One role: the flavor (name in the catalogue) of each of its tasks, how many tasks, and what they serve."""
 
     flavor: Annotated[str, StringConstraints(min_length=1, max_length=63)]
     count: int = Field(default=1, ge=0, le=MAX_TASKS_PER_ROLE)
+    endpoints: Annotated[tuple[EndpointSpec, ...], Field(max_length=MAX_ENDPOINTS)] = ()
 
 
 class ClusterSpec(Strict):
@@ -69,28 +132,44 @@ class ClusterSpec(Strict):
 
     framework: FrameworkName = next(iter(FRAMEWORKS))
     image: Annotated[str, StringConstraints(min_length=1, max_length=63)]
-    command: Annotated[Text, StringConstraints(min_length=1)]
+    environment: Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME)] | None = Field(
+        default=None,
+        description="Packages over the image, saved from an application: NAME, for the newest version then, or NAME:VERSION.",
+    )
+    command: Text = Field(default="", validate_default=True, description="Some applications need none.")
     env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
     input: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     output: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    home: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
+        default=None,
+        description="A datastore with files of its own, mounted at /elearn/home: what lies there outlives the run.",
+    )
     output_path: Annotated[str, StringConstraints(max_length=200)] = "{name}/{run}"
+    runs: Annotated[tuple[RunName, ...], Field(max_length=MAX_RUNS_SHOWN)] = Field(
+        default=(),
+        description="Of TensorBoard: the runs of this appcode that it shows, as CLUSTER/NUMBER; their outputs are mounted "
+        "read-only at /elearn/runs/CLUSTER/NUMBER.",
+    )
     mode: Mode = "batch"
     roles: dict[RoleName, RoleSpec]
     completion: CompletionName = next(iter(COMPLETIONS))
+    access: AccessSpec = AccessSpec()
     retries: int = Field(default=1, ge=0, le=10, description="How often one task may fail and be started again.")
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
     )
+    idle: IdleSpec = IdleSpec()
     schedule_after: dt.datetime | None = Field(default=None, description="The first deployment waits until this time.")
 
     @field_validator("command")
     @classmethod
-    def _command(cls, value: str) -> str:
-        if not value.strip():
-            raise ValueError("Say what to run; it is appended after bash -c.")
+    def _command(cls, value: str, info: ValidationInfo) -> str:
+        framework = FRAMEWORKS.get(info.data.get("framework", ""))
+        if not value.strip() and (framework is None or framework.needs_command):
+            raise ValueError("Say what to run; it is appended after bash -c." if value else "Fill this in.")
         if len(value.encode()) > MAX_COMMAND_BYTES:
             raise ValueError(f"A command has at most {MAX_COMMAND_BYTES // 1024} KiB; put a longer one into a file.")
-        return value
+        return value if value.strip() else ""
 
     @field_validator("env")
     @classmethod
@@ -111,6 +190,16 @@ class ClusterSpec(Strict):
             raise ValueError("Give a folder inside the datastore, without a leading '/' and without '..'.")
         return value
 
+    @field_validator("runs")
+    @classmethod
+    def _runs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not RUN_NAME.fullmatch(name):
+                raise ValueError(f"“{name}” is no run; write CLUSTER/NUMBER, for example train/3.")
+        if len(set(value)) < len(value):
+            raise ValueError("Name each run once.")
+        return value
+
     @field_validator("schedule_after")
     @classmethod
     def _aware(cls, value: dt.datetime | None) -> dt.datetime | None:
@@ -121,10 +210,60 @@ class ClusterSpec(Strict):
         except OverflowError as error:
             raise ValueError("Calendars end before this time.") from error
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual(cls, value: Any) -> Any:
+        """What a manifest that says nothing means depends on its framework."""
+        if not isinstance(value, dict) or not isinstance(value.get("framework", ""), str):
+            return value
+        framework = FRAMEWORKS.get(value.get("framework") or next(iter(FRAMEWORKS)))
+        if framework is None:
+            return value
+        usual = {"mode": framework.modes[0], "completion": framework.completions[0].name}
+        return {**usual, "idle": usual_idle(framework), **value}
+
     @model_validator(mode="after")
     def _framework(self) -> Self:
-        FRAMEWORKS[self.framework].validate(self)
+        framework = FRAMEWORKS[self.framework]
+        framework.validate(self)
+        self._check_endpoints()
+        if self.idle.policy != "never" and not framework.idle_signal:
+            raise field_error(
+                f"Nobody can tell whether it works ({framework.title} does not say); choose 'never', and give it a time limit.",
+                "idle",
+                "policy",
+            )
+        if framework.is_shell and self.access.to == "everybody":
+            raise field_error(
+                f"Whoever opens {framework.title} runs programs in this appcode; name the people.", "access", "to"
+            )
         return self
+
+    def _check_endpoints(self) -> None:
+        names = [each.name for each in self.served]
+        for role, spec in self.roles.items():
+            if not spec.endpoints:
+                continue
+            if self.mode != "service":
+                raise field_error(
+                    "Only a service can be opened; choose the mode 'service'.", "roles", role, "endpoints"
+                )
+            if spec.count > 1:
+                raise field_error("Only a role with one task can be opened.", "roles", role, "count")
+            for endpoint in spec.endpoints:
+                if names.count(endpoint.name) > 1:
+                    raise field_error(f"There are two endpoints “{endpoint.name}”.", "roles", role, "endpoints")
+
+    def endpoints(self, role: str) -> list[Endpoint]:
+        """What people named for a role."""
+        spec = self.roles.get(role)
+        return [Endpoint(each.name, each.port, each.health) for each in spec.endpoints] if spec else []
+
+    @property
+    def served(self) -> list[Endpoint]:
+        """All endpoints of the cluster."""
+        framework = FRAMEWORKS[self.framework]
+        return [endpoint for role in self.active_roles for endpoint in framework.endpoints(self, role)]
 
     def count(self, role: RoleName) -> int:
         """The number of tasks of `role`; 0 when the role is absent."""

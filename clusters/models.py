@@ -14,9 +14,11 @@ from typing import ClassVar, Literal
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.db.models.fields.json import KT
 from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 
+from clusters.frameworks import FRAMEWORKS
 from clusters.phase import TERMINAL
 from portal.models import Appcode, OrgNode, User
 
@@ -71,17 +73,58 @@ class Image(models.Model):
         return bool(self.environment if software == "environment" else self.container)
 
 
+class Environment(models.Model):
+    """Packages over an image, as they were when somebody saved them: one version of a name, which never changes.
+
+    `digest` is that of all that makes it: image, Python, `lock` (requirements with hashes) and `script`, which runs once after
+    them. `packages` says what is new or another version against the image. A deleted one keeps its number and nothing else.
+    """
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="environments")
+    name = models.CharField(max_length=40)
+    version = models.PositiveIntegerField()
+    image = models.CharField(max_length=63)
+    python = models.CharField(max_length=20)
+    platform = models.CharField(max_length=40)
+    packages = models.JSONField(
+        default=list, help_text='[{"name", "version", "was"}]; "was" is "" where the image has none.'
+    )
+    lock = models.TextField(blank=True)
+    script = models.TextField(blank=True)
+    digest = models.CharField(max_length=64)
+    application = models.CharField(max_length=63, help_text="Where it was saved.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name", "version"], name="environment_version_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.version}"
+
+
 class Cluster(models.Model):
     """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`."""
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="clusters")
     name = models.CharField(max_length=63)
     spec = models.JSONField()
+    # For finding only: of a row whose spec has just been changed it is the old one.
+    framework = models.GeneratedField(
+        expression=KT("spec__framework"), output_field=models.CharField(max_length=40), db_persist=True
+    )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     deleted_at = models.DateTimeField(null=True)
     purged = models.BooleanField(default=False, help_text="Deleted, and its logs are gone too.")
+    origins = models.JSONField(
+        default=dict, db_default={}, help_text="Where its endpoints are opened: labels as in `Origin`, or whole names"
+    )
     run_count = models.PositiveIntegerField(default=0)
     current_run = models.OneToOneField("Run", on_delete=models.SET_NULL, null=True, related_name="current_of")
 
@@ -90,10 +133,20 @@ class Cluster(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["appcode", "name"], condition=Q(deleted_at=None), name="cluster_name_once"),
         ]
-        indexes: ClassVar = [models.Index(fields=["-id"], condition=Q(deleted_at=None), name="cluster_alive")]
+        indexes: ClassVar = [
+            models.Index(fields=["-id"], condition=Q(deleted_at=None), name="cluster_alive"),
+            models.Index(fields=["framework", "-id"], condition=Q(deleted_at=None), name="cluster_by_framework"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.appcode.code}/{self.name}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether its definition has something that people open."""
+        framework = FRAMEWORKS.get(self.spec.get("framework", ""))
+        named = any(role.get("endpoints") for role in self.spec["roles"].values())
+        return named or (framework is not None and framework.is_application)
 
 
 class Cloud(models.Model):
@@ -149,7 +202,8 @@ class Run(models.Model):
     """One deployment of a cluster. `cloud` and `namespace` say where it was made, and where it stays.
 
     Written by people (actions.py): `desired`, `stop_*`. By runs/reconcile.py and runs/quota.py: `wait_*`, `admitted_at`,
-    `applied_at`, `release_asked_at`, `claim_*`, `refusal`. By runs/observe.py and runs/status.py: everything else. `usage_*`,
+    `applied_at`, `release_asked_at`, `claim_*`, `refusal`. By runs/idle.py: `kept_at`, `idle_announced_at`,
+    `end_announced_at`, `needed_asked_at`, `look_at`. By runs/observe.py and runs/status.py: everything else. `usage_*`,
     `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and how fast they grow, so that a list shows live
     cost without a join.
     """
@@ -223,6 +277,23 @@ class Run(models.Model):
     stored = models.BooleanField(default=True)
     gone_message = models.TextField(blank=True)
     roles = models.JSONField(default=dict, help_text='{"worker": {"ready": 2, "count": 2}}')
+    endpoints = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text='Those that answer: {"notebook": {"address": "127.0.0.1:20123", "since": …, "routed": true}}',
+    )
+
+    activity = models.CharField(
+        max_length=10, blank=True, default="", db_default="", help_text="busy, idle or unknown; empty: nobody tells."
+    )
+    activity_since = models.DateTimeField(null=True)
+    activity_why = models.CharField(max_length=300, blank=True, default="", db_default="")
+    kept_at = models.DateTimeField(null=True, help_text="When somebody said last that it is still needed.")
+    idle_announced_at = models.DateTimeField(null=True, help_text="Its end for idleness stands announced since then.")
+    idle_stops_at = models.DateTimeField(null=True, help_text="As was announced then; none where it is only announced.")
+    end_announced_at = models.DateTimeField(null=True, help_text="The end by its time limit was announced.")
+    needed_asked_at = models.DateTimeField(null=True, help_text="The last mail that asked whether it is needed.")
+    look_at = models.DateTimeField(null=True, help_text="When one of these is to be looked at next.")
 
     usage_as_of = models.DateTimeField(null=True)
     gpu_seconds = models.BigIntegerField(default=0)
@@ -242,6 +313,8 @@ class Run(models.Model):
             models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),
             models.Index(fields=["cloud"], condition=Q(gone=False), name="run_not_gone_cloud"),
             models.Index(fields=["deadline"], condition=Q(desired="running", verdict=""), name="run_deadline"),
+            models.Index(fields=["look_at"], condition=Q(desired="running", verdict=""), name="run_look"),
+            models.Index(fields=["cluster", "number"], condition=Q(stop_reason="Idle"), name="run_idle"),
         ]
 
     def __str__(self) -> str:
@@ -314,6 +387,55 @@ class Task(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run}-{self.role}-{self.index}"
+
+
+class Origin(models.Model):
+    """The address of an endpoint: the label before `.apps.<domain>`. It stays that of this endpoint for ever, because browsers
+    keep what was stored under it: a cluster of another appcode never gets it, whatever is deleted meanwhile."""
+
+    label = models.CharField(max_length=63, unique=True)
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
+    cluster_name = models.CharField(max_length=63)
+    endpoint = models.CharField(max_length=15)
+    used_at = models.DateTimeField(null=True, help_text="When the gateway last let somebody in, to a minute or so.")
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "cluster_name", "endpoint"], name="origin_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class Visit(models.Model):
+    """That one browser may open one origin, as long as the person's session of the portal lasts: hashes of a ticket, which is
+    good for one exchange, and of the cookie that it was exchanged for."""
+
+    origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="visits")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    session_key = models.CharField(max_length=40)
+    session_hash = models.CharField(
+        max_length=128, help_text="Changes with the password and with a sign-out everywhere."
+    )
+    ticket_hash = models.CharField(max_length=64, unique=True, null=True)
+    cookie_hash = models.CharField(max_length=64, unique=True, null=True)
+    expires_at = models.DateTimeField(db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.user} at {self.origin}"
+
+
+class AccessToken(models.Model):
+    """By which programs open the endpoints of one cluster and nothing else. Shown to who may run it, so it is kept, encrypted."""
+
+    cluster = models.OneToOneField(Cluster, on_delete=models.CASCADE, related_name="access_token")
+    token = EncryptedTextField()
+    made_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    made_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return f"Token of {self.cluster}"
 
 
 class CloudState(models.Model):

@@ -68,7 +68,7 @@ class RunState:
     """A run: `counts` is the number of tasks by role, and a batch run is done when all of role `awaited` are.
 
     `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
-    why the cloud does not make its tasks.
+    why the cloud does not make its tasks, `unanswered` are endpoints to which nobody can be led yet.
     """
 
     phase: Phase
@@ -92,6 +92,7 @@ class RunState:
     gone_message: str = ""
     blocked_reason: str = ""
     blocked_message: str = ""
+    unanswered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,16 @@ class Decision:
 
 
 def latest(tasks: Iterable[TaskState]) -> dict[tuple[str, int], TaskState]:
-    """The newest attempt of every task that was ever seen."""
+    """The newest attempt of every task that was ever seen; where that has failed while an earlier one lives, the earlier one: a
+    controller that was behind (its API server had been away) makes one pod too many, and takes it away again."""
     newest: dict[tuple[str, int], TaskState] = {}
+    living: dict[tuple[str, int], TaskState] = {}
     for task in tasks:
-        seen = newest.get((task.role, task.index))
-        if seen is None or task.attempt > seen.attempt:
-            newest[task.role, task.index] = task
-    return newest
+        for found in (newest, living) if task.phase not in TERMINAL else (newest,):
+            seen = found.get((task.role, task.index))
+            if seen is None or task.attempt > seen.attempt:
+                found[task.role, task.index] = task
+    return newest | {key: task for key, task in living.items() if newest[key].phase == "Failed"}
 
 
 def next_phase(
@@ -256,6 +260,14 @@ def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:
     return f" {task.name} was started again {'once' if task.attempt == 1 else f'{task.attempt} times'}."
 
 
+def _all_run(run: RunState, wanted: int, newest: Mapping[tuple[str, int], TaskState]) -> tuple[str, str]:
+    """Reason and sentence of a run whose tasks all run."""
+    message = (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + _most_often(newest)
+    if run.unanswered:
+        return "NotAnswering", f"{message} {' and '.join(run.unanswered)} cannot be opened yet."
+    return "", message
+
+
 def _progress(
     run: RunState,
     tasks: list[TaskState],
@@ -271,7 +283,7 @@ def _progress(
     troubled = [task for task in newest.values() if task.phase == "Failed" or task.is_in_trouble]
     made = steady + sum(1 for task in newest.values() if task.phase != "Failed")
     if sum(ready.values()) == wanted:
-        return "Running", "", (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + _most_often(newest)
+        return "Running", *_all_run(run, wanted, newest)
     if run.phase == "Running":
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
         how = _again(task, tasks) if task else "A task is started again."

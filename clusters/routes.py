@@ -1,9 +1,24 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from clusters.pages import act, clouds, cluster, create, listing, logs, metrics, offers
+from clusters.pages import (
+    act,
+    applications,
+    clouds,
+    cluster,
+    create,
+    environments,
+    listing,
+    logs,
+    metrics,
+    offers,
+    opening,
+    tensorboard,
+    terminal,
+)
 
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"
+APPLICATION = "applications/<slug:appcode>/<slug:name>"
 VERBS = "|".join(act.ACTS)
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -14,6 +29,20 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("clusters/preview", create.preview_cluster, name="preview_cluster"),
     path("clusters/import", create.import_clusters, name="import_clusters"),
     path("clusters/datastores", create.datastore_choices, name="datastore_choices"),
+    path("applications", applications.applications, name="applications"),
+    path("applications/rows", applications.rows, name="application_rows"),
+    path("applications/new", applications.new_application, name="new_application"),
+    path("applications/preview", applications.preview_step, name="preview_application"),
+    path(APPLICATION, applications.application, name="application"),
+    path(f"{APPLICATION}/boxes", applications.boxes),
+    path(f"{APPLICATION}/billing", applications.billing),
+    path(f"{APPLICATION}/token", applications.token, name="application_token"),
+    path(f"{APPLICATION}/change", applications.change_application, name="change_application"),
+    path(f"{APPLICATION}/environment", environments.save, name="save_environment"),
+    path("appcodes/<slug:code>/environments", environments.environments, name="environments"),
+    path("appcodes/<slug:code>/environments/<slug:name>", environments.environment, name="environment"),
+    path("appcodes/<slug:code>/environments/<slug:name>/delete", environments.delete, name="delete_environment"),
+    path("open/<slug:label>", opening.open_endpoint, name="open_endpoint"),
     path(ONE, cluster.overview, name="cluster"),
     path(f"{ONE}/head", cluster.head),
     path(f"{ONE}/progress", cluster.progress),
@@ -22,9 +51,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/logs/download", logs.download),
     path(f"{ONE}/metrics", metrics.metrics, name="cluster_metrics"),
     path(f"{ONE}/metrics/charts", metrics.charts),
+    path(f"{ONE}/tensorboard", tensorboard.tensorboard, name="cluster_tensorboard"),
     path(f"{ONE}/usage", cluster.usage, name="cluster_usage"),
     path(f"{ONE}/cost", cluster.cost, name="cluster_cost"),
     path(f"{ONE}/runs", cluster.runs, name="cluster_runs"),
+    path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.terminal, name="terminal"),
     path(f"{ONE}/events", cluster.events, name="cluster_events"),
     path(f"{ONE}/manifest", cluster.manifest, name="cluster_manifest"),
     path(f"{ONE}/export", cluster.export, name="export_cluster"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from clusters.clouds import gpu_usage
+from clusters.gateway import visits
 from clusters.logs import collect
 from clusters.runs import budgets, quota, reconcile, resync
 from clusters.volumes import lifecycle
@@ -52,6 +53,11 @@ def measure_cloud(name: str) -> None:
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
     resync.sweep()
+
+
+@shared_task(name="clusters.tasks.forget_visits")
+def forget_visits() -> None:
+    visits.forget_old()
 
 
 @shared_task(name="clusters.tasks.stop_over_budget")

@@ -9,7 +9,8 @@ be said again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import dataclass
@@ -223,20 +224,32 @@ def _described(store: Datastore) -> str:
 
 
 def _lock_storage(manifest: DatastoreManifest, appcode: Appcode) -> None:
-    """One volume at a time, so that two cannot both take the rest of a quota."""
+    """One volume at a time, so that two cannot both take the rest of a quota, which is read as it is now."""
     if manifest.spec.volume:
-        Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
+        row = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
+        appcode.storage_quota_gib = row.storage_quota_gib
+
+
+def volumes_gib(codes: Collection[str]) -> dict[str, int]:
+    """GiB of the volumes of each of these appcodes that has some, rounded up. Two queries."""
+    used: Counter[str] = Counter()
+    for code, size in _volumes(codes):
+        used[code] += size_bytes(size)
+    return {code: -(-size // 2**30) for code, size in used.items()}
+
+
+def _volumes(codes: Collection[str], but: Datastore | None = None) -> list[tuple[str, str]]:
+    """Appcode and size of each volume that there is, those of deleted datastores included that are still there."""
+    stores = Datastore.objects.filter(appcode__code__in=codes, kind=Datastore.Kind.VOLUME)
+    stores = stores.exclude(pk=but.pk) if but else stores
+    going = Volume.objects.filter(datastore=None, appcode__in=codes)
+    return [*stores.values_list("appcode__code", "spec__size"), *going.values_list("appcode", "size")]
 
 
 def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
     """Whether the appcode may have this much. What is not grown is left alone, also when a quota was lowered. Raises Invalid."""
-    others = Datastore.objects.filter(appcode=appcode, kind=Datastore.Kind.VOLUME)
-    if store:
-        others = others.exclude(pk=store.pk)
-    # Of those that are deleted, some are still there.
-    going = Volume.objects.filter(datastore=None, appcode=appcode.code)
-    sizes = [*others.values_list("spec__size", flat=True), *going.values_list("size", flat=True)]
-    used, quota = sum(map(size_bytes, sizes)), appcode.storage_quota_gib * 2**30
+    used = sum(size_bytes(each) for _, each in _volumes([appcode.code], but=store))
+    quota = appcode.storage_quota_gib * 2**30
     before = size_bytes(store.size) if store and store.size else 0
     if size_bytes(size) > before and used + size_bytes(size) > quota:
         left = max(0, quota - used) / 2**30
@@ -245,7 +258,7 @@ def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
             "volume",
             "size",
             message=f"Volumes of {appcode.code} may have {appcode.storage_quota_gib:,} GiB together, and {left:,.0f} GiB are "
-            "left; choose a smaller size, delete what is not needed, or ask an administrator for a larger quota.",
+            "left; choose a smaller size, delete what is not needed, or request a larger quota on the page of the appcode.",
         )
 
 
@@ -278,10 +291,8 @@ def _usable_appcode(manifest: DatastoreManifest, user: User) -> Appcode:
         sentence = f"There is no appcode “{manifest.metadata.appcode}” that you can use."
         raise Invalid.at("metadata", "appcode", message=sentence)
     require(user, appcode, OPERATE)
-    if appcode.state == Appcode.State.REQUESTED:
-        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} waits for an administrator's approval.")
-    if appcode.state != Appcode.State.ACTIVE:
-        raise Invalid.at("metadata", "appcode", message=f"{appcode.code} is {appcode.state}; ask an administrator.")
+    if appcode.why_not:
+        raise Invalid.at("metadata", "appcode", message=appcode.why_not)
     return appcode
 
 

@@ -8,8 +8,9 @@ class DatastoresConfig(AppConfig):
         # Imported here because models do not exist before the apps are ready.
         from django.conf import settings
 
-        from datastores import exports, views
+        from datastores import actions, exports, views
         from portal import hooks
 
         exports.parse(tuple(settings.NFS_SERVERS))
+        hooks.volumes_gib.add(actions.volumes_gib)
         hooks.searches.add(("Datastores", views.find_datastores))

@@ -5,7 +5,7 @@ A hook that nobody has registered for is empty, and what would be shown of it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Generic, TypeVar
@@ -74,9 +74,17 @@ searches: Hook[tuple[str, Callable[[User, str, int], list[Hit]]]] = Hook()
 gpu_use: Hook[Callable[[QuerySet[Appcode]], GpuUse]] = Hook()
 # What a GPU costs an appcode; None: one without special prices. None where there is no price.
 gpu_prices: Hook[Callable[[Appcode | None], GpuPrices | None]] = Hook()
-# Mail to the notification addresses of an appcode, in the transaction of what it tells about: key (what it is about, once for
-# ever), id of the appcode, subject, text.
-mail: Hook[Callable[[str, int, str, str], None]] = Hook()
+# Mail about an appcode, in the transaction of what it tells about: key (what it is about, once for ever), id of the appcode,
+# subject, text, and addresses; none: its notification addresses.
+mail: Hook[Callable[[str, int, str, str, Sequence[str]], None]] = Hook()
+# The monthly budgets of some appcodes, by their ids; those without one are left out.
+budgets: Hook[Callable[[Collection[int]], Mapping[int, Decimal]]] = Hook()
+# Makes an amount the monthly budget of an appcode, as an administrator approved it, in the transaction of the approval.
+grant_budget: Hook[Callable[[Appcode, Decimal, User], None]] = Hook()
+# GiB of the volumes of some appcodes, by their codes; those without any are left out.
+volumes_gib: Hook[Callable[[Collection[str]], Mapping[str, int]]] = Hook()
+# All GPUs that there are.
+gpu_pool: Hook[Callable[[], int]] = Hook()
 # Families of metrics, in a number of queries that does not depend on how much there is.
 metrics: Hook[Callable[[], Iterable[Metric]]] = Hook()
 # Networks to which nobody's data may lead, besides those of settings.
@@ -85,3 +93,7 @@ closed_networks: Hook[Callable[[], Iterable[str]]] = Hook()
 
 def gpu_prices_of(appcode: Appcode | None) -> GpuPrices | None:
     return price(appcode) if (price := gpu_prices.only) else None
+
+
+def budgets_of(appcodes: Collection[int]) -> Mapping[int, Decimal]:
+    return found(appcodes) if (found := budgets.only) else {}

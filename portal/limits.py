@@ -1,4 +1,4 @@
-"""What one person may ask: how large a body, how many requests, how many streams (logs, commands) at one time.
+"""What one person may ask: how large a body, how many requests, how many streams (logs, commands, terminals) at one time.
 
 Requests are counted in the cache; without it they are let through, because that limit is a courtesy to the others.
 """
@@ -203,8 +203,8 @@ STREAMS_PER_PERSON = 4
 STREAMS = Room(
     lambda: settings.MAX_LOG_STREAMS,
     STREAMS_PER_PERSON,
-    yours=f"You follow {STREAMS_PER_PERSON} logs, commands or exports already; end one of them.",
-    full="Too many logs, commands and exports are being followed at this moment; try again in a few seconds.",
+    yours=f"You have {STREAMS_PER_PERSON} logs, commands, terminals or exports open already; end one of them.",
+    full="Too many logs, commands, terminals and exports are open at this moment; try again in a few seconds.",
 )
 TRANSFERS = Room(
     lambda: 4,

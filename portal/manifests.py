@@ -92,6 +92,8 @@ def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
         "string_too_short": "Fill this in.",
         "too_short": "Fill this in.",
         "int_parsing": "Give a whole number.",
+        "decimal_parsing": "Give a number, for example 500.00.",
+        **dict.fromkeys(("date_type", "date_parsing", "date_from_datetime_parsing"), "Give a day like 2027-03-31."),
     }
     limits = {
         "less_than_equal": "At most {le}.",

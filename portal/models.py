@@ -1,5 +1,5 @@
-"""Who is there and who pays: people, the tree of the organisation, appcodes, memberships, API tokens, the Event log, and
-what is sent of it to webhooks.
+"""Who is there and who pays: people, the tree of the organisation, appcodes and what is asked for them, memberships, API
+tokens, the Event log, and what is sent of it to webhooks.
 
 The limits that the pages and the API state (one to four owners, one to ten addresses, a remark of at most 100 characters)
 are kept by the database too, so that no code path can leave an appcode without an owner. The rule about owners spans two
@@ -12,6 +12,7 @@ import datetime as dt
 import uuid
 from typing import ClassVar
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MaxValueValidator, RegexValidator
@@ -22,7 +23,8 @@ from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 from knox.models import AbstractAuthToken
 
-from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REMARK, MAX_STORAGE_QUOTA_GIB, MAX_TOKEN_DAYS
+from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REASON, MAX_REMARK, MAX_STORAGE_QUOTA_GIB, MAX_TOKEN_DAYS
+from portal.terms import Terms, is_over, is_soon, when
 
 org_path = RegexValidator(
     r"^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*\Z", "Use lower-case words divided by dots, like qunarcorp.ops.dev."
@@ -84,14 +86,13 @@ class OrgNode(models.Model):
 class Appcode(models.Model):
     """Who pays: the owner of clusters, datastores and bills.
 
-    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks). A refused
-    request stays, with the reason in `note`, until its owners change and send it again.
+    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks). How its
+    request stands is in `request`, as is what its owners ask for later. Whether it has expired follows from the clock alone.
     """
 
     class State(models.TextChoices):
         REQUESTED = "requested"
         ACTIVE = "active"
-        REFUSED = "refused"
         DISABLED = "disabled"
 
     class ResourceType(models.TextChoices):
@@ -104,7 +105,7 @@ class Appcode(models.Model):
     remark = models.CharField(max_length=MAX_REMARK, blank=True)
     resource_type = models.CharField(max_length=20, choices=ResourceType.choices, default=ResourceType.GPU_CLOUD)
     state = models.CharField(max_length=10, choices=State.choices, default=State.REQUESTED)
-    note = models.CharField(max_length=300, blank=True, help_text="Why it was refused or disabled.")
+    note = models.CharField(max_length=300, blank=True, help_text="Why it was disabled.")
     gpu_quota = models.PositiveIntegerField(
         default=8, validators=[MaxValueValidator(MAX_GPU_QUOTA)], help_text="GPUs that its runs may hold at one time."
     )
@@ -113,6 +114,12 @@ class Appcode(models.Model):
         db_default=1024,
         validators=[MaxValueValidator(MAX_STORAGE_QUOTA_GIB)],
         help_text="GiB that its volumes may have together.",
+    )
+    expires_on = models.DateField(
+        null=True, help_text="Its last day, in UTC; nothing new starts afterwards. None: no end."
+    )
+    expiry_told = models.PositiveSmallIntegerField(
+        null=True, help_text="The last notice of its end (portal.terms.MARKS, 0)."
     )
     requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -128,9 +135,7 @@ class Appcode(models.Model):
                 condition=Q(emails__len__gte=1) & Q(emails__len__lte=MAX_EMAILS), name="appcode_emails_1_10"
             ),
             models.CheckConstraint(condition=Q(resource_type="gpu-cloud"), name="appcode_resource_type"),
-            models.CheckConstraint(
-                condition=Q(state__in=["requested", "active", "refused", "disabled"]), name="appcode_state"
-            ),
+            models.CheckConstraint(condition=Q(state__in=["requested", "active", "disabled"]), name="appcode_state"),
             models.CheckConstraint(condition=Q(code__regex=r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]$"), name="appcode_code"),
             models.CheckConstraint(condition=Q(gpu_quota__lte=MAX_GPU_QUOTA), name="appcode_gpu_quota"),
         ]
@@ -141,6 +146,123 @@ class Appcode(models.Model):
     def save(self, *args: object, **kwargs: object) -> None:
         self.name = self.name or self.code
         super().save(*args, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def asked(self) -> QuotaRequest | None:
+        """What was last asked for it; a query where it was not fetched."""
+        found: QuotaRequest | None = getattr(self, "request", None)
+        return found
+
+    @property
+    def expired(self) -> bool:
+        return self.state == Appcode.State.ACTIVE and is_over(self.expires_on, timezone.now())
+
+    @property
+    def expires_soon(self) -> bool:
+        """Whether its end was announced, or has come."""
+        return self.state == Appcode.State.ACTIVE and is_soon(self.expires_on, timezone.now())
+
+    @property
+    def expiry(self) -> str:
+        """ "ops-demo expires in 3 days; its last day is 2027-03-31", or "" without an end."""
+        if self.expires_on is None:
+            return ""
+        said = when(self.expires_on, timezone.now())
+        return f"{self.code} {said}; its last day {'was' if self.expired else 'is'} {self.expires_on}"
+
+    @property
+    def standing(self) -> str:
+        """Its state in the word that people read: one of STANDINGS."""
+        if self.state == Appcode.State.REQUESTED:
+            asked = self.asked
+            return asked.state if asked and asked.state != QuotaRequest.State.WAITING else self.state
+        return "expired" if self.expired else self.state
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing new can start in it now, or ""."""
+        return {
+            "active": "",
+            "requested": f"{self.code} waits for an administrator's approval.",
+            "changes-requested": f"Changes to {self.code} are requested; its owners can make them and send it again.",
+            "refused": f"{self.code} was refused; its owners can change the request and send it again.",
+            "withdrawn": f"The request for {self.code} was withdrawn; its owners can send it again.",
+            "expired": f"{self.expiry}. Its owners can ask for its renewal on its page.",
+            "disabled": f"{self.code} is disabled; ask an administrator.",
+        }[self.standing]
+
+
+class QuotaRequest(models.Model):
+    """What was last asked for an appcode, and what became of it: with the appcode itself at first, beside what it has later.
+
+    There is one for each appcode at most, so two are never open at a time; what came before is in the Event log. Nothing of
+    the appcode changes until it is approved.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting"
+        CHANGES = "changes-requested", "changes requested"
+        APPROVED = "approved"
+        REFUSED = "refused"
+        WITHDRAWN = "withdrawn"
+
+    OPEN = (State.WAITING, State.CHANGES)
+
+    appcode = models.OneToOneField(Appcode, on_delete=models.CASCADE, related_name="request")
+    state = models.CharField(max_length=17, choices=State.choices, default=State.WAITING)
+    revision = models.PositiveIntegerField(
+        default=1, help_text="Goes up whenever it is sent, so that nobody decides about what they have not read."
+    )
+    gpus = models.PositiveIntegerField()
+    storage_gib = models.PositiveIntegerField()
+    budget = models.DecimalField(max_digits=14, decimal_places=2, null=True, help_text="None: as it is.")
+    expires_on = models.DateField(null=True, help_text="None: without end.")
+    reason = models.CharField(max_length=MAX_REASON, blank=True)
+    asked_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    asked_at = models.DateTimeField()
+    decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    decided_at = models.DateTimeField(null=True)
+    note = models.CharField(max_length=MAX_REASON, blank=True, help_text="What an administrator says of it.")
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(state__in=["waiting", "changes-requested", "approved", "refused", "withdrawn"]),
+                name="quota_request_state",
+            ),
+            models.CheckConstraint(condition=Q(gpus__lte=MAX_GPU_QUOTA), name="quota_request_gpus"),
+            models.CheckConstraint(condition=Q(budget=None) | Q(budget__gt=0), name="quota_request_budget"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["asked_at"], condition=Q(state="waiting"), name="quota_request_waiting")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """ "16 GPUs, 2,048 GiB of volumes, the same budget, until 2027-03-31"."""
+        new = self.appcode.state == Appcode.State.REQUESTED
+        return self.terms.words(settings.CURRENCY, "no budget" if new else "the same budget")
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in self.OPEN
+
+    @property
+    def is_decidable(self) -> bool:
+        """Whether an administrator may decide: it is open, or a new appcode that was refused, which can still be approved."""
+        again = self.state == self.State.REFUSED and self.appcode.state == Appcode.State.REQUESTED
+        return (self.is_open or again) and self.appcode.state != Appcode.State.DISABLED
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.gpus, self.storage_gib, self.budget, self.expires_on)
+
+
+# The words of `Appcode.standing`.
+STANDINGS = ("requested", "changes-requested", "refused", "withdrawn", "active", "expired", "disabled")
 
 
 class Membership(models.Model):

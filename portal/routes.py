@@ -11,7 +11,7 @@ class Username(StringConverter):
 
 
 class Verdict(StringConverter):
-    regex = "approve|refuse|disable|quota"
+    regex = "approve|request-changes|refuse|disable|enable"
 
 
 class PersonVerb(StringConverter):
@@ -26,12 +26,16 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/gpus", appcodes.gpus, name="frame_gpus"),
     path("frame/appcodes", appcodes.appcode_menu, name="frame_appcodes"),
     path("frame/appcode", appcodes.switch_appcode, name="switch_appcode"),
+    path("frame/expiry", appcodes.notices, name="expiry_notices"),
+    path("frame/requests", admin.waiting, name="frame_requests"),
     path("frame/theme", appcodes.set_theme, name="set_theme"),
     path("search", appcodes.search, name="search"),
     path("appcodes", appcodes.appcodes, name="appcodes"),
     path("appcodes/new", appcodes.new_appcode, name="new_appcode"),
     path("appcodes/<slug:code>", appcodes.appcode, name="appcode"),
     path("appcodes/<slug:code>/change", appcodes.change_appcode, name="change_appcode"),
+    path("appcodes/<slug:code>/request", appcodes.request_quota, name="request_quota"),
+    path("appcodes/<slug:code>/request/withdraw", appcodes.withdraw_request, name="withdraw_request"),
     path("appcodes/<slug:code>/members", appcodes.set_member, name="set_member"),
     path("", include("portal.webhooks.routes")),
     path("appcodes/<slug:code>/<verdict:verdict>", admin.decide, name="decide_appcode"),

@@ -16,8 +16,9 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
-from portal import logs
+from portal import assets, logs
 from portal.addresses import NEVER
+from portal.terms import MAX_DAYS
 
 django_stubs_ext.monkeypatch()
 
@@ -73,6 +74,9 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": ["'none'"],
     }
 }
+# Under HTTPS no page of another host of the domain can set these: applications are such hosts.
+if SECURE:
+    SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
 # Host-only cookies: content of users lives on other origins (<name>.apps.<domain>) and never receives them.
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
@@ -106,6 +110,7 @@ MIDDLEWARE = [
     "portal.metrics.MetricsMiddleware",
     "portal.pages.layout.RequestIdMiddleware",
     "portal.headers.HeadersMiddleware",
+    "clusters.gateway.middleware.ApplicationsMiddleware",
     "portal.gateway.GatewayMiddleware",
     "portal.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
@@ -194,8 +199,11 @@ CELERY_BEAT_SCHEDULE = {
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     # Events that wait for their webhooks; a commit asks for it, too.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
+    "forget-visits": {"task": "clusters.tasks.forget_visits", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
+    # Appcodes that expire: days are announced, so minutes do not matter.
+    "expiry": {"task": "portal.tasks.tell_expiry", "schedule": 600.0, "options": {"expires": 600}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
     # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
     "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
@@ -312,7 +320,7 @@ STATIC_URL = "/static/"
 # No other origin uses them (portal/headers.py).
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = Path(env.str("PORTAL_STATIC", default=str(DATA_DIR / "static")))
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [BASE_DIR / "static", *filter(Path.is_dir, [assets.FOLDER])]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},
     "staticfiles": {
@@ -346,15 +354,33 @@ for _network in WEBHOOK_NETWORKS:
 WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
 WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
+# How long an appcode is asked for and made for when nobody says another last day; 0: without end.
+APPCODE_DAYS = env.int("PORTAL_APPCODE_DAYS", default=365)
+if not 0 <= APPCODE_DAYS <= MAX_DAYS:
+    raise ImproperlyConfigured(f"PORTAL_APPCODE_DAYS is a number from 0 to {MAX_DAYS}, not {APPCODE_DAYS}.")
 # Against programs that ran away and people who fill the lists of others. A cluster has one run at a time.
 REQUESTS_PER_PERSON = env.int("PORTAL_REQUESTS_PER_PERSON", default=10)
 DATASTORES_PER_APPCODE = env.int("PORTAL_DATASTORES_PER_APPCODE", default=200)
+ENVIRONMENTS_PER_APPCODE = env.int("PORTAL_ENVIRONMENTS_PER_APPCODE", default=200)
 CLUSTERS_PER_APPCODE = env.int("PORTAL_CLUSTERS_PER_APPCODE", default=5000)
 # How long one can look up what was delivered.
 WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
 # How long it is known hour by hour how busy the GPUs of each task were; sums by day stay.
 MEASURED_MEMORY = timedelta(days=env.int("PORTAL_MEASURED_DAYS", default=396))
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
+
+# What tasks serve by HTTP is opened at <label>.<domain>, each an origin of its own, never under the portal's own name. On this
+# machine the gateway reads its routes from a folder.
+APPS_ORIGIN = env.str(
+    "PORTAL_APPS_ORIGIN",
+    default=f"{_origin.scheme}://apps.{(_origin.hostname or '').partition('.')[2] or 'localhost'}{_port}",
+)
+_apps = urlsplit(APPS_ORIGIN)
+APPS_SCHEME, APPS_DOMAIN = _apps.scheme, _apps.hostname or ""
+APPS_USUAL_PORT = "443" if _apps.scheme == "https" else "80"
+APPS_PORT = str(_apps.port or APPS_USUAL_PORT)
+GATEWAY_FOLDER = env.str("PORTAL_GATEWAY_FOLDER", default="")
+GATEWAY_PORT = env.int("PORTAL_GATEWAY_PORT", default=8000)
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
 # registered by administrators.

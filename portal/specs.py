@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from portal.manifests import Manifest, Strict
+from portal.terms import Terms
 
 MAX_OWNERS = 4
 MAX_EMAILS = 10
 MAX_REMARK = 100
 MAX_GPU_QUOTA = 100_000
 MAX_STORAGE_QUOTA_GIB = 100_000_000
+MAX_BUDGET = Decimal("999999999999.99")
+MAX_REASON = 300
 MAX_TOKEN_DAYS = 365
 
 # Also as keyboards of East Asia have them.
@@ -85,6 +90,19 @@ def _emails(value: list[str]) -> list[str]:
     return value
 
 
+def decimal_text(value: Any) -> Any:
+    """A number of JSON has been read as binary already, and is not what was written."""
+    if isinstance(value, float):
+        raise ValueError('Give a decimal number as text, for example "1.25".')
+    return value
+
+
+def _money_a_month(value: Decimal) -> Decimal:
+    if not value.is_finite() or not 0 < value <= MAX_BUDGET or value != value.quantize(Decimal("0.01")):
+        raise ValueError(f"Give an amount from 0.01 to {MAX_BUDGET:,}, with two digits at most.")
+    return value
+
+
 Line = Annotated[str, BeforeValidator(_stripped), AfterValidator(one_line)]
 Code = Annotated[str, BeforeValidator(_stripped), AfterValidator(_code)]
 OrgPath = Annotated[
@@ -96,11 +114,46 @@ Username = Annotated[
 ]
 
 
+Budget = Annotated[
+    Decimal, BeforeValidator(decimal_text), Field(max_digits=20, examples=["500.00"]), AfterValidator(_money_a_month)
+]
+Expires = Annotated[
+    dt.date | None, Field(description="Its last day, in UTC; null: without end.", examples=["2027-03-31"])
+]
+
+
 class AppcodeMetadata(Strict):
     name: Code
 
 
-class AppcodeSpec(Strict):
+class Quota(Strict):
+    """What an appcode may have, or is to have: what is left out stays as it is, and is the portal's default in a new one."""
+
+    gpus: int | None = Field(
+        default=None, ge=0, le=MAX_GPU_QUOTA, description="GPUs that its runs may hold at one time."
+    )
+    storage: int | None = Field(
+        default=None, ge=0, le=MAX_STORAGE_QUOTA_GIB, description="GiB that its volumes may have together."
+    )
+    budget: Budget | None = Field(default=None, description="Money a month, as text; null: as it is.")
+
+
+class TermsSpec(Strict):
+    quota: Quota = Quota()
+    expires: Expires = None
+
+    def over(self, terms: Terms) -> Terms:
+        """`terms`, but for what is said here. An `expires` that is null is said, one that is left out is not."""
+        quota = self.quota
+        return Terms(
+            terms.gpus if quota.gpus is None else quota.gpus,
+            terms.storage if quota.storage is None else quota.storage,
+            terms.budget if quota.budget is None else quota.budget,
+            self.expires if "expires" in self.model_fields_set else terms.expires,
+        )
+
+
+class AppcodeSpec(TermsSpec):
     """Who pays, who decides and who is told. `org_node` is a dotted path; `name` defaults to the code."""
 
     org_node: OrgPath
@@ -109,15 +162,6 @@ class AppcodeSpec(Strict):
     emails: Annotated[list[Email], AfterValidator(_emails)]
     remark: Annotated[Line, AfterValidator(_at_most_100), Field(description="At most 100 characters.")] = ""
     resource_type: Literal["gpu-cloud"] = "gpu-cloud"
-    gpu_quota: int | None = Field(
-        default=None, ge=0, le=MAX_GPU_QUOTA, description="GPUs at one time; an administrator sets it."
-    )
-    storage_quota_gib: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_STORAGE_QUOTA_GIB,
-        description="GiB of all its volumes together; an administrator sets it.",
-    )
 
 
 class AppcodeManifest(Manifest):
@@ -126,3 +170,22 @@ class AppcodeManifest(Manifest):
     kind: Literal["appcode"] = "appcode"
     metadata: AppcodeMetadata
     spec: AppcodeSpec
+
+
+class Wanted(TermsSpec):
+    """What an owner asks for beside what the appcode has."""
+
+    reason: Annotated[Line, StringConstraints(max_length=MAX_REASON)] = ""
+
+
+class Granted(TermsSpec):
+    """What an administrator approves: the request as it was sent, but for what is said here."""
+
+    revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
+
+
+class Answered(Strict):
+    """Why a request is refused, or what is to be changed."""
+
+    revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
+    note: Annotated[Line, Field(description=f"1 to {MAX_REASON} characters; the owners read it.")]

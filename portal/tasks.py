@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from portal.actions import requests
 from portal.webhooks import sending
 
 
@@ -15,3 +16,8 @@ def send_webhooks() -> None:
 @shared_task(name="portal.tasks.forget_deliveries")
 def forget_deliveries() -> None:
     sending.forget()
+
+
+@shared_task(name="portal.tasks.tell_expiry")
+def tell_expiry() -> None:
+    requests.tell_expiry()

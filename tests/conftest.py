@@ -8,6 +8,7 @@ portal (`portal_up`) start only for tests that ask for them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import shutil
@@ -22,9 +23,11 @@ from hypothesis import HealthCheck, settings
 
 from portal.up import servers, services
 from tests import flush, tables
+from tests.index import Index
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
+SLOW = ("e2e", "kube", "trains")
 
 # How long an example takes depends on who else is busy on this machine.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -71,12 +74,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the one running portal go to the same process of `pytest -n`, and have the time that training takes."""
+    """All tests on the one running portal go to the same process of `pytest -n`, and have the time that training takes. So do all
+    tests of a file, unless it says else: what they share (a browser, a world of rows) is then made once."""
     for item in items:
         if "portal_up" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("portal"))
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(900))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(Path(__file__).parent).as_posix()))
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    assert mark
+    return str(mark.args[0])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What starts programs and waits for them begins first, for nobody else has work at the end. And what is loaded by now stays:
+    garbage is not looked for in it again and again."""
+    first = {_group(item) for item in session.items if any(map(item.get_closest_marker, SLOW))}
+    session.items.sort(key=lambda item: _group(item) not in first)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -163,11 +185,15 @@ def node_agent() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def portal_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
-    """The whole portal as a newcomer gets it, demonstration included, on a port of its own; see tests/running.py."""
-    portal = Portal(tmp_path_factory.mktemp("portal") / "var")
-    portal.start()
-    yield portal
-    assert portal.stop() == 0
+    """The whole portal as a newcomer gets it, demonstration included, on a port of its own; see tests/running.py. It looks more
+    often whether applications work, and its tasks install packages from an index of the tests."""
+    with contextlib.closing(Index()) as index:
+        given = {"LOCAL_CLOUD_ACTIVITY_SECONDS": "2", "PORTAL_PACKAGE_INDEX": index.url}
+        portal = Portal(tmp_path_factory.mktemp("portal") / "var", **given)
+        portal.index = index
+        portal.start()
+        yield portal
+        assert portal.stop() == 0
     assert portal.left() == []
 
 

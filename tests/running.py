@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from portal.up.services import dies_with_parent, free_port
+from tests.index import Index
 
 ROOT = Path(__file__).resolve().parent.parent
 # What this test run's own servers are called; the portal under test starts its own.
@@ -54,6 +55,9 @@ class Portal:
     It stops when the process that started it is gone, and what it runs with it.
     """
 
+    # Where its tasks get packages from; that of `portal_up`.
+    index: Index
+
     def __init__(self, data: Path, **more: str) -> None:
         self.data = data
         self.port = free_port()
@@ -75,15 +79,20 @@ class Portal:
             )
         return out
 
-    def start(self, seconds: float = 240) -> None:
-        """Returns when it has said that it is ready."""
+    def start(self, seconds: float = 480) -> None:
+        """Returns when it has said that it is ready. One that is not, in time, is stopped: it would take the time of the next."""
         out = self.launch()
         assert self.process is not None
         end = time.monotonic() + seconds
-        while "Ctrl-C stops everything" not in out.read_text():
-            assert self.process.poll() is None, f"manage.py up ended:\n{out.read_text()}"
-            assert time.monotonic() < end, f"manage.py up took too long:\n{out.read_text()}"
-            time.sleep(0.05)
+        try:
+            while "Ctrl-C stops everything" not in out.read_text():
+                assert self.process.poll() is None, f"manage.py up ended:\n{out.read_text()}"
+                assert time.monotonic() < end, f"manage.py up took too long:\n{out.read_text()}"
+                time.sleep(0.05)
+        except AssertionError:
+            if self.process.poll() is None:
+                self.stop(signal.SIGTERM)
+            raise
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Returns the exit status."""

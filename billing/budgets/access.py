@@ -74,6 +74,12 @@ def steps_of(rows: Sequence[Budget], month: dt.date) -> dict[int, list[Step]]:
     return found
 
 
+def amounts(appcodes: Collection[int]) -> dict[int, Decimal]:
+    """The monthly amount of each of these appcodes (by number) that has a budget of its own; one query."""
+    rows = Budget.objects.filter(appcode__in=appcodes).values_list("appcode", "amount")
+    return {appcode: amount for appcode, amount in rows if appcode is not None}
+
+
 # What holds now
 
 

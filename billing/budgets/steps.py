@@ -30,7 +30,6 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 # In the order in which they are taken: a policy takes all up to the one of its own name.
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 MARKS: dict[Mark, int] = {"spent_50": 50, "spent_80": 80, "spent_100": 100}
-MAX_AMOUNT = Decimal("999999999999.99")
 MIN_COUNTDOWN, MAX_COUNTDOWN = dt.timedelta(minutes=1), dt.timedelta(days=7)
 # The mean of these days, today's part included, is what a forecast goes on with.
 MEAN_DAYS = 7

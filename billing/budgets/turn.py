@@ -25,12 +25,13 @@ from billing.budgets import steps as budgets_steps
 from billing.budgets.access import WHAT_TO_DO, appcodes_of, reason, steps_of
 from billing.budgets.figures import Figures, figures, month_of
 from billing.budgets.models import MAX_REASON, Budget, BudgetStep
-from billing.budgets.steps import MARKS, MAX_AMOUNT, POLICIES, Change, Mark, Measure, Policy
+from billing.budgets.steps import MARKS, POLICIES, Change, Mark, Measure, Policy
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
 from portal.events import entry, record_all
 from portal.models import Appcode, Event, OrgNode, User
+from portal.specs import MAX_BUDGET
 
 STEP_FIELDS = ["announced_at", "due_at", "done_at", "lifted_at", "lifted_by"]
 
@@ -155,9 +156,9 @@ class Asked:
 def check(asked: Asked) -> None:
     """Raises Invalid with paths amount, policy, countdownMinutes."""
     errors = []
-    fits = asked.amount.is_finite() and 0 < asked.amount <= MAX_AMOUNT
+    fits = asked.amount.is_finite() and 0 < asked.amount <= MAX_BUDGET
     if not fits or asked.amount != asked.amount.quantize(Decimal("0.01")):
-        errors.append(FieldError(("amount",), f"Give an amount from 0.01 to {MAX_AMOUNT:,}, with two digits at most."))
+        errors.append(FieldError(("amount",), f"Give an amount from 0.01 to {MAX_BUDGET:,}, with two digits at most."))
     if asked.policy not in POLICIES:
         errors.append(FieldError(("policy",), f"Choose one of {', '.join(POLICIES)}."))
     longest = budgets_steps.MAX_COUNTDOWN // dt.timedelta(minutes=1)
@@ -211,6 +212,16 @@ def add(scope: Appcode | OrgNode, asked: Asked, *, acting_user: User) -> Budget:
     _record("budget.set", budget, acting_user, f"Set: {_words(budget)}.")
     _settle_one(budget, now, acting_user)
     return budget
+
+
+def grant(appcode: Appcode, amount: Decimal, acting_user: User) -> None:
+    """The monthly amount that an administrator approved. A new budget blocks new runs when it is used up, one that is there
+    keeps its policy. To be called in the transaction of the approval."""
+    found = Budget.objects.filter(appcode=appcode).first()
+    if found is None:
+        add(appcode, Asked(amount, "block", 60), acting_user=acting_user)
+    elif found.amount != amount:
+        change(found, Asked(amount, found.policy, found.countdown_minutes), acting_user=acting_user)
 
 
 @transaction.atomic

@@ -708,6 +708,15 @@ class Migration(migrations.Migration):
                 ("key", models.CharField(max_length=120, unique=True)),
                 ("subject", models.CharField(max_length=200)),
                 ("text", models.TextField()),
+                (
+                    "to",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.EmailField(max_length=254),
+                        default=list,
+                        help_text="None: the addresses that the appcode has when it is sent.",
+                        size=None,
+                    ),
+                ),
                 ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("due_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("give_up_at", models.DateTimeField()),

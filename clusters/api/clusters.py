@@ -83,7 +83,7 @@ class AllClusters(APIView):
     )
     def get(self, request: Request) -> Response:
         rows = clusters_for(person(request))
-        return page(request, _search(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
+        return page(request, search_of(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
 
 
 class AppcodeClusters(APIView):
@@ -96,7 +96,7 @@ class AppcodeClusters(APIView):
     def get(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code)
         rows = clusters_for(person(request)).filter(appcode=appcode)
-        return page(request, _search(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
+        return page(request, search_of(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
 
     @extend_schema(
         operation_id="clusters_create",
@@ -261,7 +261,7 @@ class Images(APIView):
         return everything([image_document(image) for image in Image.objects.filter(enabled=True)])
 
 
-def _search(request: Request) -> Search:
+def search_of(request: Request) -> Search:
     """`?search=&phase=`. Raises Invalid for a phase that does not exist, which would silently find nothing."""
     phases = text(request, "phase", longest=MAX_SEARCH)
     known = {str(phase).lower() for phase in Run.Phase.values}

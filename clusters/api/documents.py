@@ -21,6 +21,7 @@ from billing.sums.makeup import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.clouds.health import silence_of
 from clusters.frameworks import ROLES
+from clusters.gateway.origins import openings
 from clusters.manifest import ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.runs.preview import Preview
@@ -44,6 +45,12 @@ class RoleStatus(Answer):
     count: int
 
 
+class EndpointStatus(Answer):
+    name: str
+    url: str = Field(description="Where it is opened in a browser, or with the cluster's access token.")
+    ready: bool = Field(description="Its program answers, and the gateway leads there.")
+
+
 class RunStatus(Answer):
     """What was seen of a run. Seconds and cost grow while it holds GPUs."""
 
@@ -56,6 +63,7 @@ class RunStatus(Answer):
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
     roles: dict[RoleName, RoleStatus]
+    endpoints: list[EndpointStatus]
     started: dt.datetime | None
     finished: dt.datetime | None
     gpu_seconds: int
@@ -208,6 +216,8 @@ def to_manifest(
 ) -> dict[str, Any]:
     """The cluster as a manifest. `notices` are `health.silences`; with them, and `appcode` and `current_run` joined, no query."""
     run, now = cluster.current_run, now or timezone.now()
+    if run is not None:
+        run.cluster = cluster
     return {
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
@@ -246,6 +256,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
         warning=run.data_warning,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
+        endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],
         started=run.started_at,
         finished=run.finished_at,
         gpu_seconds=run.gpu_seconds_at(now),

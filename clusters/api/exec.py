@@ -26,12 +26,14 @@ from clusters.api.logs import AnyAccept, PlainText
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands, Session
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.frameworks import ROLES
+from clusters.models import Run
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.api.views import person
 from portal.errors import Conflict
 from portal.limits import STREAMS, Place, is_gone
 from portal.manifests import Strict, parse
+from portal.models import User
 
 log = logging.getLogger(__name__)
 
@@ -81,21 +83,14 @@ class TaskExec(APIView):
         examples=[OpenApiExample("GPUs", request_only=True, value={"argv": ["nvidia-smi", "-L"]})],
     )
     def post(self, request: Request, code: str, name: str, run: int, role: str, index: int) -> StreamingHttpResponse:
-        row = run_for(person(request), code, name, run)
-        if role not in ROLES or index >= row.spec["roles"].get(role, {}).get("count", 0):
-            raise Http404(f"Run {run} of {name} has no task {role}-{index}.")
-        require(person(request), row.cluster.appcode, OPERATE)
+        row = operable(person(request), code, name, run, role, index)
         # The body comes straight from whoever sends it, at their pace, so there is a place before it is read.
         place = STREAMS.enter(person(request).pk)
         try:
             command = parse(Command, request.data)
-            task = row.tasks.filter(role=role, index=index).order_by("-attempt").first()
-            if task is None or task.phase != "Running":
-                raise Conflict(f"{role}-{index} of run {run} does not run{f' ({task.phase})' if task else ''}.")
+            require_running(row, role, index)
+            cloud = runner_of(row)
             note_command(row, role, index, command.argv, acting_user=person(request))
-            cloud = cloud_of(row)
-            if not isinstance(cloud, RunsCommands):
-                raise Conflict(NO_COMMANDS)
             session = cloud.exec(
                 run_ref(row), role, index, command.argv, stdin=command.stdin is not None, tty=command.tty
             )
@@ -110,6 +105,30 @@ class TaskExec(APIView):
         # For proxies that would otherwise collect a stream before they pass it on.
         response["X-Accel-Buffering"] = "no"
         return response
+
+
+def operable(user: User, code: str, name: str, number: int, role: str, index: int) -> Run:
+    """The run, in whose task somebody may run commands. Raises Http404 or PermissionDenied."""
+    row = run_for(user, code, name, number)
+    if role not in ROLES or index >= row.spec["roles"].get(role, {}).get("count", 0):
+        raise Http404(f"Run {number} of {name} has no task {role}-{index}.")
+    require(user, row.cluster.appcode, OPERATE)
+    return row
+
+
+def require_running(row: Run, role: str, index: int) -> None:
+    """Raises Conflict."""
+    task = row.tasks.filter(role=role, index=index).order_by("-attempt").first()
+    if task is None or task.phase != "Running":
+        raise Conflict(f"{role}-{index} of run {row.number} does not run{f' ({task.phase})' if task else ''}.")
+
+
+def runner_of(row: Run) -> RunsCommands:
+    """The cloud of the run. Raises Conflict, or CloudError."""
+    cloud = cloud_of(row)
+    if not isinstance(cloud, RunsCommands):
+        raise Conflict(NO_COMMANDS)
+    return cloud
 
 
 class CommandStream:

@@ -29,9 +29,9 @@ Where the first worker is the launcher itself, the argv of the role is a shell t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from portal.manifests import field_error
 
@@ -50,6 +50,17 @@ class Resources:
     memory_mb: int
     gpus: int
     gpu_model: str
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What the task of a role serves by HTTP on `port`; `health` is a path that is answered as soon as people may come, and
+    `activity` one that says whether the task works (`drivers/base/activity.py`)."""
+
+    name: str
+    port: int
+    health: str = "/"
+    activity: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,9 @@ class Launch:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    # Whether the program is the image's own where the run has a saved environment: it is named in PORTAL_ENVIRONMENT, and what it
+    # has of broken packages keeps nobody from opening the program.
+    from_image: bool = False
 
 
 MASTER = Role("master", "Master", least=1, most=1)
@@ -121,12 +135,47 @@ class Spec(Protocol):
     def active_roles(self) -> Mapping[str, object]:
         """The roles that have at least one task."""
 
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def home(self) -> str | None: ...
+
+    @property
+    def runs(self) -> Sequence[str]: ...
+
+    @property
+    def image(self) -> str: ...
+
+    @property
+    def environment(self) -> str | None: ...
+
     def count(self, role: str) -> int: ...
+
+    def endpoints(self, role: str) -> Sequence[Endpoint]:
+        """Those that people named for a role."""
 
 
 class Framework(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
+    # An application is opened in a browser, and has a form and a list of its own.
+    is_application: ClassVar[bool] = False
+    # Whether somebody who opens it can run programs with it: then nobody is let in who may not run clusters of the appcode,
+    # unless an owner names them.
+    is_shell: ClassVar[bool] = False
+    # How is known whether it is idle: its endpoint says whether it works, or it does nothing by itself and works for whom the
+    # gateway lets in ("use"). "": nobody can tell, and it is never stopped for that.
+    idle_signal: ClassVar[Literal["work", "use", ""]] = ""
+    # Seconds of idleness after which one is stopped whose manifest says nothing; 0 for never.
+    idle_after: ClassVar[int] = 0
+    # Whether its tasks see outputs of runs, those that a manifest names.
+    shows_runs: ClassVar[bool] = False
+    # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
+    has_layer: ClassVar[bool] = False
+    # The first is that of a manifest which says nothing.
+    modes: ClassVar[tuple[Literal["batch", "service"], ...]] = ("batch", "service")
+    needs_command: ClassVar[bool] = True
     # In the order of ranks. Several drivers may have a role of the same name, in the same order.
     roles: ClassVar[tuple[Role, ...]]
     # The first is that of a manifest which says nothing.
@@ -150,9 +199,17 @@ class Framework(ABC):
         if not spec.count(chosen.role):
             noun = known[chosen.role].title.lower()
             raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
+        if spec.mode not in self.modes:
+            raise field_error(f"{self.title} runs as a {self.modes[0]} only; choose '{self.modes[0]}'.", "mode")
+        if spec.runs and not self.shows_runs:
+            raise field_error(f"{self.title} shows no runs.", "runs")
         for name in spec.env:
             if name in self.reserved_env:
                 raise field_error(f"{name} is set by the portal for {self.title}.", "env")
+
+    def endpoints(self, spec: Spec, role: str) -> Sequence[Endpoint]:
+        """What the task of `role` serves: here what people named."""
+        return spec.endpoints(role)
 
     def shared(self, spec: Spec, addresses: Addresses) -> Mapping[str, str]:
         """Variables that are the same for every task, exactly as they stand. `addresses` has every (role, index)."""
@@ -183,6 +240,17 @@ def _bounds(role: Role, count: int) -> str:
 def shell(command: str) -> tuple[str, ...]:
     """The argv of a command as a user types it."""
     return ("bash", "-c", command)
+
+
+def prepared(command: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """`argv` after a command of the user's, where there is one."""
+    return ("bash", "-c", f'{command}\nexec "$@"', "bash", *argv) if command else argv
+
+
+def bind_to(addresses: Addresses, role: str) -> str:
+    """Where a server of this task listens: on loopback where all tasks of a run share one, on every address of its pod
+    elsewhere."""
+    return "127.0.0.1" if addresses[role, 0].startswith("127.0.0.1:") else "0.0.0.0"  # noqa: S104
 
 
 def addresses_of(addresses: Addresses, role: str, count: int) -> list[str]:

@@ -20,8 +20,6 @@ from clusters.clouds.drivers.base import CloudError, Session
 PIECE = 1 << 16
 # A new size of the window is passed on within so many seconds.
 LOOK_SECONDS = 0.2
-# Tried in this order: not every image has a bash.
-SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 

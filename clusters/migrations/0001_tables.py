@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.fields.json
 import django.utils.timezone
 import encrypted_fields.fields
 from django.conf import settings
@@ -67,15 +68,76 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Environment",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("version", models.PositiveIntegerField()),
+                ("image", models.CharField(max_length=63)),
+                ("python", models.CharField(max_length=20)),
+                ("platform", models.CharField(max_length=40)),
+                (
+                    "packages",
+                    models.JSONField(
+                        default=list,
+                        help_text='[{"name", "version", "was"}]; "was" is "" where the image has none.',
+                    ),
+                ),
+                ("lock", models.TextField(blank=True)),
+                ("script", models.TextField(blank=True)),
+                ("digest", models.CharField(max_length=64)),
+                ("application", models.CharField(help_text="Where it was saved.", max_length=63)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="environments", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "name", "version"), name="environment_version_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="Cluster",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("name", models.CharField(max_length=63)),
                 ("spec", models.JSONField()),
+                (
+                    "framework",
+                    models.GeneratedField(
+                        expression=django.db.models.fields.json.KT("spec__framework"),
+                        output_field=models.CharField(max_length=40),
+                        db_persist=True,
+                    ),
+                ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 ("deleted_at", models.DateTimeField(null=True)),
                 ("purged", models.BooleanField(default=False, help_text="Deleted, and its logs are gone too.")),
+                (
+                    "origins",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text="Where its endpoints are opened: labels as in `Origin`, or whole names",
+                    ),
+                ),
                 ("run_count", models.PositiveIntegerField(default=0)),
                 (
                     "appcode",
@@ -287,6 +349,52 @@ class Migration(migrations.Migration):
                 ("stored", models.BooleanField(default=True)),
                 ("gone_message", models.TextField(blank=True)),
                 ("roles", models.JSONField(default=dict, help_text='{"worker": {"ready": 2, "count": 2}}')),
+                (
+                    "endpoints",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='Those that answer: {"notebook": {"address": "127.0.0.1:20123", "since": …, "routed": true}}',
+                    ),
+                ),
+                (
+                    "activity",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="busy, idle or unknown; empty: nobody tells.",
+                        max_length=10,
+                    ),
+                ),
+                ("activity_since", models.DateTimeField(null=True)),
+                ("activity_why", models.CharField(blank=True, db_default="", default="", max_length=300)),
+                (
+                    "kept_at",
+                    models.DateTimeField(help_text="When somebody said last that it is still needed.", null=True),
+                ),
+                (
+                    "idle_announced_at",
+                    models.DateTimeField(help_text="Its end for idleness stands announced since then.", null=True),
+                ),
+                (
+                    "idle_stops_at",
+                    models.DateTimeField(
+                        help_text="As was announced then; none where it is only announced.", null=True
+                    ),
+                ),
+                (
+                    "end_announced_at",
+                    models.DateTimeField(help_text="The end by its time limit was announced.", null=True),
+                ),
+                (
+                    "needed_asked_at",
+                    models.DateTimeField(help_text="The last mail that asked whether it is needed.", null=True),
+                ),
+                (
+                    "look_at",
+                    models.DateTimeField(help_text="When one of these is to be looked at next.", null=True),
+                ),
                 ("usage_as_of", models.DateTimeField(null=True)),
                 ("gpu_seconds", models.BigIntegerField(default=0)),
                 ("gpu_rate", models.IntegerField(default=0, help_text="GPUs held at usage_as_of.")),
@@ -393,6 +501,18 @@ class Migration(migrations.Migration):
                 condition=models.Q(("desired", "running"), ("verdict", "")), fields=["deadline"], name="run_deadline"
             ),
         ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(
+                condition=models.Q(("desired", "running"), ("verdict", "")), fields=["look_at"], name="run_look"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(
+                condition=models.Q(("stop_reason", "Idle")), fields=["cluster", "number"], name="run_idle"
+            ),
+        ),
         migrations.AddConstraint(
             model_name="run",
             constraint=models.UniqueConstraint(fields=("cluster", "number"), name="run_number_once"),
@@ -408,6 +528,12 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="cluster",
             index=models.Index(condition=models.Q(("deleted_at", None)), fields=["-id"], name="cluster_alive"),
+        ),
+        migrations.AddIndex(
+            model_name="cluster",
+            index=models.Index(
+                condition=models.Q(("deleted_at", None)), fields=["framework", "-id"], name="cluster_by_framework"
+            ),
         ),
         migrations.AddConstraint(
             model_name="cluster",
@@ -426,5 +552,82 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="task",
             constraint=models.UniqueConstraint(fields=("run", "role", "index", "attempt"), name="task_attempt_once"),
+        ),
+        migrations.CreateModel(
+            name="AccessToken",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("token", encrypted_fields.fields.EncryptedTextField()),
+                ("made_at", models.DateTimeField(auto_now=True)),
+                (
+                    "cluster",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="access_token", to="clusters.cluster"
+                    ),
+                ),
+                (
+                    "made_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Origin",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("label", models.CharField(max_length=63, unique=True)),
+                ("cluster_name", models.CharField(max_length=63)),
+                ("endpoint", models.CharField(max_length=15)),
+                (
+                    "used_at",
+                    models.DateTimeField(
+                        help_text="When the gateway last let somebody in, to a minute or so.", null=True
+                    ),
+                ),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="portal.appcode"
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("appcode", "cluster_name", "endpoint"), name="origin_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Visit",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("session_key", models.CharField(max_length=40)),
+                (
+                    "session_hash",
+                    models.CharField(
+                        help_text="Changes with the password and with a sign-out everywhere.", max_length=128
+                    ),
+                ),
+                ("ticket_hash", models.CharField(max_length=64, null=True, unique=True)),
+                ("cookie_hash", models.CharField(max_length=64, null=True, unique=True)),
+                ("expires_at", models.DateTimeField(db_index=True)),
+                (
+                    "origin",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="visits", to="clusters.origin"
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+            ],
         ),
     ]

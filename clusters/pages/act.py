@@ -18,6 +18,7 @@ from django.views.decorators.http import require_http_methods
 from clusters import actions
 from clusters.access import cluster_for
 from clusters.clouds.drivers.base import Plan
+from clusters.frameworks import APPLICATIONS
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
 from portal.pages.appcodes import person
@@ -54,6 +55,7 @@ DISABLE = Act(
     "a program holds only in memory is lost.",
     "Disable",
 )
+KEEP = Act("keep", actions.keep, "Keep", "{name} is kept; its idle time begins anew.", yes="Keep")
 DELETE = Act(
     "delete",
     actions.delete_cluster,
@@ -63,7 +65,7 @@ DELETE = Act(
     "do its bills.",
     "Delete",
 )
-ACTS = {act.verb: act for act in (DEPLOY, CANCEL, DISABLE, DELETE)}
+ACTS = {act.verb: act for act in (DEPLOY, CANCEL, DISABLE, KEEP, DELETE)}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -73,7 +75,8 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     wanted = ACTS[verb]
     if request.method != "POST" or (wanted.lost and "confirmed" not in request.POST):
         return render(request, "clusters/ask.html", {"cluster": cluster, "act": wanted})
-    back = "clusters" if verb == "delete" else reverse("cluster", args=[appcode, name])
+    kind = "application" if cluster.spec["framework"] in APPLICATIONS else "cluster"
+    back = f"{kind}s" if verb == "delete" else reverse(kind, args=[appcode, name])
     try:
         wanted.do(cluster, acting_user=user)
     except Conflict as conflict:
@@ -81,7 +84,7 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     except Invalid as invalid:
         # The definition names what is gone by now: to be mended in the form.
         messages.error(request, " ".join(error.message for error in invalid.errors))
-        back = reverse("change_cluster", args=[appcode, name]) if verb == "deploy" else back
+        back = reverse(f"change_{kind}", args=[appcode, name]) if verb == "deploy" else back
     else:
         messages.success(request, wanted.done.format(name=name))
     return redirect(back)

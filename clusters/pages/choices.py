@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
 from clusters.clouds.health import notes
 from clusters.clouds.placement import Place, place_of
-from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
-from clusters.models import Flavor, Image
+from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.models import Environment, Flavor, Image
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
@@ -26,6 +27,7 @@ class Offer:
     flavors: list[Flavor]
     datastores: list[Datastore]
     place: Place | None = None
+    environments: Sequence[Environment] = ()
 
     @classmethod
     def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
@@ -45,6 +47,13 @@ class Offer:
             list(Flavor.objects.filter(enabled=True)),
             list(datastores.filter(appcode__code=chosen)),
             place,
+            list(
+                Environment.objects.filter(appcode__code=chosen, deleted_at=None)
+                .only("name", "version", "image")
+                .order_by("name", "-version")
+            )
+            if place is not None and place.driver.makes_environments
+            else [],
         )
 
     @property
@@ -59,7 +68,7 @@ class Offer:
         """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
         image = next((image.name for image in self.images if self.runs(image)), "")
         flavor = self.flavors[0].name if self.flavors else ""
-        needed = {f"{name}_flavor": flavor for name, role in ROLES.items() if role.least}
+        needed = {f"{name}_flavor": flavor for name, role in COMPUTING_ROLES.items() if role.least}
         return {"appcode": self.appcode, "image": image, **needed}
 
     def choices(self) -> dict[str, list[tuple[str, str]]]:
@@ -68,6 +77,7 @@ class Offer:
             ("", "none"),
             *((store.name, f"{store.name} ({store.get_kind_display()})") for store in self.datastores),
         ]
+        homes = {store.name for store in self.datastores if store.kind != Datastore.Kind.S3}
         images = [
             (
                 image.name,
@@ -81,13 +91,27 @@ class Offer:
                 for each in self.appcodes
             ],
             "image": images,
+            "environment": self._environments(),
             "input": stores,
             "output": stores,
-            **{f"{name}_flavor": flavors if role.least else [("", "none"), *flavors] for name, role in ROLES.items()},
-            "framework": [(name, driver.title) for name, driver in FRAMEWORKS.items()],
+            "home": [(name, label) for name, label in stores if name in {"", *homes}],
+            **{
+                f"{name}_flavor": flavors if role.least else [("", "none"), *flavors]
+                for name, role in COMPUTING_ROLES.items()
+            },
+            "framework": [(name, driver.title) for name, driver in COMPUTING.items()],
             "mode": [("batch", "Batch"), ("service", "Service")],
-            "completion": [(name, each.title) for name, each in COMPLETIONS.items()],
+            "completion": [(name, each.title) for name, each in COMPUTING_COMPLETIONS.items()],
         }
+
+    def _environments(self) -> list[tuple[str, str]]:
+        """The newest of each name, whichever that will be then, and each version by itself."""
+        newest = {each.name: each for each in reversed(self.environments)}
+        return [
+            ("", "None: the plain image"),
+            *((name, f"{name} (newest: {each.version}, over {each.image})") for name, each in newest.items()),
+            *((str(each), f"{each} over {each.image}") for each in self.environments),
+        ]
 
 
 def flavor_label(flavor: Flavor) -> str:

@@ -353,7 +353,9 @@ def _field(info: FieldInfo) -> forms.Field:
     options: dict[str, Any] = {"label": info.title, "help_text": info.description, "required": False}
     kind = get_origin(info.annotation)
     if kind is Literal:
-        return Words(widget=forms.Select(choices=[(word, word) for word in get_args(info.annotation)]), **options)
+        return Words(
+            widget=forms.Select(choices=[(word, word or "none") for word in get_args(info.annotation)]), **options
+        )
     if isinstance(info.default, int):
         return Words(widget=forms.NumberInput(attrs={"min": 0, "inputmode": "numeric"}), **options)
     if isinstance(info.default, tuple) or info.default is None:

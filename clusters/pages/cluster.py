@@ -23,7 +23,9 @@ from billing.sums import makeup
 from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
 from clusters.api.documents import to_manifest
+from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import notes, silence_of
+from clusters.clouds.registry import driver
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run, Task
@@ -78,7 +80,8 @@ class Page:
 
     @property
     def tabs(self) -> list[tuple[str, str]]:
-        return [(label, self.url + path) for label, path in TABS]
+        own = [("Application", self.row.page)] if self.row.application else []
+        return [*own, *((label, self.url + path) for label, path in TABS)]
 
     @property
     def sentence(self) -> str:
@@ -160,7 +163,8 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
     if run:
         run.cluster = cluster
     now = timezone.now()
-    row = row_of(cluster, may_operate=may(user, cluster.appcode, OPERATE), titles=flavor_titles(), now=now)
+    may_operate = may(user, cluster.appcode, OPERATE)
+    row = row_of(cluster, user=user, may_operate=may_operate, titles=flavor_titles(), now=now)
     return Page(cluster, run, row, now, silence_of(run, now) if run else "")
 
 
@@ -303,6 +307,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
     return {
         "steps": timeline(run, rows),
         "tasks": rows if everything else rows[:MAX_TASK_ROWS],
+        "no_commands": _no_commands(run.cloud),
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
         "strip": rows if len(rows) >= STRIP_FROM else [],
         "failed": failed_first(run, rows),
@@ -316,6 +321,14 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "env": write_env(run.spec["env"]),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
+
+
+def _no_commands(cloud: str) -> str:
+    """Why no terminal can be opened in the cloud's tasks, or ""."""
+    try:
+        return "" if issubclass(driver(cloud), RunsCommands) else NO_COMMANDS
+    except CloudError as error:
+        return str(error)
 
 
 def _completion(spec: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from django import forms
 from pydantic import ValidationError
 
-from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
+from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.base import Role
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
@@ -24,8 +24,9 @@ from portal.errors import FieldError
 from portal.manifests import mistakes
 
 FOLDED = (
-    "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
-    *(f"{name}_{what}" for name, role in ROLES.items() if not role.takes_part for what in ("flavor", "count")),
+    "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home",
+    "endpoints", "access", *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in
+    ("flavor", "count")),
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def _choice(**options: Any) -> Words:
 
 def _role_fields() -> Iterator[tuple[str, forms.Field]]:
     """A flavor for every role that any framework has, and a count where there is one to choose."""
-    for name, role in ROLES.items():
+    for name, role in COMPUTING_ROLES.items():
         yield (
             f"{name}_flavor",
             Words(label=role.title, widget=forms.Select(), required=bool(role.least), help_text=role.hint),
@@ -70,6 +71,9 @@ class ClusterForm(forms.Form):
         ),
     )
     image = _choice(label="Image")
+    environment = _choice(
+        label="Environment", required=False, help_text="packages over the image that were saved in a notebook"
+    )
     input = _choice(label="Input", required=False, help_text="mounted at /elearn/input")
     output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
     command = Words(
@@ -83,13 +87,13 @@ class ClusterForm(forms.Form):
         help_text="multiple envs are divided by |, e.g. PYTHONPATH=/demo | DATA_DIR=/elearn/output",
         widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
-    framework = _choice(label="Framework", initial=next(iter(FRAMEWORKS)))
+    framework = _choice(label="Framework", initial=next(iter(COMPUTING)))
     mode = _choice(
         label="Mode", initial="batch", help_text="A batch run ends; a service is kept alive until it is disabled."
     )
     completion = _choice(
         label="Completion",
-        initial=next(iter(COMPLETIONS)),
+        initial=next(iter(COMPUTING_COMPLETIONS)),
         help_text="Then the other tasks end and GPUs are free again.",
     )
     retries = Words(
@@ -125,6 +129,26 @@ class ClusterForm(forms.Form):
         widget=forms.TextInput(
             attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
         ),
+    )
+
+    home = _choice(
+        label="Home",
+        required=False,
+        help_text="mounted at /elearn/home, with files of its own that outlive the run",
+    )
+    endpoints = Words(
+        label="Endpoints",
+        required=False,
+        help_text="What a service serves by HTTP, opened in a browser: ROLE NAME=PORT, e.g. master web=8080/health",
+        widget=forms.TextInput(
+            attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+        ),
+    )
+    access = Words(
+        label="Who may open them",
+        required=False,
+        help_text="empty for members of the appcode, “everybody” who is signed in, or “people: alice, bob”",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
 
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
@@ -179,8 +203,13 @@ class ClusterForm(forms.Form):
         """The roles that take part, then those that stand apart."""
         return [
             RoleFields(role, self[f"{name}_flavor"], None if role.is_fixed else self[f"{name}_count"])
-            for name, role in sorted(ROLES.items(), key=lambda item: not item[1].takes_part)
+            for name, role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part)
         ]
+
+    @property
+    def has_environments(self) -> bool:
+        """Whether there is anything to choose, or something that was chosen."""
+        return bool(self.offer.environments) or bool(self["environment"].value())
 
     @property
     def opens_folded(self) -> bool:

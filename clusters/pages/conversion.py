@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
-from clusters.manifest import ClusterManifest, ClusterSpec, format_env, parse_env
+from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
+ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
+
 FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("metadata", "appcode"): "appcode",
     ("metadata", "name"): "name",
     ("spec", "image"): "image",
+    ("spec", "environment"): "environment",
     ("spec", "input"): "input",
     ("spec", "output"): "output",
+    ("spec", "home"): "home",
     ("spec", "outputPath"): "output_path",
     ("spec", "command"): "command",
     ("spec", "env"): "env",
@@ -35,8 +40,12 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "retries"): "retries",
     ("spec", "timeLimit"): "time_limit",
     ("spec", "scheduleAfter"): "schedule_after",
-    **{("spec", "roles", role): f"{role}_flavor" for role in ROLES},
-    **{("spec", "roles", name, "count"): f"{name}_count" for name, role in ROLES.items() if not role.is_fixed},
+    ("spec", "access"): "access",
+    **{("spec", "roles", role): f"{role}_flavor" for role in COMPUTING_ROLES},
+    **{("spec", "roles", role, "endpoints"): "endpoints" for role in COMPUTING_ROLES},
+    **{
+        ("spec", "roles", name, "count"): f"{name}_count" for name, role in COMPUTING_ROLES.items() if not role.is_fixed
+    },
 }
 
 
@@ -48,19 +57,28 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
     except ValueError as error:
         env = {}
         complaints.append(FieldError(("spec", "env"), str(error)))
+    roles = _roles(values)
+    try:
+        for role, served in read_endpoints(values.get("endpoints", "")).items():
+            roles.setdefault(role, {"flavor": "", "count": "0"})["endpoints"] = served
+    except ValueError as error:
+        complaints.append(FieldError(("spec", "roles", next(iter(COMPUTING_ROLES)), "endpoints"), str(error)))
     spec: dict[str, Any] = {
-        "framework": values.get("framework") or next(iter(FRAMEWORKS)),
+        "framework": values.get("framework") or next(iter(COMPUTING)),
         "image": values.get("image", ""),
+        "environment": values.get("environment") or None,
         "command": values.get("command", ""),
         "env": env,
         "input": values.get("input") or None,
         "output": values.get("output") or None,
+        "home": values.get("home") or None,
         "outputPath": values.get("output_path", ""),
         "mode": values.get("mode") or "batch",
-        "roles": _roles(values),
-        "completion": values.get("completion") or next(iter(COMPLETIONS)),
+        "roles": roles,
+        "access": read_access(values.get("access", "")),
+        "completion": values.get("completion") or next(iter(COMPUTING_COMPLETIONS)),
         "retries": values.get("retries", ""),
-        "timeLimit": _seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
+        "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
         "scheduleAfter": _utc(values.get("schedule_after", "")),
     }
     metadata = {"name": values.get("name", ""), "appcode": values.get("appcode", "")}
@@ -75,6 +93,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "appcode": manifest.metadata.appcode,
         "name": manifest.metadata.name,
         "image": spec.image,
+        "environment": spec.environment or "",
         "input": spec.input or "",
         "output": spec.output or "",
         "command": spec.command,
@@ -86,9 +105,12 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",
         "time_limit_unit": unit,
         "schedule_after": _local(spec.schedule_after),
+        "home": spec.home or "",
         "output_path": spec.output_path,
+        "endpoints": write_endpoints(spec),
+        "access": write_access(spec.access),
     }
-    for name, role in ROLES.items():
+    for name, role in COMPUTING_ROLES.items():
         role_spec = spec.roles.get(name)
         fields[f"{name}_flavor"] = role_spec.flavor if role_spec else ""
         if not role.is_fixed:
@@ -137,10 +159,46 @@ def write_env(env: Mapping[str, str]) -> str:
     return text if exact else json.dumps(env, ensure_ascii=True)
 
 
+def read_endpoints(text: str) -> dict[str, list[dict[str, Any]]]:
+    """`master web=8080/health | worker debug=9000` as the endpoints of each role. Raises ValueError naming the part that is no
+    such thing; the rest is for the manifest to judge."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for part in filter(None, (each.strip() for each in text.split("|"))):
+        match = ENDPOINT.fullmatch(part)
+        if match is None or match["role"] not in COMPUTING_ROLES:
+            raise ValueError(
+                f"“{part}” is no endpoint; write ROLE NAME=PORT, for example master web=8080, and divide several by |."
+            )
+        endpoint = {"name": match["name"], "port": int(match["port"]), "health": match["health"] or "/"}
+        found.setdefault(match["role"], []).append(endpoint)
+    return found
+
+
+def write_endpoints(spec: ClusterSpec) -> str:
+    """The inverse of `read_endpoints`."""
+    return " | ".join(
+        f"{role} {each.name}={each.port}{'' if each.health == '/' else each.health}"
+        for role, role_spec in spec.roles.items()
+        for each in role_spec.endpoints
+    )
+
+
+def read_access(text: str) -> dict[str, Any]:
+    """`members`, `everybody`, or `people:` and user names divided by commas."""
+    to, colon, names = text.partition(":")
+    people = [name for name in re.split(r"[,\s]+", names) if name]
+    return {"to": to.strip() or "members", **({"people": people} if colon else {})}
+
+
+def write_access(access: AccessSpec) -> str:
+    """The inverse of `read_access`; "" for the usual one."""
+    return f"people: {', '.join(access.people)}" if access.people else "" if access.to == "members" else access.to
+
+
 def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """A role that has neither a flavor nor tasks is not there."""
     roles: dict[str, dict[str, Any]] = {}
-    for name, role in ROLES.items():
+    for name, role in COMPUTING_ROLES.items():
         flavor, count = values.get(f"{name}_flavor", ""), values.get(f"{name}_count", "").strip() or "0"
         if role.is_fixed:
             roles[name] = {"flavor": flavor, "count": role.least}
@@ -149,7 +207,7 @@ def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     return roles
 
 
-def _seconds(number: str, unit: str) -> str | int | None:
+def seconds(number: str, unit: str) -> str | int | None:
     """Seconds; what is no number goes on as it is, to be refused by the manifest."""
     text = number.strip()
     if text.isascii() and text.isdigit() and len(text) < 10:

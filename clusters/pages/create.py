@@ -42,12 +42,12 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     user = person(request)
     if request.method != "POST":
         filled = _filled(request, user)
-        offer = _offer(user, filled.get("appcode", ""))
+        offer = offer_of(user, filled.get("appcode", ""))
         form = ClusterForm(
             offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled
         )
         return _page(request, form)
-    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = (
         _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
     )
@@ -63,7 +63,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
     user = person(request)
     cluster = cluster_for(user, appcode, name, OPERATE)
     filled = fields_of(_manifest(cluster, cluster.spec))
-    offer = _offer(user, appcode)
+    offer = offer_of(user, appcode)
     form = (
         ClusterForm(offer, request.POST, initial=filled)
         if request.method == "POST"
@@ -88,7 +88,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 def preview_cluster(request: HttpRequest) -> HttpResponse:
     """The right column of the form: what is typed so far, judged and priced. Writes nothing."""
     user = person(request)
-    form = ClusterForm(_offer(user, request.POST.get("appcode", "")), request.POST)
+    form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     return render(request, "clusters/_preview.html", _preview(request, form, user))
 
 
@@ -96,10 +96,12 @@ def preview_cluster(request: HttpRequest) -> HttpResponse:
 def datastore_choices(request: HttpRequest) -> HttpResponse:
     """The IMAGE, INPUT and OUTPUT fields for another appcode, which may run elsewhere; what is chosen stays chosen where that has
     a datastore of the name."""
-    offer = _offer(person(request), request.GET.get("appcode", ""))
+    offer = offer_of(person(request), request.GET.get("appcode", ""))
     names = {store.name for store in offer.datastores}
     chosen = {field: name for field in ("input", "output") if (name := request.GET.get(field, "")) in names}
     chosen["image"] = request.GET.get("image") or offer.defaults()["image"]
+    known = {name for name, _ in offer.choices()["environment"]}
+    chosen["environment"] = name if (name := request.GET.get("environment", "")) in known else ""
     return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen), "with_image": True})
 
 
@@ -168,7 +170,7 @@ def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = Non
     return render(request, "clusters/new.html", context)
 
 
-def _offer(user: User, appcode: str) -> Offer:
+def offer_of(user: User, appcode: str) -> Offer:
     return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user))
 
 
@@ -207,10 +209,10 @@ def _cloned(user: User, source: str, run: str) -> dict[str, str]:
         raise Http404("Name what to clone as APPCODE/NAME.")
     cluster = cluster_for(user, appcode, name)
     spec = run_for(user, appcode, name, int(run)).spec if run else cluster.spec
-    return fields_of(_manifest(cluster, spec)) | {"name": _free_name(user, name)}
+    return fields_of(_manifest(cluster, spec)) | {"name": free_name(user, name)}
 
 
-def _free_name(user: User, name: str) -> str:
+def free_name(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that no cluster they see has."""
     taken = set(clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True))
     number = 2

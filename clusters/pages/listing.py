@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -33,9 +33,12 @@ from billing.sums.access import Amount, usage_by_appcode
 from clusters.access import clusters_in
 from clusters.clouds.health import notes_of, silences_of
 from clusters.clouds.kinds import OWN
-from clusters.frameworks import ROLES
+from clusters.frameworks import APPLICATIONS, COMPUTING_ROLES, ROLES
+from clusters.gateway.origins import Opening, openings
+from clusters.gateway.visits import is_open_to
 from clusters.models import CloudState, Cluster, Flavor, Run
-from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, Act
+from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, Act
+from clusters.runs.idle import Outlook, outlook
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
@@ -44,12 +47,13 @@ from portal.pages.layout import page_of, selected_appcode
 from portal.templatetags.portal import gpu_hours, time
 
 ROWS = 30
-# The columns of a run that rows are made of, and the name of what they show of its spec.
+# The columns of a run that rows are made of, and the names of what they show of its spec and of who may open it.
 RUN_FIELDS = (
-    "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpu_seconds",
-    "gpu_rate", "cost", "cost_rate",
+    "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
+    "gpu_seconds", "gpu_rate", "cost", "cost_rate", "endpoints", "activity", "activity_since", "kept_at", "idle_announced_at",
+    "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at",
 )  # fmt: skip
-SHOWN = "shown_spec"
+SHOWN, ACCESS = "shown_spec", "shown_access"
 # Rows that were rendered lately; about 2 KB each. Most rows of most answers are among them.
 KEPT_ROWS = 2000
 FLAVOR_TITLES = "clusters.flavor_titles"
@@ -57,10 +61,12 @@ FLAVOR_SECONDS = 86400
 # As the cache keeps it.
 SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
 SPENT_SECONDS = 30
-# The columns of roles by their titles; a role that takes no part stands with the last.
+# The columns of roles by their titles; a role that takes no part stands with the last, and the one of an application, which is
+# all that it has, with the first.
 COLUMNS: dict[str, list[str]] = {}
-for _name, _role in sorted(ROLES.items(), key=lambda item: not item[1].takes_part):
+for _name, _role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part):
     COLUMNS.setdefault(_role.title if _role.takes_part else list(COLUMNS)[-1], []).append(_name)
+next(iter(COLUMNS.values())).extend(name for name in ROLES if name not in COMPUTING_ROLES)
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,55 @@ class Row:
     may_operate: bool
     is_live: bool
     is_ending: bool
+    application: str = ""
+    created: str = ""
+    gpus: int = 0
+    openings: tuple[Opening, ...] = ()
+    stops: str = ""
+    can_keep: bool = False
 
     @property
     def url(self) -> str:
         return f"/clusters/{self.appcode}/{self.name}"
 
     @property
+    def page(self) -> str:
+        """Where people find it first."""
+        return f"/applications/{self.appcode}/{self.name}" if self.application else self.url
+
+    @property
+    def clone(self) -> str:
+        """The form that begins with what it is."""
+        return f"/{'applications' if self.application else 'clusters'}/new?clone={self.appcode}/{self.name}"
+
+    @property
+    def starts(self) -> str:
+        """Why what it serves cannot be opened yet."""
+        return f"Starts: {self.message or 'it does not answer yet.'}"
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether it is what people train with, not what they open."""
+        return not self.application
+
+    @property
+    def wrote(self) -> bool:
+        """Whether there may be something for TensorBoard."""
+        return bool(self.is_computing and self.output and self.started)
+
+    @property
+    def wrote_nothing(self) -> str:
+        if not self.output:
+            return "It has no output datastore, so nothing that it wrote is kept."
+        return "It has not begun to run."
+
+    @property
     def html(self) -> SafeString:
-        return row_html(self)
+        return row_html(self, "clusters/_row.html")
+
+    @property
+    def application_html(self) -> SafeString:
+        return row_html(self, "clusters/_application_row.html")
 
     @property
     def columns(self) -> list[tuple[str, list[RoleCell]]]:
@@ -116,7 +163,11 @@ class Row:
         """What its phase and the person's role allow to be done with the run."""
         if not self.may_operate or (self.is_live and self.is_ending):
             return ()
-        return (DEPLOY if not self.is_live else DISABLE if self.phase == "Running" else CANCEL,)
+        keep = (KEEP,) if self.can_keep else ()
+        return (
+            *keep,
+            DEPLOY if not self.is_live else DISABLE if self.phase == "Running" else CANCEL,
+        )
 
     @property
     def delete(self) -> Act | None:
@@ -124,9 +175,9 @@ class Row:
 
 
 @lru_cache(KEPT_ROWS)
-def row_html(row: Row) -> SafeString:
+def row_html(row: Row, template: str) -> SafeString:
     """The row as HTML. A row is a value and says all that it shows, so equal rows need be rendered only once."""
-    return SafeString(get_template("clusters/_row.html").render({"row": row, "currency": settings.CURRENCY}))
+    return SafeString(get_template(template).render({"row": row, "currency": settings.CURRENCY}))
 
 
 @dataclass(frozen=True)
@@ -151,12 +202,16 @@ def clusters(request: HttpRequest) -> HttpResponse:
 @require_safe
 def rows(request: HttpRequest) -> HttpResponseBase:
     """The part of it that changes: 304 while nothing of it has."""
-    context = _context(request)
-    told = repr((context["rows"], context["morning"], context["next_cursor"], context["search"], request.user.pk))
+    return live(request, _context(request), "clusters/_rows.html")
+
+
+def live(request: HttpRequest, context: dict[str, Any], template: str) -> HttpResponseBase:
+    """A part of a page with rows; what it says is compared before anything is rendered."""
+    told = repr((*(context.get(name) for name in ("rows", "morning", "next_cursor", "search")), request.user.pk))
     etag = f'"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"'
     response = get_conditional_response(request, etag=etag)
     if response is None:
-        response = render(request, "clusters/_rows.html", {**context, "live": True})
+        response = render(request, template, {**context, "live": True})
         response["ETag"] = etag
     return response
 
@@ -193,19 +248,28 @@ def forget_flavors() -> None:
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
+    roles = roles_of(person(request))
+    context = found(request, clusters_in(roles), roles)
+    return {**context, "columns": list(COLUMNS), "morning": _morning(person(request), roles, context["search"].appcode)}
+
+
+def found(request: HttpRequest, clusters: QuerySet[Cluster], roles: Mapping[int, str] | None) -> dict[str, Any]:
+    """A page of `clusters`, as far as the person looks for them, with what its filters show; `roles` are theirs in the appcodes.
+    One query, and another when the titles of flavors are not remembered."""
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
-    roles, now, titles = roles_of(user), timezone.now(), flavor_titles()
-    found, next_cursor = page_of(request, _listed(search.narrow(clusters_in(roles))), "-id", ROWS)
+    now, titles = timezone.now(), flavor_titles()
+    listed, next_cursor = page_of(request, _listed(search.narrow(clusters)), "-id", ROWS)
     rows = []
-    for cluster in found:
-        (cluster.current_run or cluster).spec = getattr(cluster, SHOWN)
+    for cluster in listed:
+        shown = getattr(cluster, SHOWN)
+        cluster.spec = {**shown, "framework": cluster.framework, "access": getattr(cluster, ACCESS)}
+        if cluster.current_run:
+            cluster.current_run.spec = shown
         may_operate = roles is None or roles[cluster.appcode_id] in OPERATE.value
-        rows.append(row_of(cluster, may_operate=may_operate, titles=titles, now=now))
+        rows.append(row_of(cluster, user=user, may_operate=may_operate, titles=titles, now=now))
     return {
-        "columns": list(COLUMNS),
         "rows": rows,
-        "morning": _morning(user, roles, search.appcode),
         "search": search,
         "next_cursor": next_cursor,
         "phases": Run.Phase.values,
@@ -215,14 +279,17 @@ def _context(request: HttpRequest) -> dict[str, Any]:
 
 def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
     """What the rows need and no more: commands and environments may be long."""
-    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output")})
+    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle")})
     run = [f"current_run__{name}" for name in RUN_FIELDS]
-    return clusters.only("name", "appcode__code", "created_by__username", *run).annotate(**{SHOWN: spec})
+    own = ("name", "framework", "created_at", "origins", "appcode__code", "created_by__username")
+    return clusters.only(*own, *run).annotate(**{SHOWN: spec, ACCESS: F("spec__access")})
 
 
-def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: dt.datetime) -> Row:
+def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[str, str], now: dt.datetime) -> Row:
+    """`spec` of the cluster may be a part of it: framework and access, and without a run roles, input and output."""
     run = cluster.current_run
     spec = run.spec if run else cluster.spec
+    driver = APPLICATIONS.get(cluster.spec["framework"])
     cells = (
         (
             role,
@@ -236,6 +303,10 @@ def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: 
         for role in ROLES
         if run and (facts := run.roles.get(role)) and (asked := spec["roles"].get(role))
     )
+    is_live = bool(run and not run.is_terminal)
+    is_ending = bool(run and (run.desired == Run.Desired.ENDED or run.verdict))
+    opens = is_live and not is_ending and (may_operate or is_open_to(user, cluster.spec, member=True))
+    quiet = outlook(run, now) if run else Outlook()
     return Row(
         pk=cluster.pk,
         name=cluster.name,
@@ -254,9 +325,34 @@ def row_of(cluster: Cluster, *, may_operate: bool, titles: dict[str, str], now: 
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
         cost=_cents(run.cost_at(now)) if run else "–",
         may_operate=may_operate,
-        is_live=bool(run and not run.is_terminal),
-        is_ending=bool(run and (run.desired == Run.Desired.ENDED or run.verdict)),
+        is_live=is_live,
+        is_ending=is_ending,
+        application=driver.title if driver else "",
+        created=time(cluster.created_at),
+        gpus=run.gpus if run else 0,
+        openings=tuple(openings(cluster, run)) if opens else (),
+        stops=stops_in(quiet, now),
+        can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),
     )
+
+
+def is_asked(run: Run | None) -> bool:
+    """Whether nobody has answered the mail that asked whether it is still needed."""
+    if run is None or run.is_terminal or run.needed_asked_at is None:
+        return False
+    return run.kept_at is None or run.kept_at < run.needed_asked_at
+
+
+def stops_in(quiet: Outlook, now: dt.datetime) -> str:
+    """What is announced, "" for nothing: by the minute, so that a list does not change with each second."""
+    if not quiet.announced:
+        return ""
+    why = "It reaches its time limit" if quiet.is_last else "It does nothing"
+    if quiet.stops_at is None:
+        return f"{why}."
+    minutes = max(0, -int(-(quiet.stops_at - now).total_seconds() // 60))
+    end = "is ended" if quiet.is_last else "is stopped"
+    return f"{why} and {end} in {minutes} minutes." if minutes > 1 else f"{why} and {end} within a minute."
 
 
 def where(run: Run) -> str:

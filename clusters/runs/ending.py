@@ -11,6 +11,8 @@ from clusters.models import Run
 from clusters.runs.status import refresh
 from portal.events import record_all
 
+SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+
 
 def ask_to_end(run: Run, reason: str, message: str) -> None:
     """Asks for the end of a run, whose row is locked in this transaction and has its cluster and appcode."""
@@ -31,3 +33,9 @@ def end_by_portal(run: Run, reason: str, message: str) -> None:
     """The same for a reason of the portal's own, such as its time limit."""
     ask_to_end(run, reason, message)
     record_all([run_event("run.ended", run, message)])
+
+
+def span(seconds: int) -> str:
+    """A length of time as people say it, exactly: 90 seconds, 5 minutes, 1 hour, 2 days."""
+    size, unit = next((size, unit) for size, unit in SPANS if seconds % size == 0)
+    return f"{seconds // size} {unit}" + ("" if seconds == size else "s")

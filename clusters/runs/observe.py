@@ -22,8 +22,10 @@ from billing.metering import record
 from billing.models import Quarantined
 from clusters import wakeups
 from clusters.clouds.drivers.base import (
+    ActivitySeen,
     Batch,
     Capacity,
+    EndpointSeen,
     Node,
     PlaceChanged,
     RunBlocked,
@@ -36,9 +38,10 @@ from clusters.clouds.drivers.base import (
     Unreadable,
 )
 from clusters.events import run_event
+from clusters.gateway.changes import routes_changed
 from clusters.models import CloudState, Run, Task
 from clusters.phase import TERMINAL
-from clusters.runs import task_status
+from clusters.runs import idle, task_status
 from clusters.runs.status import refresh
 from clusters.runs.task_status import ENDED
 from portal.db.bulk_update import update_rows
@@ -55,8 +58,9 @@ NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
-    "storage_state", "storage_message", "data_warning", "gone", "stored", "gone_message", "blocked_reason", "blocked_message",
-    "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
+    "storage_state", "storage_message", "data_warning", "endpoints", "gone", "stored", "gone_message", "blocked_reason",
+    "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
+    "activity", "activity_since", "activity_why", "look_at",
 ]  # fmt: skip
 # A run is put right this often at most: something else, like an autoscaler, may change it each time.
 PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
@@ -91,7 +95,11 @@ def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write
         # Before their places are taken by others; what blocks a run is told anew by the watch.
         missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
         blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
-        write(cloud, [*missing, *(RunBlocked(pk, "", "") for pk in blocked), *_not_over(batch.items)])
+        answered = {(item.run_id, item.name) for item in batch.items if isinstance(item, EndpointSeen)}
+        served = here.filter(pk__in=listed).exclude(endpoints={}).values_list("pk", "endpoints")
+        shut = [EndpointSeen(pk, name, False) for pk, names in served for name in names if (pk, name) not in answered]
+        open_again = [RunBlocked(pk, "", "") for pk in blocked]
+        write(cloud, [*missing, *open_again, *shut, *_not_over(batch.items)])
         _quarantine(cloud, batch.unreadable)
         vanished = here.filter(applied_at__lt=asked_at).exclude(pk__in=listed).order_by("pk")
         for run in vanished.select_for_update(of=("self",), no_key=True).select_related(
@@ -260,7 +268,11 @@ def _clean(item: Seen) -> Seen:
         return item if is_clean else replace(item, **texts)  # type: ignore[arg-type]
     if isinstance(item, StorageSeen):
         return replace(item, message=readable(item.message), warning=readable(item.warning))
-    return item if isinstance(item, RunFound) else replace(item, message=readable(item.message))
+    return (
+        item
+        if isinstance(item, RunFound | EndpointSeen | ActivitySeen)
+        else replace(item, message=readable(item.message))
+    )
 
 
 def _note(run: Run, item: Seen) -> None:
@@ -279,8 +291,26 @@ def _note(run: Run, item: Seen) -> None:
         if item.warning and item.warning != run.data_warning:
             record_all([run_event("run.data_warning", run, item.warning)])
             run.data_warning = item.warning
+    elif isinstance(item, EndpointSeen):
+        _note_endpoint(run, item)
+    elif isinstance(item, ActivitySeen):
+        idle.note(run, item, timezone.now())
     elif isinstance(item, RunGone):
+        run.endpoints = {}
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
+
+
+def _note_endpoint(run: Run, item: EndpointSeen) -> None:
+    """What answers is routed next, by whoever tells the gateway; what does not any more is taken out of its routes."""
+    known = run.endpoints.get(item.name)
+    if item.ready and (known is None or known["address"] != item.address):
+        since = timezone.now().isoformat()
+        run.endpoints = run.endpoints | {item.name: {"address": item.address, "since": since, "routed": False}}
+    elif not item.ready and known is not None:
+        run.endpoints = {name: facts for name, facts in run.endpoints.items() if name != item.name}
+    else:
+        return
+    transaction.on_commit(routes_changed)
 
 
 def _put_right(run: Run, message: str) -> None:
@@ -373,7 +403,8 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
     else:
         # It begins anew with first attempts; what the forgotten pods held stays in the usage.
         run.tasks.all().delete()
-        run.storage_state = run.storage_message = run.data_warning = ""
+        run.storage_state = run.storage_message = run.data_warning = run.activity = ""
+    run.endpoints = {}
     run.applied_at = None
     run.blocked_reason = run.blocked_message = ""
     run.save(update_fields=NOTED)

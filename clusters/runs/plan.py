@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
+    Endpoint,
+    Environment,
     ImageRef,
     Mount,
     Plan,
@@ -16,12 +20,14 @@ from clusters.clouds.drivers.base import (
     literal,
 )
 from clusters.frameworks import FRAMEWORKS
-from clusters.frameworks.base import Addresses, Launch, Resources, Role
+from clusters.frameworks.base import Addresses, Framework, Launch, Resources, Role
 from clusters.manifest import ClusterSpec, Mode
 from clusters.spec.size import too_long
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
+HOME_PATH = "/elearn/home"
+RUNS_PATH = "/elearn/runs"
 
 
 def build_plan(
@@ -32,8 +38,11 @@ def build_plan(
     resources: Mapping[str, Resources],
     mounts: tuple[Mount, ...],
     addresses: Addresses,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    environment: Environment | None = None,
 ) -> Plan:
-    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`. Raises CloudRefused."""
+    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints.
+    Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
     roles: list[RolePlan] = []
     for role in framework.roles:
@@ -63,13 +72,29 @@ def build_plan(
                 gpu_model=held.gpu_model,
                 restart=restart_policy(spec.mode, role),
                 retries=spec.retries,
+                endpoints=tuple(
+                    Endpoint(*each, origin=origins.get(each[0], "")) for each in served(framework, spec, role.name)
+                ),
+                from_image=launch.from_image,
             )
         )
-    plan = Plan(run=run, image=image, mounts=mounts, roles=tuple(roles), shared=dict(framework.shared(spec, addresses)))
+    plan = Plan(
+        run=run,
+        image=image,
+        mounts=mounts,
+        roles=tuple(roles),
+        shared=dict(framework.shared(spec, addresses)),
+        environment=environment,
+    )
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):
             raise CloudRefused(sentence)
     return plan
+
+
+def served(framework: Framework, spec: ClusterSpec, role: str) -> list[tuple[str, int, str, str]]:
+    """Name, port, health and activity path of what the task of a role serves."""
+    return [(each.name, each.port, each.health, each.activity) for each in framework.endpoints(spec, role)]
 
 
 def ranked(launch: Launch, first: int, count: int) -> Launch:
@@ -79,12 +104,12 @@ def ranked(launch: Launch, first: int, count: int) -> Launch:
     which adds, and writes the rank into the variables that refer to it (references to what is not defined are left as they are).
     """
     if count == 1 or not first:
-        return Launch(launch.argv, {"TASK_RANK": str(first) if first else "$(TASK_INDEX)", **launch.env})
+        return replace(launch, env={"TASK_RANK": str(first) if first else "$(TASK_INDEX)", **launch.env})
     line = [f"export TASK_RANK=$((TASK_INDEX + {first}))"]
     for name, value in launch.env.items():
         if expand(value, {}) != expand(value, {"TASK_RANK": "0"}):
             line.append(rf"{name}=${{{name}//\$(TASK_RANK)/$TASK_RANK}}")
-    return Launch(("bash", "-c", "; ".join([*line, 'exec "$@"']), "bash", *launch.argv), launch.env)
+    return replace(launch, argv=("bash", "-c", "; ".join([*line, 'exec "$@"']), "bash", *launch.argv))
 
 
 def restart_policy(mode: Mode, role: Role) -> RestartPolicy:

@@ -15,14 +15,13 @@ from billing.budgets.access import why_blocked
 from clusters.models import Run
 from clusters.runs.status import refresh
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.catalog import why_not
 from portal.models import Appcode
 
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
 QUEUE_LIMIT = 100
 BUDGET = "BudgetUsedUp"
 # Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
-HELD = ("QuotaExceeded", "AppcodeDisabled", BUDGET)
+HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET)
 
 
 @transaction.atomic
@@ -66,8 +65,9 @@ def admit_waiting(appcode_id: int) -> list[int]:
 
 def _barred(appcode: Appcode) -> tuple[str, str]:
     """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
-    if sentence := why_not(appcode):
-        return "AppcodeDisabled", f"{sentence} It starts when the appcode can be used again."
+    if sentence := appcode.why_not:
+        reason = "AppcodeExpired" if appcode.expired else "AppcodeDisabled"
+        return reason, f"{sentence} It starts when the appcode can be used again."
     sentence = why_blocked(appcode)
     return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
 

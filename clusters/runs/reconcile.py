@@ -34,14 +34,17 @@ from clusters.clouds.drivers.base import (
     S3Source,
     Source,
 )
+from clusters.clouds.drivers.base import Environment as PlannedEnvironment
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
 from clusters.events import run_event
 from clusters.frameworks.base import Resources
+from clusters.frameworks.programs import with_layers
+from clusters.gateway.origins import url
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Run
+from clusters.models import Cluster, Environment, Run
 from clusters.runs import quota
-from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, build_plan, output_folder
+from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, output_folder
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs
 from clusters.volumes import lifecycle
@@ -64,6 +67,7 @@ CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
 TROUBLE = "CloudUnreachable"
+INSTALL = with_layers("install.py")
 
 
 def reconcile(run_id: int) -> None:
@@ -278,6 +282,11 @@ def plan_of(run: Run) -> Plan:
         mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input, "")))
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
+    if found.home:
+        mounts.append(Mount(HOME_PATH, False, mount_source(run, found.home, "")))
+    for shown in found.runs:
+        folder = output_folder(shown.run.spec["outputPath"], name=shown.run.cluster.name, run=shown.run.number)
+        mounts.append(Mount(f"{RUNS_PATH}/{shown.name}", True, mount_source(run, shown.store, folder), follow=True))
     counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
     cloud = cloud_of(run)
     with lane(run.cloud) if cloud.asks_for_addresses else nullcontext():
@@ -290,7 +299,13 @@ def plan_of(run: Run) -> Plan:
         resources={role: Resources(**facts) for role, facts in run.resources.items()},
         mounts=tuple(mounts),
         addresses=addresses,
+        origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
+        environment=_planned(found.environment) if found.environment else None,
     )
+
+
+def _planned(saved: Environment) -> PlannedEnvironment:
+    return PlannedEnvironment(str(saved), saved.digest, saved.lock, saved.script, INSTALL)
 
 
 def mount_source(run: Run, store: Datastore, folder: str) -> Source:

@@ -16,7 +16,8 @@ from billing.prices.book import price_book
 from clusters import wakeups
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task
-from clusters.runs.ending import end_by_portal
+from clusters.runs import idle
+from clusters.runs.ending import end_by_portal, span
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
 from clusters.runs.status import refresh
@@ -32,11 +33,10 @@ PRICE_SEEN = dt.timedelta(seconds=10)
 # For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
 # than MAX_SKEW, and a sweep may come late.
 AHEAD = 2 * MAX_SKEW
-SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def sweep() -> None:
-    """Finds what wake-ups lost: unsettled runs, runs past their time limit, queues that could move, rates that are old,
+    """Finds what wake-ups lost: unsettled runs, runs past their time limit or idle, queues that could move, rates that are old,
     logs to be copied, and deleted clusters whose logs are left."""
     at = timezone.now()
     # Every five seconds for as long as the portal lives: where nothing lives, that is all that is asked of runs.
@@ -56,6 +56,7 @@ def _sweep_runs(at: dt.datetime) -> None:
     overdue = Run.objects.filter(deadline__lt=at, desired="running", verdict="", gone=False)
     for run_id in overdue.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         _end_overdue(run_id)
+    idle.turn(at)
     _renew_costs(at)
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
     # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
@@ -94,9 +95,3 @@ def _end_overdue(run_id: int) -> None:
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
     if run.desired == Run.Desired.RUNNING and not run.verdict:
         end_by_portal(run, "TimeLimit", f"It reached its time limit of {span(run.spec['timeLimit'])}.")
-
-
-def span(seconds: int) -> str:
-    """A length of time as people say it, exactly: 90 seconds, 5 minutes, 1 hour, 2 days."""
-    size, unit = next((size, unit) for size, unit in SPANS if seconds % size == 0)
-    return f"{seconds // size} {unit}" + ("" if seconds == size else "s")

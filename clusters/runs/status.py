@@ -28,7 +28,7 @@ from portal.events import record_all
 
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
-    "finished_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
+    "finished_at", "look_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
 ]  # fmt: skip
 RECOUNT = dt.timedelta(minutes=1)
 # Of a cost, as its column keeps it.
@@ -131,6 +131,7 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         run.started_at = now
         limit = run.spec.get("timeLimit")
         run.deadline = now + dt.timedelta(seconds=limit) if limit else None
+        run.look_at = now if run.spec["mode"] == "service" else None
     if run.is_terminal:
         run.finished_at = now
         note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
@@ -184,4 +185,5 @@ def state_of(run: Run) -> RunState:
         blocked_reason=run.blocked_reason,
         blocked_message=run.blocked_message,
         gone_message=run.gone_message,
+        unanswered=tuple(name for name in sorted(run.cluster.origins) if not run.endpoints.get(name, {}).get("routed")),
     )

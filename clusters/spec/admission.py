@@ -41,8 +41,8 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
         return Judgement(
             "never",
             "QuotaExceeded",
-            f"It needs {_gpus(gpus)}, and the quota of {quota.appcode} is {quota.limit}. Ask for fewer, or ask an "
-            "administrator to raise the quota.",
+            f"It needs {_gpus(gpus)}, and the quota of {quota.appcode} is {quota.limit}. Ask for fewer, or let an "
+            "owner request a larger quota.",
         )
     free = quota.limit - quota.held
     if quota.queue or gpus > free:

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
-from clusters.clouds.registry import driver
+from clusters.clouds.registry import driver, gateway_of
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
-from clusters.models import Image
+from clusters.models import Environment, Image, Run
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
@@ -32,15 +32,32 @@ from portal.models import Appcode, User
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A run whose output is seen by another, and where that lies."""
+
+    run: Run
+    store: Datastore
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.cluster.name}/{self.run.number}"
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A spec whose every name exists, and where it runs. `resources` is by role; datastores are None where it has none."""
 
     spec: ClusterSpec
     place: Place
     image: Image
+    environment: Environment | None
     resources: Mapping[str, Resources]
     input: Datastore | None
     output: Datastore | None
+    home: Datastore | None
+    # Below it lies what it serves, "" for the domain of the portal.
+    domain: str = ""
+    runs: tuple[Shown, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -57,8 +74,11 @@ class Needs:
     """What a run finds at its start, as it is then; the sizes of its tasks were copied when it was made."""
 
     image: Image
+    environment: Environment | None
     input: Datastore | None
     output: Datastore | None
+    home: Datastore | None
+    runs: tuple[Shown, ...]
 
 
 def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appcode:
@@ -73,31 +93,23 @@ def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appco
 
 
 def require_active(appcode: Appcode) -> None:
-    """Raises Invalid unless the appcode was approved, is not disabled, and no budget blocks new runs of it."""
-    if sentence := why_not(appcode) or why_blocked(appcode):
+    """Raises Invalid unless the appcode was approved, is neither disabled nor expired, and no budget blocks new runs of it."""
+    if sentence := appcode.why_not or why_blocked(appcode):
         raise Invalid.at("metadata", "appcode", message=sentence)
-
-
-def why_not(appcode: Appcode) -> str:
-    """Why nothing can be started in `appcode` now, or ""."""
-    return {
-        Appcode.State.ACTIVE: "",
-        Appcode.State.REQUESTED: f"{appcode.code} waits for an administrator's approval.",
-        Appcode.State.REFUSED: f"{appcode.code} was refused; its owners can change the request and send it again.",
-        Appcode.State.DISABLED: f"{appcode.code} is disabled; ask an administrator.",
-    }[Appcode.State(appcode.state)]
 
 
 def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
     """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone, and CloudError when the
-    cloud is. Four queries at most."""
+    cloud is. Six queries at most."""
     errors: list[FieldError] = []
     place = Place(cloud, cloud, namespace, driver(cloud))
     image = _checked(_images(spec).first(), spec, place, errors)
+    environment = _environment(spec, appcode, place, errors)
     stores = _datastores(spec, appcode, place, errors)
+    shown = _shown(spec, appcode, place, errors)
     if errors or image is None:
         raise Invalid(errors)
-    return Needs(image, stores.get(spec.input or ""), stores.get(spec.output or ""))
+    return Needs(image, environment, *_named(spec, stores), shown)
 
 
 # What is asked for every cluster that is created: where it goes, and whether the names in it exist.
@@ -118,12 +130,13 @@ FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
 
 def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     """Raises Invalid with every field that names something absent, disabled or out of reach. One query for a spec
-    without datastores."""
+    without datastores that serves nothing."""
     errors: list[FieldError] = []
     names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
     found = rows_by_kind(_NAMED, {**places(appcode), **names})
     place = choose(appcode, found)
     image = _checked(next((Image(**row) for row in found["image"]), None), spec, place, errors)
+    environment = _environment(spec, appcode, place, errors)
     flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
     resources: dict[str, Resources] = {}
     for role, role_spec in spec.roles.items():
@@ -133,13 +146,22 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             path = ("spec", "roles", role, "flavor")
             errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
 
+    gateway = gateway_of(place.cloud) if spec.served else None
+    if spec.served and gateway is None:
+        sentence = (
+            f"{appcode.code} runs on {place.title}, which has no gateway yet: nothing that it serves could be opened. An "
+            "administrator names one in its settings."
+        )
+        errors.append(FieldError(("spec", "framework"), sentence))
     stores = _datastores(spec, appcode, place, errors)
+    shown = _shown(spec, appcode, place, errors)
     if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
         errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
     if errors or image is None:
         raise Invalid(errors)
-    resolved = Resolved(spec, place, image, resources, stores.get(spec.input or ""), stores.get(spec.output or ""))
+    domain = gateway.domain if gateway else ""
+    resolved = Resolved(spec, place, image, environment, resources, *_named(spec, stores), runs=shown, domain=domain)
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
@@ -162,9 +184,31 @@ def _checked(image: Image | None, spec: ClusterSpec, place: Place, errors: list[
     return image
 
 
+def _environment(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> Environment | None:
+    """The environment that `spec` names, the newest version where it says none; adds an error when it cannot serve."""
+    if spec.environment is None:
+        return None
+    name, _, version = spec.environment.partition(":")
+    rows = Environment.objects.filter(appcode=appcode, name=name, deleted_at=None)
+    found = (rows.filter(version=int(version)) if version else rows).order_by("-version").first()
+    sentence = ""
+    if found is None:
+        sentence = f"{appcode.code} has no environment “{spec.environment}”."
+    elif found.image != spec.image:
+        sentence = f"“{found}” was saved over the image {found.image}; choose that image, or no environment."
+    elif not place.driver.makes_environments:
+        sentence = (
+            f"Saved environments cannot be used on {title_of(place.cloud)} yet; choose an image that has the packages."
+        )
+    if sentence:
+        errors.append(FieldError(("spec", "environment"), sentence))
+    return found
+
+
 def _datastores(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
-    names = {path: name for path, name in (("input", spec.input), ("output", spec.output)) if name}
+    wanted = (("input", spec.input), ("output", spec.output), ("home", spec.home))
+    names = {path: name for path, name in wanted if name}
     if not names:
         return {}
     stores = {
@@ -179,12 +223,63 @@ def _datastores(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[
             sentence = f"{appcode.code} has no datastore “{name}”."
         else:
             store = stores[name]
-            sentence = _why_not_mounted(store, place, writing=path == "output")
+            sentence = _why_not_mounted(store, place, writing=path != "input")
+            if path == "home" and store.kind == Datastore.Kind.S3:
+                sentence = f"“{name}” has objects and no files of its own; choose a volume, NFS or a folder."
             if store.kind == Datastore.Kind.VOLUME:
                 sentence = sentence or lifecycle.why_not(store, place.cloud, place.namespace, tasks)
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
+
+
+def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> tuple[Shown, ...]:
+    """The runs that `spec` shows, in its order; adds an error when one of them cannot be shown. Two queries at most."""
+    if not spec.runs:
+        return ()
+    named = Q()
+    for name in spec.runs:
+        cluster, _, number = name.partition("/")
+        named |= Q(cluster__name=cluster, number=int(number))
+    runs = Run.objects.filter(named, cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
+    found = {f"{run.cluster.name}/{run.number}": run for run in runs}
+    outputs = {run.spec["output"] for run in found.values()} - {None}
+    stores = Datastore.objects.filter(appcode=appcode, name__in=outputs).select_related("appcode", "volume")
+    by_name = {store.name: store for store in stores}
+    shown = []
+    for name in spec.runs:
+        run = found.get(name)
+        store = by_name.get(run.spec["output"] or "") if run else None
+        sentence = f"{appcode.code} has no run {name}." if run is None else why_not_shown(run, store, place)
+        if sentence:
+            errors.append(FieldError(("spec", "runs"), sentence))
+            break
+        assert run is not None
+        assert store is not None
+        shown.append(Shown(run, store))
+    return tuple(shown)
+
+
+def why_not_shown(run: Run, store: Datastore | None, place: Place) -> str:
+    """Why the output of a run cannot be seen by another one at `place`, or ""; `store` is the datastore that has it."""
+    name = f"{run.cluster.name}/{run.number}"
+    if not run.spec["output"]:
+        return f"Run {name} has no output datastore, so nothing that it wrote is kept."
+    if store is None:
+        return f"The datastore “{run.spec['output']}” of run {name} does not exist any more."
+    if run.started_at is None:
+        return f"Run {name} has not begun to run{'' if run.is_terminal else ' yet'}."
+    sentence = _why_not_mounted(store, place, writing=False)
+    if store.kind == Datastore.Kind.VOLUME:
+        sentence = sentence or lifecycle.why_not(store, place.cloud, place.namespace, 1)
+    return sentence
+
+
+def _named(
+    spec: ClusterSpec, stores: Mapping[str, Datastore]
+) -> tuple[Datastore | None, Datastore | None, Datastore | None]:
+    """Its input, output and home."""
+    return stores.get(spec.input or ""), stores.get(spec.output or ""), stores.get(spec.home or "")
 
 
 def _why_not_mounted(store: Datastore, place: Place, *, writing: bool) -> str:

@@ -1,4 +1,4 @@
-"""Requesting, changing, approving, refusing and disabling appcodes.
+"""Requesting, changing, disabling and enabling appcodes. What is decided about requests is in requests.py.
 
 As all actions, each function is one transaction that writes its Event, too, and raises Invalid (with paths of the appcode
 manifest, or of the field's own name where there is no manifest), Conflict, and from portal.access PermissionDenied or
@@ -8,17 +8,20 @@ Http404. Forms, REST and commands all come through here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 
 from django.conf import settings
 from django.db import transaction
+from django.utils import timezone
 
 from portal import events
 from portal.access import MANAGE, require, require_administrator
+from portal.actions.requests import give, give_alone, judge_expiry, locked, new_terms, note_of, send, terms_of
 from portal.errors import Conflict, FieldError, Invalid
-from portal.models import Appcode, Membership, OrgNode, User
-from portal.specs import MAX_GPU_QUOTA, AppcodeManifest
+from portal.models import Appcode, Event, Membership, OrgNode, QuotaRequest, User
+from portal.specs import AppcodeManifest
+from portal.terms import Terms
 
-MAX_NOTE = 300
 Role, State = Membership.Role, Appcode.State
 
 
@@ -34,16 +37,15 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
     administrator = acting_user.is_administrator
     if not administrator and acting_user.username not in spec.owners:
         errors.append(FieldError(("spec", "owners"), f"Name yourself, too: {acting_user.username}."))
-    waiting = Appcode.objects.filter(requested_by=acting_user, state__in=(State.REQUESTED, State.REFUSED)).count()
+    waiting = Appcode.objects.filter(requested_by=acting_user, state=State.REQUESTED).count()
     if waiting >= settings.REQUESTS_PER_PERSON and not administrator:
         sentence = (
             f"{waiting} requests of yours wait or were refused; wait for an administrator, or change one of those."
         )
         errors.append(FieldError(("metadata", "name"), sentence))
-    if spec.gpu_quota is not None and not administrator:
-        errors.append(FieldError(("spec", "gpuQuota"), "An administrator sets the quota; leave it out."))
-    if spec.storage_quota_gib is not None and not administrator:
-        errors.append(FieldError(("spec", "storageQuotaGib"), "An administrator sets the quota; leave it out."))
+    now = timezone.now()
+    terms = spec.over(new_terms(now))
+    judge_expiry(terms, None, now, ("spec", "expires"), errors)
     if errors or node is None:
         raise Invalid(errors)
     appcode = Appcode.objects.create(
@@ -55,12 +57,14 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
         resource_type=spec.resource_type,
         state=State.ACTIVE if administrator else State.REQUESTED,
         requested_by=acting_user,
-        **({} if spec.gpu_quota is None else {"gpu_quota": spec.gpu_quota}),
-        **({} if spec.storage_quota_gib is None else {"storage_quota_gib": spec.storage_quota_gib}),
     )
     Membership.objects.bulk_create(Membership(user=user, appcode=appcode, role=Role.OWNER) for user in owners)
-    verb = "created" if administrator else "requested"
-    record(appcode, f"appcode.{verb}", acting_user, f"{verb} with the owners {', '.join(spec.owners)}")
+    if administrator:
+        said = f"created with the owners {', '.join(spec.owners)} and {terms.words(settings.CURRENCY)}"
+        record(appcode, "appcode.created", acting_user, said)
+        give(appcode, terms, now, acting_user)
+    else:
+        send(appcode, terms, "", now, acting_user)
     return appcode
 
 
@@ -68,7 +72,8 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
 def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
     """Makes the appcode as the manifest says; its code stays. Owners who are not named any more become developers.
 
-    Quota, and the org node of what was approved, are an administrator's to change. A refused request is thereby sent again.
+    Quota, last day, and the org node of what was approved, are an administrator's to change; owners ask for the former
+    (`requests.ask`). What was never approved is thereby sent again.
     """
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
@@ -78,57 +83,33 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
         errors.append(FieldError(("metadata", "name"), f"A code cannot be changed; this one is “{appcode.code}”."))
     node = _org_node(spec.org_node, errors)
     owners = people_named(spec.owners, ("spec", "owners"), errors, known=appcode)
-    waiting = appcode.state in (State.REQUESTED, State.REFUSED)
+    waiting, now = appcode.state == State.REQUESTED, timezone.now()
+    has = terms_of(appcode)
+    terms = spec.over(has)
     if node is not None and node.pk != appcode.org_node_id and not administrator and not waiting:
         errors.append(FieldError(("spec", "orgNode"), "Runs live below the org node; ask an administrator to move it."))
-    if spec.gpu_quota not in (None, appcode.gpu_quota) and not administrator:
-        errors.append(FieldError(("spec", "gpuQuota"), "An administrator sets the quota; ask one of them."))
-    if spec.storage_quota_gib not in (None, appcode.storage_quota_gib) and not administrator:
-        errors.append(FieldError(("spec", "storageQuotaGib"), "An administrator sets the quota; ask one of them."))
+    judge_expiry(terms, has, now, ("spec", "expires"), errors)
+    if not (administrator or waiting):
+        sentence = f"An administrator sets it; request it on the page of {appcode.code}."
+        fields = [("quota", "gpus"), ("quota", "storage"), ("quota", "budget"), ("expires",)]
+        pairs = zip(fields, astuple(terms), astuple(has), strict=True)
+        errors += [FieldError(("spec", *path), sentence) for path, wanted, given in pairs if wanted != given]
     if errors or node is None:
         raise Invalid(errors)
-    before = _fields(appcode)
+    before = _fields(appcode, has)
     appcode.org_node, appcode.name, appcode.remark = node, spec.name or appcode.code, spec.remark
     appcode.emails = spec.emails
-    if spec.gpu_quota is not None:
-        appcode.gpu_quota = spec.gpu_quota
-    if spec.storage_quota_gib is not None:
-        appcode.storage_quota_gib = spec.storage_quota_gib
-    if appcode.state == State.REFUSED:
-        appcode.state, appcode.note = State.REQUESTED, ""
     appcode.save()
     _set_owners(appcode, owners)
-    changed = [name for name, value in _fields(appcode).items() if value != before[name]]
-    record(appcode, "appcode.changed", acting_user, f"changed {', '.join(changed)}" if changed else "saved as it was")
-    return appcode
-
-
-@transaction.atomic
-def approve_appcode(appcode: Appcode, *, acting_user: User, gpu_quota: int | None = None) -> Appcode:
-    """Makes it active: a request, a refused one, or a disabled one again. Raises Conflict when it is active already."""
-    require_administrator(acting_user)
-    appcode = locked(appcode)
-    if appcode.state == State.ACTIVE:
-        raise Conflict(f"{appcode.code} is active already.")
-    verb = "enabled" if appcode.state == State.DISABLED else "approved"
-    appcode.state, appcode.note = State.ACTIVE, ""
-    if gpu_quota is not None:
-        appcode.gpu_quota = _quota(gpu_quota)
-    appcode.save()
-    record(appcode, f"appcode.{verb}", acting_user, f"{verb} with a quota of {appcode.gpu_quota} GPUs")
-    return appcode
-
-
-@transaction.atomic
-def refuse_appcode(appcode: Appcode, note: str, *, acting_user: User) -> Appcode:
-    """Refuses a request with a reason that its owners read; they may change it and send it again."""
-    require_administrator(acting_user)
-    appcode = locked(appcode)
-    if appcode.state != State.REQUESTED:
-        raise Conflict(f"{appcode.code} is {appcode.state}, not requested; only a request can be refused.")
-    appcode.state, appcode.note = State.REFUSED, _note(note)
-    appcode.save()
-    record(appcode, "appcode.refused", acting_user, appcode.note)
+    changed = [name for name, value in _fields(appcode, terms).items() if value != before[name]]
+    said = f"changed {', '.join(changed)}" if changed else "saved as it was"
+    said += f": {terms.words(settings.CURRENCY)}" if terms != has else ""
+    event = record(appcode, "appcode.changed", acting_user, said)
+    asked = appcode.asked
+    if waiting and (changed or asked is None or asked.state != QuotaRequest.State.WAITING):
+        send(appcode, terms, asked.reason if asked else "", now, acting_user)
+    elif terms != has:
+        give_alone(appcode, has, terms, event, now, acting_user)
     return appcode
 
 
@@ -138,41 +119,36 @@ def disable_appcode(appcode: Appcode, note: str, *, acting_user: User) -> Appcod
     require_administrator(acting_user)
     appcode = locked(appcode)
     if appcode.state != State.ACTIVE:
-        raise Conflict(f"{appcode.code} is {appcode.state}, not active.")
-    appcode.state, appcode.note = State.DISABLED, _note(note)
+        raise Conflict(f"{appcode.code} is {appcode.standing}, not active.")
+    appcode.state, appcode.note = State.DISABLED, note_of(note)
     appcode.save()
     record(appcode, "appcode.disabled", acting_user, appcode.note)
     return appcode
 
 
 @transaction.atomic
-def set_quota(appcode: Appcode, gpu_quota: int, *, acting_user: User) -> Appcode:
-    """GPUs that its runs may hold at one time. Lowering it stops nothing that runs; it only lets nothing new in."""
+def enable_appcode(appcode: Appcode, *, acting_user: User) -> Appcode:
+    """What waited in a disabled one starts, as far as its quota goes and unless it has expired meanwhile."""
     require_administrator(acting_user)
     appcode = locked(appcode)
-    before, appcode.gpu_quota = appcode.gpu_quota, _quota(gpu_quota)
+    if appcode.state != State.DISABLED:
+        raise Conflict(f"{appcode.code} is {appcode.standing}, not disabled.")
+    appcode.state, appcode.note = State.ACTIVE, ""
     appcode.save()
-    record(appcode, "appcode.quota", acting_user, f"quota from {before} to {appcode.gpu_quota} GPUs")
+    record(appcode, "appcode.enabled", acting_user, f"enabled with {terms_of(appcode).words(settings.CURRENCY)}")
     return appcode
 
 
-def locked(appcode: Appcode) -> Appcode:
-    """The row as it is now, held until the end of the transaction: owners are counted before they are changed.
-
-    NO KEY UPDATE: what is metered meanwhile names the appcode and need not wait.
-    """
-    return Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node").get(pk=appcode.pk)
+def record(appcode: Appcode, verb: str, actor: User, message: str) -> Event:
+    return events.record(verb, actor=actor, object=f"appcode {appcode.code}", appcode=appcode.code, message=message)
 
 
-def record(appcode: Appcode, verb: str, actor: User, message: str) -> None:
-    events.record(verb, actor=actor, object=f"appcode {appcode.code}", appcode=appcode.code, message=message)
-
-
-def _fields(appcode: Appcode) -> dict[str, object]:
+def _fields(appcode: Appcode, terms: Terms) -> dict[str, object]:
     owners = sorted(appcode.memberships.filter(role=Role.OWNER).values_list("user__username", flat=True))
     return {
         "org node": appcode.org_node_id, "name": appcode.name, "addresses": list(appcode.emails), "remark": appcode.remark,
-        "quota": appcode.gpu_quota, "storage quota": appcode.storage_quota_gib, "owners": owners,
+        "GPU quota": terms.gpus, "storage quota": terms.storage, "budget": terms.budget, "last day": terms.expires,
+        "owners": owners,
     }  # fmt: skip
 
 
@@ -199,16 +175,3 @@ def _set_owners(appcode: Appcode, owners: list[User]) -> None:
     appcode.memberships.filter(role=Role.OWNER).exclude(user__in=owners).update(role=Role.DEVELOPER)
     for user in owners:
         Membership.objects.update_or_create(user=user, appcode=appcode, defaults={"role": Role.OWNER})
-
-
-def _note(note: str) -> str:
-    note = " ".join(note.split())
-    if not 1 <= len(note) <= MAX_NOTE:
-        raise Invalid.at("note", message=f"Say why in 1 to {MAX_NOTE} characters; the owners will read it.")
-    return note
-
-
-def _quota(gpus: int) -> int:
-    if not 0 <= gpus <= MAX_GPU_QUOTA:
-        raise Invalid.at("spec", "gpuQuota", message=f"A quota is a number from 0 to {MAX_GPU_QUOTA:,}.")
-    return gpus

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from django.db import transaction
 
 from portal.access import MANAGE, require
-from portal.actions.appcodes import locked, people_named, record
+from portal.actions.appcodes import people_named, record
+from portal.actions.requests import locked
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, Membership, User
 from portal.specs import MAX_OWNERS

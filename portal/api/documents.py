@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from portal import hooks
 from portal.manifests import parse
-from portal.models import Appcode, Membership, User
+from portal.models import Appcode, Membership, QuotaRequest, User
 from portal.specs import AppcodeManifest
+from portal.terms import Terms
 
 
 class Answer(BaseModel):
@@ -35,9 +39,31 @@ class Me(Answer):
     memberships: list[Role]
 
 
+class QuotaAnswer(Answer):
+    gpus: int
+    storage: int = Field(description="GiB.")
+    budget: str | None = Field(description="Money a month.", examples=["500.00"])
+
+
+class RequestDocument(Answer):
+    """What was last asked for an appcode, and what became of it."""
+
+    state: Literal["waiting", "changes-requested", "approved", "refused", "withdrawn"]
+    revision: int = Field(description="Named by who decides; goes up whenever the request is sent.")
+    quota: QuotaAnswer
+    expires: dt.date | None
+    reason: str
+    asked_by: str | None
+    asked_at: dt.datetime
+    decided_by: str | None
+    decided_at: dt.datetime | None
+    note: str = Field(description="Why it was refused, or what is to be changed.")
+
+
 class AppcodeStatus(Answer):
-    state: Literal["requested", "active", "refused", "disabled"]
-    note: str = Field(description="Why it was refused or disabled.")
+    state: Literal["requested", "changes-requested", "refused", "withdrawn", "active", "expired", "disabled"]
+    note: str = Field(description="Why it was disabled.")
+    request: RequestDocument | None
     created: dt.datetime
     requested_by: str | None
 
@@ -60,9 +86,21 @@ def read_appcode(body: Any, *, code: str | None = None) -> AppcodeManifest:
     return parse(AppcodeManifest, body)
 
 
+def appcode_documents(appcodes: Sequence[Appcode]) -> list[dict[str, Any]]:
+    """The appcodes as manifests. One query for budgets when all that belongs to them was fetched."""
+    budgets = hooks.budgets_of([each.pk for each in appcodes])
+    return [_appcode_document(each, budgets.get(each.pk)) for each in appcodes]
+
+
 def appcode_document(appcode: Appcode) -> dict[str, Any]:
-    """The appcode as a manifest. No queries when `org_node`, `requested_by` and `memberships__user` were fetched."""
-    members = appcode.memberships.all()
+    return appcode_documents([appcode])[0]
+
+
+def _appcode_document(appcode: Appcode, budget: Decimal | None) -> dict[str, Any]:
+    members, asked = appcode.memberships.all(), appcode.asked
+    if asked and appcode.state == Appcode.State.REQUESTED:
+        budget = asked.budget
+    terms = Terms(appcode.gpu_quota, appcode.storage_quota_gib, budget, appcode.expires_on)
     owners = sorted(member.user.username for member in members if member.role == Membership.Role.OWNER)
     return {
         "kind": "appcode",
@@ -74,16 +112,34 @@ def appcode_document(appcode: Appcode) -> dict[str, Any]:
             "emails": appcode.emails,
             "remark": appcode.remark,
             "resourceType": appcode.resource_type,
-            "gpuQuota": appcode.gpu_quota,
-            "storageQuotaGib": appcode.storage_quota_gib,
+            "quota": _quota(terms).json_value(),
+            "expires": appcode.expires_on and appcode.expires_on.isoformat(),
         },
         "status": AppcodeStatus(
-            state=appcode.state,
+            state=appcode.standing,
             note=appcode.note,
+            request=_request(asked) if asked else None,
             created=appcode.created_at,
             requested_by=appcode.requested_by.username if appcode.requested_by else None,
         ).json_value(),
     }
+
+
+def request_document(row: QuotaRequest) -> dict[str, Any]:
+    return _request(row).json_value()
+
+
+def _request(row: QuotaRequest) -> RequestDocument:
+    return RequestDocument(
+        state=row.state, revision=row.revision, quota=_quota(row.terms), expires=row.expires_on, reason=row.reason,
+        asked_by=row.asked_by.username if row.asked_by else None, asked_at=row.asked_at,
+        decided_by=row.decided_by.username if row.decided_by else None, decided_at=row.decided_at, note=row.note,
+    )  # fmt: skip
+
+
+def _quota(terms: Terms) -> QuotaAnswer:
+    budget = None if terms.budget is None else f"{terms.budget:.2f}"
+    return QuotaAnswer(gpus=terms.gpus, storage=terms.storage, budget=budget)
 
 
 def me(user: User) -> dict[str, Any]:

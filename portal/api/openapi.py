@@ -21,6 +21,7 @@ TAGS = {
     "discounts": "Prices and credits",
     "credits": "Prices and credits",
     "runs": "Runs, tasks and logs",
+    "applications": "Applications",
     "clusters": "Clusters",
     "datastores": "Datastores",
     "appcodes": "Appcodes",

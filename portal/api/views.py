@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
+from django.contrib.auth import get_user
 from django.db.models import QuerySet
-from drf_spectacular.utils import OpenApiExample, extend_schema
+from django.http import Http404
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework import status
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from portal.access import MANAGE, appcode_for, appcodes_for
+from portal.access import MANAGE, appcode_for, appcodes_for, require_administrator
 from portal.actions import appcodes as appcodes_actions
+from portal.actions import requests as requests_actions
 from portal.api import openapi as openapi  # known to the description before the first one is made
-from portal.api.documents import AppcodeDocument, AppcodePage, Me, appcode_document, me, read_appcode
-from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
-from portal.models import Appcode, User
-from portal.specs import AppcodeManifest
+from portal.api.documents import (
+    AppcodeDocument,
+    AppcodePage,
+    Me,
+    RequestDocument,
+    appcode_document,
+    appcode_documents,
+    me,
+    read_appcode,
+    request_document,
+)
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
+from portal.api.problems import PasswordToChoose
+from portal.api.tokens import BearerAuthentication
+from portal.manifests import Value, parse
+from portal.models import Appcode, QuotaRequest, User
+from portal.specs import Answered, AppcodeManifest, Granted, Wanted
 
 EXAMPLE = OpenApiExample(
     "An appcode of the business line OPS",
@@ -46,12 +64,22 @@ class Appcodes(APIView):
     @extend_schema(
         operation_id="appcodes_list",
         summary="The appcodes that I may see, by code",
-        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        parameters=[
+            *PAGE_PARAMETERS,
+            SEARCH_PARAMETER,
+            OpenApiParameter(
+                "request", str, enum=QuotaRequest.State.values, description="Whose request is in this state."
+            ),
+        ],
         responses=AppcodePage,
     )
     def get(self, request: Request) -> Response:
         rows = search(request, _with_people(appcodes_for(person(request))), "code", "name", "org_node__path")
-        return page(request, rows, order="code", render=appcode_document)
+        if state := text(request, "request", longest=20):
+            rows = rows.filter(request__state=state)
+        answer = page(request, rows, order="code", render=lambda row: {"row": row})
+        answer.data["items"] = appcode_documents([item["row"] for item in answer.data["items"]])
+        return answer
 
     @extend_schema(
         operation_id="appcodes_request",
@@ -75,7 +103,8 @@ class OneAppcode(APIView):
     @extend_schema(
         operation_id="appcodes_change",
         summary="Change an appcode",
-        description="Owners who are not named any more become developers. Quota and org node are an administrator's to change.",
+        description="Owners who are not named any more become developers. Quota, last day and org node are an administrator's to"
+        " change; owners ask for them at /request. One that was never approved is thereby sent again.",
         request=AppcodeManifest,
         responses=AppcodeDocument,
         examples=[EXAMPLE],
@@ -84,6 +113,76 @@ class OneAppcode(APIView):
         appcode = appcode_for(person(request), code, MANAGE)
         appcodes_actions.change_appcode(appcode, read_appcode(request.data, code=code), acting_user=person(request))
         return Response(appcode_document(appcode_for(person(request), code)))
+
+
+class OneRequest(APIView):
+    @extend_schema(
+        operation_id="appcodes_request_read",
+        summary="What was last asked for an appcode, and what became of it",
+        responses=RequestDocument,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        asked = appcode_for(person(request), code).asked
+        if asked is None:
+            raise Http404(f"Nothing was asked for {code}.")
+        return Response(request_document(asked))
+
+    @extend_schema(
+        operation_id="appcodes_request_send",
+        summary="Ask for another quota, budget or last day, or change what is asked for and send it again",
+        description="The appcode keeps what it has until an administrator approves. What is left out stays as it is.",
+        request=Wanted,
+        responses=RequestDocument,
+        examples=[
+            OpenApiExample("More GPUs", request_only=True, value={"quota": {"gpus": 16}, "reason": "Two models."})
+        ],
+    )
+    def put(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code, MANAGE)
+        asked = requests_actions.ask(appcode, parse(Wanted, request.data), acting_user=person(request))
+        return Response(request_document(asked))
+
+    @extend_schema(operation_id="appcodes_request_withdraw", summary="Withdraw an open request", responses={204: None})
+    def delete(self, request: Request, code: str) -> Response:
+        requests_actions.withdraw(appcode_for(person(request), code, MANAGE), acting_user=person(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class ApproveRequest(APIView):
+    @extend_schema(
+        operation_id="appcodes_approve",
+        summary="Approve what is asked for, or give something else instead",
+        description="Administrators only. What is left out is as it was asked for.",
+        request=Granted,
+        responses=AppcodeDocument,
+        examples=[OpenApiExample("Fewer GPUs", request_only=True, value={"revision": 1, "quota": {"gpus": 12}})],
+    )
+    def post(self, request: Request, code: str) -> Response:
+        return _decide(request, code, Granted, requests_actions.approve)
+
+
+class RefuseRequest(APIView):
+    @extend_schema(
+        operation_id="appcodes_refuse",
+        summary="Refuse a request",
+        description="Administrators only. Owners may change it and send it again.",
+        request=Answered,
+        responses=AppcodeDocument,
+    )
+    def post(self, request: Request, code: str) -> Response:
+        return _decide(request, code, Answered, requests_actions.refuse)
+
+
+class RequestChanges(APIView):
+    @extend_schema(
+        operation_id="appcodes_request_changes",
+        summary="Ask for changes of a request",
+        description="Administrators only. It is open until the owners send it again or withdraw it.",
+        request=Answered,
+        responses=AppcodeDocument,
+    )
+    def post(self, request: Request, code: str) -> Response:
+        return _decide(request, code, Answered, requests_actions.request_changes)
 
 
 class SchemaView(SpectacularAPIView):
@@ -102,5 +201,29 @@ def person(request: Request) -> User:
     return cast("User", request.user)
 
 
+def person_still(request: Request) -> User | None:
+    """Who asked, if they are still signed in with what they asked with: for answers that last long."""
+    if request.auth is not None:
+        try:
+            found = BearerAuthentication().authenticate(request)
+        except (AuthenticationFailed, PasswordToChoose):
+            return None
+        return found[0] if found else None
+    http = request._request
+    # As another process may have left it, not as it was read for this request.
+    http.session = type(http.session)(http.session.session_key)
+    user = get_user(http)
+    return user if isinstance(user, User) and not user.must_change_password else None
+
+
+def _decide(request: Request, code: str, body: type[Value], act: Callable[..., object]) -> Response:
+    user = person(request)
+    appcode = appcode_for(user, code)
+    require_administrator(user)
+    act(appcode, parse(body, request.data), acting_user=user)
+    return Response(appcode_document(appcode_for(user, code)))
+
+
 def _with_people(appcodes: QuerySet[Appcode]) -> QuerySet[Appcode]:
-    return appcodes.select_related("org_node", "requested_by").prefetch_related("memberships__user")
+    people = "requested_by", "request__asked_by", "request__decided_by"
+    return appcodes.select_related("org_node", *people).prefetch_related("memberships__user")

@@ -188,14 +188,13 @@ class Migration(migrations.Migration):
                         choices=[
                             ("requested", "Requested"),
                             ("active", "Active"),
-                            ("refused", "Refused"),
                             ("disabled", "Disabled"),
                         ],
                         default="requested",
                         max_length=10,
                     ),
                 ),
-                ("note", models.CharField(blank=True, help_text="Why it was refused or disabled.", max_length=300)),
+                ("note", models.CharField(blank=True, help_text="Why it was disabled.", max_length=300)),
                 (
                     "gpu_quota",
                     models.PositiveIntegerField(
@@ -211,6 +210,18 @@ class Migration(migrations.Migration):
                         default=1024,
                         help_text="GiB that its volumes may have together.",
                         validators=[django.core.validators.MaxValueValidator(100000000)],
+                    ),
+                ),
+                (
+                    "expires_on",
+                    models.DateField(
+                        help_text="Its last day, in UTC; nothing new starts afterwards. None: no end.", null=True
+                    ),
+                ),
+                (
+                    "expiry_told",
+                    models.PositiveSmallIntegerField(
+                        help_text="The last notice of its end (portal.terms.MARKS, 0).", null=True
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -235,13 +246,95 @@ class Migration(migrations.Migration):
                         condition=models.Q(("resource_type", "gpu-cloud")), name="appcode_resource_type"
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("state__in", ["requested", "active", "refused", "disabled"])),
+                        condition=models.Q(("state__in", ["requested", "active", "disabled"])),
                         name="appcode_state",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("code__regex", "^[a-z][a-z0-9_-]{1,61}[a-z0-9]$")), name="appcode_code"
                     ),
                     models.CheckConstraint(condition=models.Q(("gpu_quota__lte", 100000)), name="appcode_gpu_quota"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="QuotaRequest",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("waiting", "Waiting"),
+                            ("changes-requested", "changes requested"),
+                            ("approved", "Approved"),
+                            ("refused", "Refused"),
+                            ("withdrawn", "Withdrawn"),
+                        ],
+                        default="waiting",
+                        max_length=17,
+                    ),
+                ),
+                (
+                    "revision",
+                    models.PositiveIntegerField(
+                        default=1,
+                        help_text="Goes up whenever it is sent, so that nobody decides about what they have not read.",
+                    ),
+                ),
+                ("gpus", models.PositiveIntegerField()),
+                ("storage_gib", models.PositiveIntegerField()),
+                (
+                    "budget",
+                    models.DecimalField(decimal_places=2, help_text="None: as it is.", max_digits=14, null=True),
+                ),
+                ("expires_on", models.DateField(help_text="None: without end.", null=True)),
+                ("reason", models.CharField(blank=True, max_length=300)),
+                ("asked_at", models.DateTimeField()),
+                ("decided_at", models.DateTimeField(null=True)),
+                ("note", models.CharField(blank=True, help_text="What an administrator says of it.", max_length=300)),
+                (
+                    "appcode",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="request", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "asked_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "decided_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("state", "waiting")), fields=["asked_at"], name="quota_request_waiting"
+                    ),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("state__in", ["waiting", "changes-requested", "approved", "refused", "withdrawn"])
+                        ),
+                        name="quota_request_state",
+                    ),
+                    models.CheckConstraint(condition=models.Q(("gpus__lte", 100000)), name="quota_request_gpus"),
+                    models.CheckConstraint(
+                        condition=models.Q(("budget", None), ("budget__gt", 0), _connector="OR"),
+                        name="quota_request_budget",
+                    ),
                 ],
             },
         ),

@@ -11,18 +11,18 @@ from django.db.models import Count, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import conditional_page, require_GET, require_POST, require_safe
 
-from portal import access, hooks
+from portal import access
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import org as org_actions
 from portal.actions import people as people_actions
+from portal.actions import requests as requests_actions
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, OrgNode, User
-from portal.pages import layout
-from portal.pages.appcodes import attempt, get_or_post, person
-from portal.pages.forms import NoteForm, OrgNodeForm, PersonForm, show_errors
-from portal.specs import MAX_GPU_QUOTA
+from portal.pages import decisions, layout
+from portal.pages.appcodes import appcode_page, attempt, get_or_post, person
+from portal.pages.forms import DecisionForm, OrgNodeForm, PersonForm, show_errors
 
 View = Callable[..., HttpResponse]
 
@@ -42,17 +42,25 @@ def for_administrators(view: View) -> View:
 @require_GET
 @for_administrators
 def requests(request: HttpRequest) -> HttpResponse:
-    """What waits for a decision, the oldest first; and how many there are of each state."""
-    waiting = access.appcodes_for(person(request)).filter(state=Appcode.State.REQUESTED).order_by("created_at")
-    waiting = waiting.select_related("requested_by").prefetch_related("memberships__user")
-    lines = dict(OrgNode.objects.exclude(namespace=None).values_list("path", "namespace"))
-    rows = [
-        (each, next((lines[p] for p in reversed(each.org_node.ancestors_and_self) if p in lines), None))
-        for each in waiting
-    ]
-    counts = Appcode.objects.values_list("state").annotate(n=Count("pk"))
+    return _requests(request)
+
+
+@require_safe
+@conditional_page
+@for_administrators
+def waiting(request: HttpRequest) -> HttpResponse:
+    """How many requests wait, for the navigation; nothing when none does."""
+    count = decisions.waiting().count()
+    return HttpResponse(f"{count:,}" if count else "")
+
+
+def _requests(request: HttpRequest, typed: DecisionForm | None = None, of: str = "") -> HttpResponse:
+    """What waits for a decision, the oldest first; what expires, and how many there are of each state."""
+    counts = dict(Appcode.objects.values_list("state").annotate(n=Count("pk")))
+    ending = Appcode.objects.filter(state=Appcode.State.ACTIVE, expires_on__lte=layout.soon())
     context = {
-        "rows": rows, "counts": dict(counts), "note_form": NoteForm(), "prices": hooks.gpu_prices_of(None) if rows else None,
+        "cards": decisions.cards(list(decisions.waiting()[: layout.PAGE]), typed, of), "counts": counts,
+        "ending": ending.order_by("expires_on", "code")[: layout.PAGE],
     }  # fmt: skip
     return render(request, "portal/admin_appcodes.html", context)
 
@@ -60,39 +68,44 @@ def requests(request: HttpRequest) -> HttpResponse:
 @require_POST
 @for_administrators
 def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
-    """approve, refuse, disable or quota; afterwards back to where the button was."""
+    """approve, request-changes or refuse what is asked for; disable or enable. Afterwards back to where the button was."""
     user = person(request)
     appcode = access.appcode_for(user, code)
-    note, quota = request.POST.get("note", ""), _quota(request)
-    done = {
+    listed = request.POST.get("from") == "list"
+    form = DecisionForm(request.POST, auto_id=f"id_{appcode.pk}_%s")
+    done: dict[str, tuple[Callable[[], object], str]] = {
         "approve": (
-            lambda: appcodes_actions.approve_appcode(appcode, gpu_quota=quota, acting_user=user),
-            f"{code} is active.",
+            lambda: requests_actions.approve(appcode, form.granted(), acting_user=user),
+            f"{code} is approved.",
+        ),
+        "request-changes": (
+            lambda: requests_actions.request_changes(appcode, form.answered(), acting_user=user),
+            f"The owners of {code} are asked for changes.",
         ),
         "refuse": (
-            lambda: appcodes_actions.refuse_appcode(appcode, note, acting_user=user),
-            f"{code} is refused; its owners see why.",
+            lambda: requests_actions.refuse(appcode, form.answered(), acting_user=user),
+            f"The request for {code} is refused; its owners see why.",
         ),
         "disable": (
-            lambda: appcodes_actions.disable_appcode(appcode, note, acting_user=user),
+            lambda: appcodes_actions.disable_appcode(appcode, request.POST.get("note", ""), acting_user=user),
             f"{code} is disabled. What runs goes on.",
         ),
-        "quota": (
-            lambda: appcodes_actions.set_quota(appcode, -1 if quota is None else quota, acting_user=user),
-            f"{code} may hold {quota} GPUs at one time.",
-        ),
+        "enable": (lambda: appcodes_actions.enable_appcode(appcode, acting_user=user), f"{code} is enabled."),
     }
     action, said = done[verdict]
-    attempt(request, action, said)
-    return redirect("admin_appcodes") if request.POST.get("from") == "list" else redirect("appcode", code)
-
-
-def _quota(request: HttpRequest) -> int | None:
-    """None when nothing was typed; what is no number becomes one that the action refuses."""
-    typed = request.POST.get("gpu_quota", "").strip()
-    if not typed:
-        return None
-    return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 9 else MAX_GPU_QUOTA + 1
+    try:
+        action()
+    except Conflict as error:
+        messages.error(request, str(error))
+    except Invalid as error:
+        if verdict == "disable":
+            messages.error(request, " ".join(item.message for item in error.errors))
+        else:
+            show_errors(form, error, form.PATHS)
+            return _requests(request, form, code) if listed else appcode_page(request, appcode, typed=form)
+    else:
+        messages.success(request, said)
+    return redirect("admin_appcodes") if listed else redirect("appcode", code)
 
 
 # The organisation

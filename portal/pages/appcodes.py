@@ -8,28 +8,34 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
-from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import conditional_page, require_GET, require_http_methods, require_POST, require_safe
 
 from portal import access, hooks
 from portal.access import MANAGE
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import members as members_actions
+from portal.actions import requests as requests_actions
 from portal.actions import tokens as tokens_actions
 from portal.errors import Conflict, Invalid
-from portal.models import Appcode, Membership, User
-from portal.pages import layout
-from portal.pages.forms import AppcodeForm, MemberForm, TokenForm, show_errors
+from portal.models import STANDINGS, Appcode, Membership, QuotaRequest, User
+from portal.pages import decisions, layout
+from portal.pages.forms import AppcodeForm, DecisionForm, MemberForm, RequestForm, TermsForm, TokenForm, show_errors
+from portal.terms import day
 
 GPU_CACHE_SECONDS = 5
 SWITCHER_LIMIT = 30
 SEARCH_LIMIT = 8
 ACTIVITY = 20
+NOTICES = 5
+# What a page says nothing of any more: it is in the activity.
+GONE = (QuotaRequest.State.APPROVED, QuotaRequest.State.WITHDRAWN)
 
 get_or_post = require_http_methods(["GET", "HEAD", "POST"])
 
@@ -161,13 +167,31 @@ def with_members(appcodes: QuerySet[Appcode], user: User) -> QuerySet[Appcode]:
 @require_GET
 def appcodes(request: HttpRequest) -> HttpResponse:
     user, state = person(request), layout.words(request, "state")
-    rows = with_members(access.appcodes_for(user), user)
-    rows = rows.filter(state=state) if state in Appcode.State.values else rows
+    rows = with_members(access.appcodes_for(user).select_related("request"), user)
+    rows = with_standing(rows, state) if state in STANDINGS else rows
     rows = layout.matching(rows, layout.words(request), "code", "name", "remark", "org_node__path")
     found, following = layout.page_of(request, rows, "code")
     return render(
-        request, "portal/appcodes.html", {"appcodes": found, "next_cursor": following, "states": Appcode.State}
+        request,
+        "portal/appcodes.html",
+        {
+            "appcodes": found,
+            "next_cursor": following,
+            "states": [(word, word.replace("-", " ").capitalize()) for word in STANDINGS],
+        },
     )
+
+
+def with_standing(appcodes: QuerySet[Appcode], word: str) -> QuerySet[Appcode]:
+    """Those whose `standing` is this word."""
+    today, states = day(timezone.now()), Appcode.State
+    if word in ("active", "expired"):
+        over = Q(expires_on__lt=today)
+        return appcodes.filter(over if word == "expired" else Q(expires_on=None) | ~over, state=states.ACTIVE)
+    if word == states.DISABLED:
+        return appcodes.filter(state=states.DISABLED)
+    asked = "waiting" if word == states.REQUESTED else word
+    return appcodes.filter(state=states.REQUESTED, request__state=asked)
 
 
 @get_or_post
@@ -176,8 +200,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
     first = {
         "owners": user.username,
         "emails": user.email,
-        "gpu_quota": Appcode._meta.get_field("gpu_quota").get_default(),
-        "storage_quota_gib": Appcode._meta.get_field("storage_quota_gib").get_default(),
+        **TermsForm.shown(requests_actions.new_terms(timezone.now())),
     }
     form = AppcodeForm(request.POST or None, administrator=user.is_administrator, initial=first)
     if request.method == "POST":
@@ -195,13 +218,14 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def appcode(request: HttpRequest, code: str) -> HttpResponse:
-    return _appcode_page(request, access.appcode_for(person(request), code))
+    return appcode_page(request, access.appcode_for(person(request), code))
 
 
-def _appcode_page(
-    request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, status: int = 200
+def appcode_page(
+    request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, typed: DecisionForm | None = None
 ) -> HttpResponse:
-    user = person(request)
+    """`member_form` and `typed` are forms that were refused, with what was typed."""
+    user, used, asked = person(request), hooks.volumes_gib.only, appcode.asked
     order = list(Membership.Role.values)
     members = sorted(
         appcode.memberships.select_related("user"), key=lambda each: (order.index(each.role), each.user.username)
@@ -210,9 +234,12 @@ def _appcode_page(
     context = {
         "appcode": appcode, "members": members, "activity": activity, "roles": Membership.Role,
         "may_manage": access.may(user, appcode, MANAGE), "member_form": member_form or MemberForm(),
-        "prices": hooks.gpu_prices_of(appcode) if user.is_administrator else None,
+        "terms": requests_actions.terms_of(appcode), "asked": asked if asked and asked.state not in GONE else None,
+        "own": [appcode],
+        "used_gib": used([appcode.code]).get(appcode.code, 0) if used else None,
+        "cards": decisions.cards([appcode], typed, appcode.code) if user.is_administrator else [],
     }  # fmt: skip
-    return render(request, "portal/appcode.html", context, status=status)
+    return render(request, "portal/appcode.html", context)
 
 
 @get_or_post
@@ -223,7 +250,7 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
         request.POST or None,
         administrator=user.is_administrator,
         appcode=appcode,
-        initial=AppcodeForm.fields_of(appcode),
+        initial=AppcodeForm.fields_of(appcode, requests_actions.terms_of(appcode)),
     )
     if request.method == "POST":
         try:
@@ -231,11 +258,58 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
         except Invalid as error:
             show_errors(form, error, form.PATHS)
         else:
-            again = appcode.state == Appcode.State.REFUSED and changed.state == Appcode.State.REQUESTED
+            again = changed.state == Appcode.State.REQUESTED
             messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
             return redirect("appcode", code)
     context = {"form": form, "appcode": appcode, "prices": hooks.gpu_prices_of(appcode)}
     return render(request, "portal/appcode_form.html", context)
+
+
+@get_or_post
+def request_quota(request: HttpRequest, code: str) -> HttpResponse:
+    """Asks for more, less or longer beside what the appcode has; one that was never approved is changed as a whole instead."""
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    if appcode.state == Appcode.State.REQUESTED:
+        return redirect("change_appcode", code)
+    asked = appcode.asked
+    again = asked if asked and (asked.is_open or asked.state == QuotaRequest.State.REFUSED) else None
+    first = RequestForm.shown(requests_actions.proposed_terms(appcode, timezone.now()))
+    form = RequestForm(request.POST or None, initial={**first, "reason": again.reason if again else ""})
+    if request.method == "POST":
+        try:
+            requests_actions.ask(appcode, form.wanted(), acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, form.PATHS)
+        except Conflict as error:
+            form.add_error(None, str(error))
+        else:
+            messages.success(request, "Your request is sent; a platform administrator decides.")
+            return redirect("appcode", code)
+    context = {
+        "form": form, "appcode": appcode, "again": again, "terms": requests_actions.terms_of(appcode),
+        "prices": hooks.gpu_prices_of(appcode),
+    }  # fmt: skip
+    return render(request, "portal/appcode_request.html", context)
+
+
+@require_POST
+def withdraw_request(request: HttpRequest, code: str) -> HttpResponse:
+    user = person(request)
+    appcode = access.appcode_for(user, code, MANAGE)
+    attempt(request, lambda: requests_actions.withdraw(appcode, acting_user=user), "The request is withdrawn.")
+    return redirect("appcode", code)
+
+
+@require_safe
+@conditional_page
+def notices(request: HttpRequest) -> HttpResponse:
+    """The ends of appcodes that come near or have come: a part of other pages."""
+    code, user = layout.selected_appcode(request), person(request)
+    found = access.appcodes_for(user).filter(state=Appcode.State.ACTIVE, expires_on__lte=layout.soon())
+    found = found.filter(code=code) if code else found
+    mine = set(access.appcodes_for(user, MANAGE).order_by().values_list("pk", flat=True)) if found else set()
+    return render(request, "portal/_expiry.html", {"appcodes": found.order_by("expires_on")[:NOTICES], "mine": mine})
 
 
 @require_POST
@@ -255,7 +329,7 @@ def set_member(request: HttpRequest, code: str) -> HttpResponse:
             form = MemberForm(request.POST)
             form.is_valid()
             show_errors(form, error, form.PATHS)
-            return _appcode_page(request, appcode, form)
+            return appcode_page(request, appcode, form)
     else:
         messages.success(request, f"{name} is {role} now." if role else f"{name} is no member any more.")
     if not access.appcodes_for(user).filter(pk=appcode.pk).exists():

@@ -10,11 +10,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django import forms
+from django.conf import settings
 
 from portal.errors import Invalid
 from portal.manifests import parse
 from portal.models import Appcode, Membership, OrgNode
-from portal.specs import MAX_EMAILS, MAX_OWNERS, MAX_REMARK, MAX_TOKEN_DAYS, AppcodeManifest
+from portal.specs import (
+    MAX_EMAILS,
+    MAX_OWNERS,
+    MAX_REASON,
+    MAX_REMARK,
+    MAX_TOKEN_DAYS,
+    Answered,
+    AppcodeManifest,
+    Granted,
+    Wanted,
+)
+from portal.terms import Terms
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:
@@ -39,7 +51,98 @@ class Words(forms.CharField):
         return
 
 
-class AppcodeForm(forms.Form):
+class TermsForm(forms.Form):
+    """What an appcode may use and until when. What is left empty stays as it is, but for the last day: empty is no end."""
+
+    gpus = Words(
+        label="GPU quota",
+        help_text="GPUs that its runs may hold at one time.",
+        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
+    )
+    storage = Words(
+        label="Storage quota",
+        help_text="GiB that its volumes may have together.",
+        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
+    )
+    budget = Words(
+        label="Monthly budget",
+        required=False,
+        help_text=f"In {settings.CURRENCY}. When it is used up, new runs are blocked. Empty: as it is.",
+        widget=forms.NumberInput(attrs={"min": "0.01", "step": "0.01", "class": "num"}),
+    )
+    expires = Words(
+        label="Last day",
+        required=False,
+        help_text="Nothing new starts afterwards; what runs goes on. Empty: no end.",
+        widget=forms.DateInput(attrs={"type": "date"}),
+    )
+
+    def terms(self) -> dict[str, Any]:
+        """What was typed, of a valid form, as a manifest says it."""
+        typed = self.cleaned_data
+        quota = {name: typed[name] for name in ("gpus", "storage", "budget") if typed.get(name)}
+        return {"quota": quota, "expires": typed["expires"] or None} if "expires" in typed else {"quota": quota}
+
+    @staticmethod
+    def shown(terms: Terms) -> dict[str, Any]:
+        """What a filled form shows."""
+        budget = "" if terms.budget is None else f"{terms.budget:.2f}"
+        expires = terms.expires.isoformat() if terms.expires else ""
+        return {"gpus": terms.gpus, "storage": terms.storage, "budget": budget, "expires": expires}
+
+
+TERMS_PATHS = {
+    "quota": "gpus", "quota.gpus": "gpus", "quota.storage": "storage", "quota.budget": "budget", "expires": "expires",
+}  # fmt: skip
+
+
+class RequestForm(TermsForm):
+    """What an owner asks for beside what the appcode has."""
+
+    PATHS: ClassVar = TERMS_PATHS | {"reason": "reason"}
+
+    reason = Words(
+        label="Why",
+        required=False,
+        help_text=f"The administrators read it; at most {MAX_REASON} characters.",
+        widget=forms.Textarea(attrs={"rows": 3, "data-count": MAX_REASON}),
+    )
+
+    def wanted(self) -> Wanted:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        return parse(Wanted, {**self.terms(), "reason": " ".join(self.cleaned_data["reason"].split())})
+
+
+class DecisionForm(TermsForm):
+    """What an administrator answers: other terms than were asked for, or a note."""
+
+    PATHS: ClassVar = TERMS_PATHS | {"note": "note"}
+
+    revision = forms.IntegerField(widget=forms.HiddenInput())
+    note = Words(
+        label="Note",
+        required=False,
+        help_text="Why you refuse it, or what is to be changed. The owners read it.",
+        widget=forms.Textarea(attrs={"rows": 2, "data-count": MAX_REASON}),
+    )
+
+    def granted(self) -> Granted:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        return parse(Granted, {**self.terms(), "revision": self.cleaned_data["revision"]})
+
+    def answered(self) -> Answered:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        note = " ".join(self.cleaned_data["note"].split())
+        return parse(Answered, {"revision": self.cleaned_data["revision"], "note": note})
+
+
+class AppcodeForm(TermsForm):
     """Ask for an appcode, or change one: every field of its manifest."""
 
     PATHS: ClassVar = {
@@ -50,8 +153,7 @@ class AppcodeForm(forms.Form):
         "spec.emails": "emails",
         "spec.remark": "remark",
         "spec.resourceType": "resource_type",
-        "spec.gpuQuota": "gpu_quota",
-        "spec.storageQuotaGib": "storage_quota_gib",
+        **{f"spec.{path}": name for path, name in TERMS_PATHS.items()},
     }
 
     org_node = Words(
@@ -80,18 +182,6 @@ class AppcodeForm(forms.Form):
         widget=forms.TextInput(attrs={"data-count": MAX_REMARK}),
     )
     resource_type = Words(label="Resource type", widget=forms.Select(choices=Appcode.ResourceType.choices))
-    gpu_quota = Words(
-        label="GPU quota",
-        required=False,
-        help_text="GPUs that its runs may hold at one time.",
-        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
-    )
-    storage_quota_gib = Words(
-        label="Storage quota",
-        required=False,
-        help_text="GiB that its volumes may have together.",
-        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
-    )
 
     def __init__(
         self,
@@ -109,8 +199,14 @@ class AppcodeForm(forms.Form):
         if appcode is not None:
             self.fields["code"].disabled = True
             self.fields["code"].help_text = "A code cannot be changed."
-        if not administrator:
-            del self.fields["gpu_quota"], self.fields["storage_quota_gib"]
+        new = appcode is None or appcode.state == Appcode.State.REQUESTED
+        if new:
+            self.fields[
+                "budget"
+            ].help_text = f"In {settings.CURRENCY}. When it is used up, new runs are blocked. Empty: none."
+        elif not administrator:
+            for name in ("gpus", "storage", "budget", "expires"):
+                del self.fields[name]
 
     def manifest(self) -> AppcodeManifest:
         """Raises Invalid. To be called on a bound form."""
@@ -121,20 +217,16 @@ class AppcodeForm(forms.Form):
         spec["resourceType"] = typed["resource_type"]
         spec["owners"] = [name for name in re.split(r"[\s,;]+", typed["owners"]) if name]
         spec["emails"] = [email for email in re.split(r"[\s,;]+", typed["emails"]) if email]
-        if typed.get("gpu_quota"):
-            spec["gpuQuota"] = typed["gpu_quota"]
-        if typed.get("storage_quota_gib"):
-            spec["storageQuotaGib"] = typed["storage_quota_gib"]
-        return parse(AppcodeManifest, {"metadata": {"name": typed["code"]}, "spec": spec})
+        return parse(AppcodeManifest, {"metadata": {"name": typed["code"]}, "spec": spec | self.terms()})
 
     @staticmethod
-    def fields_of(appcode: Appcode) -> dict[str, Any]:
+    def fields_of(appcode: Appcode, terms: Terms) -> dict[str, Any]:
         """What a filled form shows."""
         owners = appcode.memberships.filter(role=Membership.Role.OWNER).values_list("user__username", flat=True)
         return {
             "org_node": appcode.org_node.path, "code": appcode.code, "name": appcode.name, "owners": ", ".join(sorted(owners)),
             "emails": "\n".join(appcode.emails), "remark": appcode.remark, "resource_type": appcode.resource_type,
-            "gpu_quota": appcode.gpu_quota, "storage_quota_gib": appcode.storage_quota_gib,
+            **TermsForm.shown(terms),
         }  # fmt: skip
 
 
@@ -174,7 +266,3 @@ class PersonForm(forms.Form):
     administrator = forms.BooleanField(
         label="Platform administrator", required=False, help_text="Sees and may do everything, in every appcode."
     )
-
-
-class NoteForm(forms.Form):
-    note = Words(label="Why", help_text="The owners will read it.", widget=forms.Textarea(attrs={"rows": 2}))

@@ -7,6 +7,7 @@ afterwards.
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
 
 from portal import demonstration
 from portal.db import keyset
+from portal.terms import SOON, day
 
 PAGE = 50
 MAX_WORDS = 200
@@ -32,15 +35,17 @@ THEME_COOKIE = "theme"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg."""
+    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` the route of a fragment with a number."""
 
     label: str
     route: str
     icon: str
+    count: str = ""
 
 
 NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
+    Entry("Applications", "applications", "application"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Billing", "billing", "billing"),
     Entry("Dashboard", "dashboard", "usage"),
@@ -49,7 +54,7 @@ NAVIGATION = (
     Entry("Appcodes", "appcodes", "appcode"),
 )
 ADMINISTRATION = (
-    Entry("Appcodes", "admin_appcodes", "approve"),
+    Entry("Requests", "admin_appcodes", "approve", "frame_requests"),
     Entry("Business lines", "admin_orgs", "org"),
     Entry("Clouds", "admin_clouds", "cluster"),
     Entry("Nodes & flavors", "admin_flavors", "flavor"),
@@ -69,6 +74,7 @@ class Link:
     url: str
     icon: str
     current: bool
+    count: str | None
 
 
 def selected_appcode(request: HttpRequest) -> str:
@@ -110,6 +116,11 @@ def theme(request: HttpRequest) -> str:
     return chosen if chosen in THEMES else "auto"
 
 
+def soon() -> dt.date:
+    """The latest last day whose coming was announced."""
+    return day(timezone.now()) + dt.timedelta(days=SOON)
+
+
 def sends_mail() -> bool:
     """Whether mail goes to people; without EMAIL_URL it goes to the log."""
     return "console" not in settings.EMAIL_BACKEND
@@ -139,7 +150,10 @@ def _links(entries: tuple[Entry, ...], path: str) -> list[Link]:
     """The entries whose pages exist; the one with the longest address that begins `path` is the current one."""
     there = [(entry, url) for entry in entries if (url := _resolve(entry.route))]
     at = max((url for _, url in there if _is_below(path, url)), key=len, default=None)
-    return [Link(entry.label, url, entry.icon, url == at) for entry, url in there]
+    return [
+        Link(entry.label, url, entry.icon, url == at, _resolve(entry.count) if entry.count else None)
+        for entry, url in there
+    ]
 
 
 def _is_below(path: str, url: str) -> bool:

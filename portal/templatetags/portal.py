@@ -24,12 +24,16 @@ register = template.Library()
 # Which of the six shapes a word gets. Words are those of runs, tasks, appcodes, tokens and connection tests alike.
 SHAPES = {
     "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new"),
-    "starting": ("tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching"),
+    "starting": (
+        "tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching", "changes-requested",
+    ),
     "running": ("running", "open", "active", "ready", "enabled", "live"),
     "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered"),
     "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost"),
-    "stopped": ("services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted"),
-}
+    "stopped": (
+        "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn",
+    ),
+}  # fmt: skip
 SHAPE_OF = {word: shape for shape, words in SHAPES.items() for word in words}
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -49,7 +53,7 @@ def state(word: str, note: str = "") -> SafeString:
     """A state by shape, word and colour. `note` is a short reason behind the word: `{% state run.phase run.reason %}`."""
     shape = SHAPE_OF.get(str(word).lower(), "none")
     behind = format_html(' <span class="state-note">{}</span>', note) if note else ""
-    label = str(word)[:1].upper() + str(word)[1:]
+    label = (str(word)[:1].upper() + str(word)[1:]).replace("-", " ")
     return format_html('<span class="state state-{}">{}{}{}</span>', shape, icon(f"state-{shape}"), label, behind)
 
 

@@ -79,6 +79,18 @@ class Data:
         return self.given.get("PORTAL_ORIGIN") or f"http://portal.localhost:{self.port}"
 
     @property
+    def apps_origin(self) -> str:
+        """Below it are the origins of what tasks serve."""
+        scheme, host, port = urlsplit(self.origin).scheme, host_of(self.origin), urlsplit(self.origin).port
+        rest = host.partition(".")[2] or "localhost"
+        return self.given.get("PORTAL_APPS_ORIGIN") or f"{scheme}://apps.{rest}{f':{port}' if port else ''}"
+
+    @property
+    def gateway_folder(self) -> Path:
+        """What the gateway reads its routes from."""
+        return self.folder / "gateway"
+
+    @property
     def public_env(self) -> dict[str, str]:
         """What every program may know: the given environment without the portal's secrets, our programs first in PATH."""
         hidden = {
@@ -88,6 +100,8 @@ class Data:
             "DATABASE_URL",
             "REDIS_URL",
             "PORTAL_S3_SECRET_KEY",
+            "PORTAL_PACKAGE_INDEX",
+            "PIP_INDEX_URL",
             LOGS_SECRET,
         }
         env = {name: value for name, value in self.given.items() if name not in hidden}
@@ -101,6 +115,9 @@ class Data:
             "PORTAL_SECRET_KEY": given.get("PORTAL_SECRET_KEY") or own["PORTAL_SECRET_KEY"],
             **{name: given[name] for name in ("PORTAL_SALT_KEYS", LOGS_SECRET) if name in given},
             "PORTAL_ORIGIN": self.origin,
+            "PORTAL_APPS_ORIGIN": self.apps_origin,
+            "PORTAL_GATEWAY_FOLDER": str(self.gateway_folder),
+            "PORTAL_GATEWAY_PORT": str(self.port),
             "DATABASE_URL": urls.get("postgres") or given["DATABASE_URL"],
             "REDIS_URL": urls.get("valkey") or given["REDIS_URL"],
             "PORTAL_S3_URL": urls.get("s3") or given["PORTAL_S3_URL"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from portal import assets
 from portal.up import servers, services
 from portal.up.data import Data, host_of
 from portal.up.services import Service
@@ -18,6 +20,8 @@ UPLOADS = "/uploads/"
 # Of all other requests the gateway reads a body whole before the web server hears of it, so that whoever sends slowly holds none
 # of its threads. Larger than what the portal reads, so that nearly always the portal itself says what is too large.
 MAX_BODY, BODY_IN_MEMORY = 4 * 2**20, 64 * 2**10
+# The longest answer of the portal to the gateway: a page that says why.
+JUDGEMENT = 64 * 2**10
 # A middleware that reads bodies whole holds answers back, too: a command's output has to come while it runs.
 HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !PathPrefix(`{UPLOADS}`) && !PathRegexp(`^/api/.*/exec$`)"
 # A request has come whole within this time, the largest upload included.
@@ -46,12 +50,15 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
     env = {**env, **FRUGAL}
     celery = (sys.executable, "-m", "celery", "--app", "portal")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
+    packages = servers.package_index(Path(env["LOCAL_CLOUD_SOCKET"]), data.given)
     return [
+        *([packages] if packages else []),
         servers.node_agent(
             Path(env["LOCAL_CLOUD_DIR"]),
             Path(env["LOCAL_CLOUD_SOCKET"]),
             data.given,
             shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
+            packages=packages.url if packages else "",
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2, background=True),
         Service(
@@ -76,7 +83,9 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
 
 
 def gateway(data: Data, web_port: int) -> Service:
-    """Traefik on PORTAL_PORT. Everything but the portal's own names is left for what users serve (*.apps.<domain>).
+    """Traefik on PORTAL_PORT: the portal's own names, and those of what users serve (*.apps.<domain>). Each of these has a
+    router of its own while it answers (clusters/runs/routing.py writes them beside these); the portal answers for all
+    others.
 
     It proves to the web server that a request came through it, and listens on every loopback address that browsers try for the
     portal's names: what somebody else answered there would be sent the cookies of the portal.
@@ -85,6 +94,7 @@ def gateway(data: Data, web_port: int) -> Service:
     rule = " || ".join(f"Host(`{host}`)" for host in hosts)
     proof = {"X-Portal-Gateway": data.secrets["PORTAL_GATEWAY_SECRET"]}
     buffering = {"maxRequestBodyBytes": MAX_BODY, "memRequestBodyBytes": BODY_IN_MEMORY}
+    web, apps = f"http://127.0.0.1:{web_port}", host_of(data.apps_origin)
     bodies = f"({rule}) && {HAS_BODY}"
     routes = {
         "http": {
@@ -92,27 +102,55 @@ def gateway(data: Data, web_port: int) -> Service:
                 "portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]},
                 # The longer rule goes first.
                 "bodies": {"rule": bodies, "service": "portal", "middlewares": ["proof", "whole-bodies"]},
+                "apps": {
+                    "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(apps)}$`)",
+                    "priority": 1,
+                    "service": "portal",
+                    "middlewares": ["proof", "whole-bodies"],
+                },
+                # What the portal says inside an application: before the router of its own.
+                "inside": {
+                    "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(apps)}$`) && (Path(`/.portal/idle`) || Path(`/.portal/keep`))",
+                    "priority": 10_000,
+                    "service": "portal",
+                    "middlewares": ["proof", "whole-bodies"],
+                },
             },
             "middlewares": {
                 "proof": {"headers": {"customRequestHeaders": proof}},
                 "whole-bodies": {"buffering": buffering},
+                # Asks the portal of each request. A header that is named here is replaced by the one of the answer, or removed.
+                "who": {
+                    "forwardAuth": {
+                        "address": f"{web}/gateway/judge",
+                        "authResponseHeaders": ["Cookie", "Authorization", "X-Portal-User", "X-Portal-Gateway"],
+                        "maxResponseBodySize": JUDGEMENT,
+                        "trustForwardHeader": False,
+                    }
+                },
+                "no-proof": {"headers": {"customRequestHeaders": {"X-Portal-Gateway": ""}}},
+                # The gateway's own, of a program that does not listen any more.
+                "trouble": {"errors": {"status": ["502", "504"], "service": "portal", "query": "/gateway/trouble"}},
             },
-            "services": {"portal": {"loadBalancer": {"servers": [{"url": f"http://127.0.0.1:{web_port}"}]}}},
+            "services": {"portal": {"loadBalancer": {"servers": [{"url": web}]}}},
         }
     }
     # JSON is YAML, too, and needs no library.
-    folder = services.private_folder(data.folder / "gateway")
+    folder = services.private_folder(data.gateway_folder)
     services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
+    # Programs of Python take X_Portal_User for X-Portal-User.
+    names = {"aliasHeadersStrategy": "delete"}
     timeouts = {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}}
     addresses = {
-        f"web{n}": {"address": f"{address}:{data.port}", "transport": timeouts}
+        f"web{n}": {"address": f"{address}:{data.port}", "transport": timeouts, "http": names}
         for n, address in enumerate(services.loopback())
     }
     static = {
         "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
         "log": {"level": "ERROR", "noColor": True},
         "entryPoints": addresses,
-        "providers": {"file": {"directory": str(folder), "watch": True}},
+        # New routes count at once; many at a time are taken together.
+        "providers": {"providersThrottleDuration": "100ms", "file": {"directory": str(folder), "watch": True}},
     }
     config = data.folder / "tmp" / "traefik.yaml"
     services.write_private(config, json.dumps(static, indent=2))
@@ -143,8 +181,9 @@ def _stamp(data: Data) -> Path:
 def _static_state(base: Path) -> str:
     """Changes when a static file or the set of packages (which bring their own) changes."""
     digest = hashlib.sha256((base / "requirements.txt").read_bytes())
-    for folder, folders, names in os.walk(base / "static"):
-        folders.sort()
-        for path in (Path(folder) / name for name in sorted(names)):
-            digest.update(f"{path.relative_to(base)} {path.stat().st_mtime_ns} {path.stat().st_size}\n".encode())
+    for root in (base / "static", assets.FOLDER):
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for path in (Path(folder) / name for name in sorted(names)):
+                digest.update(f"{path.relative_to(root)} {path.stat().st_mtime_ns} {path.stat().st_size}\n".encode())
     return digest.hexdigest()

@@ -181,11 +181,37 @@ AGENT_SETTINGS = {
     "LOCAL_CLOUD_TASK_PROCESSES": "--processes",
     "LOCAL_CLOUD_FILE_GB": "--file-gb",
     "LOCAL_CLOUD_FREE_DISK_GB": "--free-disk-gb",
+    "LOCAL_CLOUD_ACTIVITY_SECONDS": "--activity-seconds",
     "PORTAL_TASK_NETWORK": "--network",
 }
 
 
-def node_agent(folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared_network: bool = False) -> Service:
+PYPI = "https://pypi.org/simple/"
+
+
+def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | None:
+    """What leads tasks to the index of PORTAL_PACKAGE_INDEX, which may have a name and a password in it; without it to that of
+    this machine's own pip, or PyPI. None for "off": then tasks reach none."""
+    url = given.get("PORTAL_PACKAGE_INDEX") or given.get("PIP_INDEX_URL") or PYPI
+    if url == "off":
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise ServiceError("PORTAL_PACKAGE_INDEX is an address that starts with https:// or http://, or “off”.")
+    # Whoever holds the network of a run finds the socket in here, and sees nothing else.
+    folder = private_folder(agent_socket.parent / "index")
+    folder.chmod(0o711)
+    path = folder / "sock"
+    argv = (sys.executable, "-m", "clusters.clouds.drivers.local.network.packages", str(path))
+
+    def ready() -> bool:
+        return ask(path, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/")
+
+    return Service("packages", argv, ready, str(path), {"PORTAL_PACKAGE_INDEX": url}, stop_order=2)
+
+
+def node_agent(
+    folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared_network: bool = False, packages: str = ""
+) -> Service:
     """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
 
     Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared_network` is an administrator's
@@ -205,6 +231,7 @@ def node_agent(folder: Path, agent_socket: Path, given: Mapping[str, str], *, sh
     for name, option in AGENT_SETTINGS.items():
         argv += [option, given[name]] if given.get(name) else []
     argv += ["--shared-network"] if shared_network else []
+    argv += ["--packages", packages] if packages else []
 
     def ready() -> bool:
         with socket.socket(socket.AF_UNIX) as client:

@@ -258,7 +258,7 @@ def _given_up(done: Attempt) -> None:
         link = f"{settings.PORTAL_ORIGIN}/appcodes/{code}/webhooks/{hook.name}"
         text = f"The webhook {hook} is disabled: {reason}\n\nWhat it did not get waits there until you enable it:\n{link}\n"
         for tell in hooks.mail:
-            tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text)
+            tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text, ())
 
 
 def forget(now: dt.datetime | None = None) -> int:

@@ -35,7 +35,8 @@ GROUPS = {
     "discount": "Discounts",
     "credit": "Credits",
     "datastore": "Datastores: created, changed, files stored and removed",
-    "appcode": "The appcode itself: members, quota, approval",
+    "environment": "Environments: saved, deleted",
+    "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",
 }
 # What happens outside any appcode; only webhooks of everything hear of it.

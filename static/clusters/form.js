@@ -12,9 +12,14 @@
     });
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
-      const query = new URLSearchParams(["appcode", "image", "input", "output"].map((name) => [name, form.elements[name].value]));
+      const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));
       window.htmx.ajax("GET", "/clusters/datastores?" + query, { target: "#stores", swap: "innerHTML" });
     });
+  });
+  // What a web program needs stands open, and what a notebook may have is folded.
+  document.addEventListener("change", (event) => {
+    const fold = event.target.matches("#application-form [name=type]") && document.querySelector("#application-form details.fold");
+    if (fold) fold.open = event.target.value !== "jupyter" || fold.open;
   });
   // The folded parts of the preview stay as they were when a new one arrives.
   let open = [];

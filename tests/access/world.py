@@ -20,11 +20,13 @@ from billing.budgets import turn
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
-from clusters.models import Flavor, Image
+from clusters.models import Environment, Flavor, Image, Origin
 from datastores.models import AllowedFolder
 from portal import events
+from portal.actions import requests
 from portal.actions import tokens as tokens_actions
 from portal.models import Delivery
+from portal.specs import Quota, Wanted
 from tests.access.table import PEOPLE
 from tests.api.client import SPEC, appcode, manifest
 from tests.billing.dashboards.test_usage import MONTH, use
@@ -44,6 +46,14 @@ SLUG = f"{MONTH.since:%Y-%m}"
 def webhook(name: str) -> dict[str, Any]:
     spec = {"url": "https://hooks.example.com/in", "events": ["run.*"]}
     return {"kind": "webhook", "metadata": {"name": name}, "spec": spec}
+
+
+def application(name: str) -> dict[str, Any]:
+    spec = {
+        "type": "web", "image": "tensorflow", "flavor": "middle", "command": "true",
+        "endpoints": [{"name": "web", "port": 8080}],
+    }  # fmt: skip
+    return {"kind": "application", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec}
 
 
 def kubernetes(name: str) -> dict[str, Any]:
@@ -87,7 +97,18 @@ def make(bucket: str) -> World:
     )
     post("alice", "/appcodes/ops-demo/datastores", datastore("data", bucket))
     post("alice", "/appcodes/ops-demo/clusters", manifest())
+    Origin.objects.create(label="web-show1", appcode=people.ops, cluster_name="show1", endpoint="web")
+    post("alice", "/appcodes/ops-demo/applications", application("panel"))
+    saved = {
+        "image": "tensorflow",
+        "python": "3.11.7",
+        "platform": "Linux-x86_64",
+        "digest": "0",
+        "application": "panel",
+    }
+    Environment.objects.create(appcode=people.ops, name="torch", version=1, created_by=people.alice, **saved)
     post("root", "/kubernetes", kubernetes("training"))
+    requests.ask(people.ops, Wanted(quota=Quota(gpus=16)), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
     post("root", "/webhooks", webhook("chat"))
     told = {"appcode": "ops-demo", "object": "cluster ops-demo/show1", "message": "No.", "run": 1}
@@ -113,10 +134,11 @@ def make(bucket: str) -> World:
     values = {
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
-        "{key}": "x-y", "{uidb36}": "x", "{provider_id}": "oidc",
+        "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data",
-        "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
+        "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
+        "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
         "budgets/{id}": budget.pk, "budgets/{pk}": budget.pk, "prices/{id}": waiting.pk, "prices/{pk}": waiting.pk,
@@ -128,7 +150,7 @@ def make(bucket: str) -> World:
     absent = {
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
-        "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{uidb36}": "y",
+        "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y",
         "{provider_id}": "absent", "{id}": 999999, "{pk}": 999999, "{token_key}": "absent",
     }  # fmt: skip
     return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})
@@ -138,6 +160,8 @@ def _bodies(bucket: str) -> dict[str, str]:
     bodies = {
         "cluster": manifest(command="true"),
         "new-cluster": manifest("show2"),
+        "application": application("panel"),
+        "new-application": application("show2"),
         "appcode": appcode("ops-demo", orgNode="qunarcorp.ops"),
         "new-appcode": appcode("ops-new"),
         "datastore": datastore("data", bucket),
@@ -153,11 +177,16 @@ def _bodies(bucket: str) -> dict[str, str]:
         **{f"{role}_flavor": of["flavor"] for role, of in SPEC["roles"].items()},
         **{f"{role}_count": str(of.get("count", 1)) for role, of in SPEC["roles"].items()},
     }  # fmt: skip
+    web = {
+        "appcode": "ops-demo", "type": "web", "name": "show2", "image": "tensorflow", "command": "true", "endpoints": "web=8080",
+        "flavor": "middle", "output_path": "{name}/{run}", "access": "members", "step": "4", "go": "deploy",
+    }  # fmt: skip
     store = datastore("more", bucket)["spec"]["s3"] | {"name": "more", "appcode": "ops-demo"}
     cloud = {"name": "second", "title": "Second", "how": "kubeconfig", "kubeconfig": KUBECONFIG}
     prices = "sku,appcode,business_line,per_hour,valid_from\ncpu,,,1,2099-01-01\n"
     texts = {
         "prices": prices, "prices-form": urlencode({"text": prices}), "cluster-form": urlencode(typed),
+        "application-form": urlencode(web),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip

@@ -110,6 +110,15 @@ def test_disruptions_are_not_failures():
     assert next_phase(run(phase="Running"), [*everything()[:3], *tasks], NOW).verdict == ""
 
 
+def test_a_pod_too_many_that_was_taken_away_is_not_the_task():
+    excess = task("ps", 0, "Failed", attempt=1, disrupted=True, reason="Stopped")
+    decision = next_phase(run(), [*everything(), excess], NOW)
+    assert (decision.phase, decision.ready) == ("Running", COUNTS)
+    # What has ended is not started again by an earlier one that a silent machine still counts as running.
+    done = next_phase(run(phase="Running"), [*everything(), task("master", 0, "Succeeded", attempt=1)], NOW)
+    assert done.verdict == "Succeeded"
+
+
 def test_a_service_is_never_finished_or_failed_by_its_tasks():
     tasks = [task("master", 0, "Succeeded"), *[task("worker", 0, "Failed", attempt=n, exit_code=1) for n in range(9)]]
     assert next_phase(run(mode="service", phase="Running"), tasks, NOW).verdict == ""

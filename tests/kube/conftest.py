@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from clusters.clouds.drivers.kubernetes.api import client
+from clusters.clouds.drivers.kubernetes.watch import follower
 from tests.kube.binary import binary
 from tests.kube.node import Node, running_node
 from tests.kube.plane import Plane
@@ -16,10 +18,14 @@ NODES = 13
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the one real node go to the same process of `pytest -n`."""
+    """All tests on the one real node go to the same process of `pytest -n`. Those on the plane go to two, for each has a plane of
+    its own, and most of the time of those with a whole portal is waiting."""
     for item in items:
         if item.get_closest_marker("node"):
             item.add_marker(pytest.mark.xdist_group("node"))
+        elif item.get_closest_marker("kube"):
+            whole = "people" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("kube-portal" if whole else "kube-cloud"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -56,6 +62,21 @@ def as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
     nodes = plane.nodes()
     yield
     plane.put_back(nodes)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows a cluster and is told to stop looks so often, which is what the end of a test waits for."""
+    monkeypatch.setattr(follower, "HEARTBEAT", 0.5)
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a watch is silent, or cannot be begun, is noticed after seconds, where it takes a quarter of a minute otherwise."""
+    monkeypatch.setattr(client, "WATCH_SECONDS", 3)
+    monkeypatch.setattr(client, "WATCH_TIMEOUT", client.urllib3.Timeout(connect=3.0, read=5.0))
+    monkeypatch.setattr(follower, "SILENT", 5.0)
+    monkeypatch.setattr(follower, "PATIENCE", 3.0)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TAGS = {
     "rclone": "gpu-cloud/rclone:1.75",
     "tensorflow": "gpu-cloud/tensorflow:2.21",
+    "jupyter": "gpu-cloud/jupyter:4.6",
     "portal": "gpu-cloud/portal:dev",
 }
 SUITE = "bookworm"

@@ -29,7 +29,7 @@ KINDS = {
     "/api/v1": ("pods", "configmaps", "secrets", "services", "persistentvolumeclaims"),
     "/apis/apps/v1": ("deployments", "statefulsets", "replicasets"),
     "/apis/batch/v1": ("jobs",),
-    "/apis/networking.k8s.io/v1": ("networkpolicies",),
+    "/apis/networking.k8s.io/v1": ("ingresses", "networkpolicies"),
 }
 # How soon everything is as wanted again after a fault has ended.
 CONVERGED = 30.0
@@ -102,19 +102,14 @@ class Loops:
         from clusters.models import Run
         from clusters.runs import quota, reconcile
 
-        def step(run_id: int) -> None:
-            try:
-                reconcile.reconcile(run_id)
-            finally:
-                connections.close_all()
-
+        # A thread's connection ends with it.
         with ThreadPoolExecutor(4) as threads:
             while not self._stopped.wait(0.2):
                 appcodes = Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True)
                 for appcode_id in list(appcodes.distinct()):
                     quota.admit_waiting(appcode_id)
                 due = Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)
-                for done in [threads.submit(step, run_id) for run_id in list(due)]:
+                for done in [threads.submit(reconcile.reconcile, run_id) for run_id in list(due)]:
                     done.result()
         connections.close_all()
 
@@ -145,16 +140,9 @@ class Loops:
 
     def until(self, happened: Callable[[], object], seconds: float = CONVERGED) -> float:
         """How many seconds it took."""
-        from clusters.models import CloudState, Run, Task
-
         began = time.monotonic()
         while not happened():
-            told = [
-                *Run.objects.values("pk", "phase", "reason", "message", "gone", "applied_at"),
-                *Task.objects.values("role", "index", "attempt", "phase", "reason", "message"),
-                *CloudState.objects.values("heard_at", "trouble"),
-            ]
-            assert time.monotonic() < began + seconds, told
+            assert time.monotonic() < began + seconds, told()
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -233,6 +221,17 @@ class Loops:
         segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
         tasks = {task.uid: (task.began_at, task.finished_at) for task in run.tasks.exclude(began_at=None)}
         assert {each.uid: (each.started, each.ended) for each in segments} == tasks
+
+
+def told() -> list[Any]:
+    """What there is, for who waited in vain."""
+    from clusters.models import CloudState, Run, Task
+
+    return [
+        *Run.objects.values("pk", "cloud", "phase", "reason", "message", "gone", "applied_at"),
+        *Task.objects.values("role", "index", "attempt", "phase", "reason", "message"),
+        *CloudState.objects.values("name", "position", "heard_at", "trouble"),
+    ]
 
 
 class Controller:

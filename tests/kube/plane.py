@@ -427,7 +427,8 @@ class Plane:
         services.stop(service, process)
 
     def _service(self, name: str, ready: Callable[[], bool], *flags: str) -> Service:
-        return Service(name, (self._program, name, *flags), ready)
+        # Garbage is collected half as often: memory for less work.
+        return Service(name, (self._program, name, *flags), ready, env={"GOGC": "200"})
 
     def _etcd(self) -> Service:
         clients, peers = (f"http://127.0.0.1:{port}" for port in (self._etcd_port, self._peer_port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import (
@@ -63,6 +64,10 @@ def bucket(name: str, prefix: str = "") -> S3Source:
     return S3Source("https://s3.example:9000", name, prefix, "AKIAEXAMPLE", "very-secret", "eu-1")
 
 
+def endpoint(name: str, port: int, health: str = "/") -> Endpoint:
+    return Endpoint(name, port, health, origin=f"https://{name}-mnist-demo.apps.example.com")
+
+
 def data() -> tuple[Mount, Mount]:
     return (
         Mount("/elearn/input", True, bucket("digits")),
@@ -89,9 +94,19 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         service_priority_class="serving",
         tolerations=("team=ml:NoSchedule", "spot:NoExecute"),
         disk="200Gi",
-        gateway_namespace="gpu-cloud",
+        gateway="traefik",
+        gateway_namespace="traefik",
+        gateway_pods={"app.kubernetes.io/name": "traefik"},
+        ingress_class="traefik",
     )
     kueue = Settings(portal="main", kueue_queue="gpus")
+    nginx = Settings(
+        portal="main",
+        gateway="nginx",
+        gateway_namespace="ingress-nginx",
+        ingress_annotations={"nginx.ingress.kubernetes.io/proxy-body-size": "1g"},
+        apps_certificate="apps-tls",
+    )
     ps = role("ps", restart="Always", gpus=0)
     return {
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
@@ -112,7 +127,9 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         "all-reduce-on-one-model": (plan(role("worker", 4, gpus=8, gpu_model="NVIDIA-H200"), run=run), nvidia),
         "service": (
             plan(
-                role("master", restart="Always", endpoints=(Endpoint("notebook", 8888), Endpoint("board", 6006))),
+                role(
+                    "master", restart="Always", endpoints=(endpoint("notebook", 8888, "/api"), endpoint("board", 6006))
+                ),
                 role("worker", 2, restart="Always"),
                 run=run,
                 mounts=(*data(), Mount("/home/elearn", False, NfsSource("nfs.example", "/homes/demo"))),
@@ -120,7 +137,19 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             ),
             nvidia,
         ),
+        "opened-by-nginx": (plan(role("server", restart="Always", endpoints=(endpoint("web", 8080),)), run=run), nginx),
         "jax": (_jax(run), main),
+        "tensorboard": (
+            plan(
+                role("board", restart="Always", gpus=0, endpoints=(Endpoint("tensorboard", 6006),)),
+                run=run,
+                mounts=(
+                    replace(data()[0], mount_path="/elearn/runs/mnist/1", follow=True),
+                    replace(nfs, mount_path="/elearn/runs/mnist/2", follow=True),
+                ),
+            ),
+            main,
+        ),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
     }
 

@@ -116,13 +116,13 @@ def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
     client = cloud._client
     assert isinstance(client, CountingClient)
     run = run_ref(space)
-    roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 60, gpus=0))
+    roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 20, gpus=0))
     # Who acknowledges writes, too: how much of it until the launch is over is chance.
     following.acknowledges = False
     cloud.apply(plan(*roles, run=run, mounts=data()))
     assert client.writes <= 10
     following.acknowledges = True
-    following.until(lambda: len(following.of(run, "Running")) == 62 and following.storage(run)[-1] == "ready")
+    following.until(lambda: len(following.of(run, "Running")) == 22 and following.storage(run)[-1] == "ready")
     following.acknowledges = False
     following.until_idle()
     client.writes = 0
@@ -133,10 +133,11 @@ def test_a_launch_takes_at_most_ten_writes_however_many_tasks(
     following.until(lambda: following.is_gone(run))
 
 
-def test_a_thousand_workers_run_and_what_they_share_is_kept_once(
+def test_what_a_thousand_workers_share_is_kept_once(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str
 ) -> None:
-    """Under the longest names that there are, in pods that are as small as those of one worker."""
+    """Under the longest names that there are, in pods that are as small as those of one worker. A twentieth of them is started:
+    how long it takes for all of them is the benchmark's."""
     run = run_ref(space, appcode="a-code-that-is-rather-long", cluster="and-a-cluster-that-is-too")
     roles = {"master": {"flavor": "f"}, "ps": {"flavor": "f"}, "worker": {"flavor": "f", "count": 1000}}
     of = ClusterSpec.model_validate({"image": "i", "command": "true", "roles": roles})
@@ -150,8 +151,8 @@ def test_a_thousand_workers_run_and_what_they_share_is_kept_once(
         addresses=cloud.reserve(run, counts),
     )
     assert len(wanted.shared["TF_CONFIG_CLUSTER"]) > 100_000
-    cloud.apply(wanted)
-    following.until(lambda: len(following.of(run, "Running")) == 1002, 300)
+    cloud.apply(replace(wanted, roles=tuple(replace(each, count=min(each.count, 50)) for each in wanted.roles)))
+    following.until(lambda: len(following.of(run, "Running")) == 52)
     pods = [each for page in cloud._client.pages(f"/api/v1/namespaces/{space}/pods") for each in page["items"]]
     assert max(len(json.dumps(pod)) for pod in pods) < 11_000
     owner = f"/api/v1/namespaces/{space}/configmaps/{names.owner_name(run)}"
@@ -159,7 +160,7 @@ def test_a_thousand_workers_run_and_what_they_share_is_kept_once(
     with pytest.raises(Refused, match="immutable"):
         plane.request("PATCH", owner, {"data": {"TF_CONFIG_CLUSTER": "{}"}})
     cloud.delete(run)
-    following.until(lambda: following.is_gone(run), 300)
+    following.until(lambda: following.is_gone(run))
 
 
 def test_a_run_ends_although_somebody_resumes_its_job_meanwhile(

@@ -205,15 +205,15 @@ class Person:
         assert found, page.data
         form = {"login": name, "password": PASSWORD, "csrfmiddlewaretoken": found[1]}
         answer = self("POST", "/accounts/login/", urlencode(form), "application/x-www-form-urlencoded")
-        assert (answer.status, "sessionid" in self.cookies) == (302, True), answer.data
+        assert (answer.status, "__Host-sessionid" in self.cookies) == (302, True), answer.data
 
     def __call__(
         self, method: str, path: str, body: str = "", kind: str = "application/json"
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Host": HOST, "Referer": f"https://{HOST}/", **({"Content-Type": kind} if body else {})}
         headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        if "csrftoken" in self.cookies:
-            headers["X-CSRFToken"] = self.cookies["csrftoken"]
+        if "__Host-csrftoken" in self.cookies:
+            headers["X-CSRFToken"] = self.cookies["__Host-csrftoken"]
         answer = self.pool.request(method, path, body=body or None, headers=headers, redirect=False)
         for line in answer.headers.getlist("Set-Cookie"):
             assert "Secure" in line

@@ -16,7 +16,7 @@ from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Plane
 
-pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("brisk")]
 SECONDS = 90.0
 
 
@@ -51,7 +51,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     from portal.models import Event
 
     # Nobody has five minutes here; it is a pause of the watch that is waited out.
-    monkeypatch.setattr(decommission, "HEARD", dt.timedelta(seconds=15))
+    monkeypatch.setattr(decommission, "HEARD", dt.timedelta(seconds=8))
     one, two = loops.create(people, "one"), loops.create(people, "two", workers=1)
     runs = [loops.until_running(cluster, seconds=SECONDS) for cluster in (one, two)]
     row = Cloud.objects.get(kind="kubernetes")

@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_is_named(tree: Path) -> None:
 
 def test_an_unknown_image_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert images.main(["no-such-image"]) == 2
-    assert "there are: rclone, tensorflow, portal" in capsys.readouterr().err
+    assert "there are: rclone, tensorflow, jupyter, portal" in capsys.readouterr().err
 
 
 def test_the_dockerfiles_of_the_tree_have_what_they_copy() -> None:

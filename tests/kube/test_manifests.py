@@ -653,7 +653,7 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tu
     made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
     made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
     for each in client.apply_all(made, **strictly):
-        if each["kind"] in ("Job", "Deployment", "StatefulSet", "Service", "NetworkPolicy"):
+        if each["kind"] in ("Job", "Deployment", "StatefulSet", "Service", "Ingress", "NetworkPolicy"):
             assert Drift().is_as_applied(each["kind"], each["metadata"], queued=manifests.is_queued(each))
     templates = [each["spec"]["template"] for each in made if "template" in each.get("spec", {})]
     assert len(templates) == len(whole.roles)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
 from kubernetes import client as kubernetes_client
 
 from tests.kube.plane import GPU, GPU_MODEL, Object, Plane, Refused, condition, phase
@@ -96,9 +95,9 @@ def test_a_plane_is_up_in_seconds_and_leaves_nothing_running(tmp_path: Path) -> 
     assert not any(Path(f"/proc/{number}").exists() for number in numbers)
 
 
-def test_an_indexed_job_with_100_gpus_runs_until_it_is_told_how_it_ends(plane: Plane, namespace: str) -> None:
-    plane.request("POST", of(namespace, "jobs"), indexed_job("workers", 100))
-    running = plane.until(of(namespace), all_in("Running", 100))
+def test_an_indexed_job_with_30_gpus_runs_until_it_is_told_how_it_ends(plane: Plane, namespace: str) -> None:
+    plane.request("POST", of(namespace, "jobs"), indexed_job("workers", 30))
+    running = plane.until(of(namespace), all_in("Running", 30))
     nodes = [pod["spec"]["nodeName"] for pod in running.values()]
     assert max(nodes.count(name) for name in nodes) <= 8
 
@@ -113,11 +112,11 @@ def test_an_indexed_job_with_100_gpus_runs_until_it_is_told_how_it_ends(plane: P
     )
     assert ended(pods[first])["finishedAt"] >= ended(pods[first])["startedAt"]
     assert condition(pods[first], "Ready") == "False"
-    assert sum(phase(pod) == "Running" for pod in pods.values()) == 99
+    assert sum(phase(pod) == "Running" for pod in pods.values()) == 29
 
     plane.end_pods(namespace, "app=main", 0)
     jobs = plane.until(of(namespace, "jobs"), lambda jobs: condition(jobs["workers"], "Failed") == "True")
-    assert jobs["workers"]["status"]["succeeded"] == 99
+    assert jobs["workers"]["status"]["succeeded"] == 29
     assert jobs["workers"]["status"]["failedIndexes"] == "0"
 
 
@@ -153,34 +152,6 @@ def test_a_deleted_pod_ends_first_and_stays_while_a_finalizer_holds_it(plane: Pl
     assert ended(pods["held"])["exitCode"] == 143
     plane.request("PATCH", f"{of(namespace)}/held", {"metadata": {"finalizers": None}})
     plane.until(of(namespace), lambda pods: not pods)
-
-
-def test_the_api_server_comes_back_with_everything(plane: Plane, namespace: str) -> None:
-    plane.request("POST", of(namespace, "jobs"), indexed_job("before", 3))
-    plane.until(of(namespace), all_in("Running", 3))
-    plane.stop_apiserver()
-    with pytest.raises(urllib3.exceptions.HTTPError, match="refused"):
-        plane.request("GET", of(namespace))
-    plane.start_apiserver()
-    assert len(plane.request("GET", of(namespace))["items"]) == 3
-    # Controllers, scheduler and kubelets have found it again, too.
-    plane.end_pods(namespace, "app=main", 0)
-    plane.until(of(namespace, "jobs"), lambda jobs: condition(jobs["before"], "Complete") == "True")
-    plane.request("POST", of(namespace, "jobs"), indexed_job("after", 3))
-    plane.until(of(namespace), lambda pods: sum(phase(pod) == "Running" for pod in pods.values()) == 3, seconds=60)
-
-
-def test_an_old_watch_ends_with_410_after_compaction(plane: Plane, namespace: str) -> None:
-    old = plane.request("GET", of(namespace))["metadata"]["resourceVersion"]
-    plane.request("POST", of(namespace), pod("later"))
-    plane.until(of(namespace), all_in("Running", 1))
-    plane.compact()
-    plane.stop_apiserver()
-    plane.start_apiserver()
-    watch = kubernetes_client.CoreV1Api(plane.client()).list_namespaced_pod(
-        namespace, resource_version=old, watch=True, timeout_seconds=5, _preload_content=False
-    )
-    assert '"code":410' in watch.read().decode()
 
 
 def test_pods_of_a_lost_node_stay(plane: Plane, namespace: str) -> None:

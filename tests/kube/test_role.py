@@ -25,7 +25,7 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 from portal.up.services import Service
 from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
-from tests.kube.plans import data, plan, role, run_ref, volume
+from tests.kube.plans import data, endpoint, plan, role, run_ref, volume
 
 pytestmark = pytest.mark.kube
 
@@ -72,7 +72,8 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
 
 @pytest.fixture(scope="module")
 def cloud(audited: Audited) -> KubernetesCloud:
-    settings = Settings(portal=f"test-{secrets.token_hex(4)}", quota={"count/pods": "100"})
+    quota, label = {"count/pods": "100"}, f"test-{secrets.token_hex(4)}"
+    settings = Settings(portal=label, quota=quota, gateway="traefik", gateway_namespace="traefik")
     return KubernetesCloud(Client.connect(str(portal_kubeconfig(audited))), settings)
 
 
@@ -87,7 +88,12 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     """Everything that a portal ever does there."""
     inspect(cloud._client, rights_of(yaml.safe_load(ROLE.read_text())))
     run = run_ref("ops")
-    roles = (role("master"), role("ps", restart="Always", gpus=0), role("evaluator", 2, restart="Always", gpus=0))
+    board = (endpoint("board", 6006),)
+    roles = (
+        role("master"),
+        role("ps", restart="Always", gpus=0, endpoints=board),
+        role("evaluator", 2, restart="Always", gpus=0),
+    )
     mounts = (*data(), Mount("/elearn/more", True, NfsSource("nfs.example", "/data")))
     cloud.apply(plan(*roles, run=run, mounts=mounts))
     following.until(lambda: len(following.of(run, "Running")) == 4)

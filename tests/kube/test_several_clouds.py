@@ -19,6 +19,7 @@ from django.test import Client
 
 from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.following import hand_over, portal_kubeconfig, registered
+from tests.kube.loops import told
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -67,19 +68,14 @@ class Portal:
         from clusters.models import Run
         from clusters.runs import quota, reconcile
 
-        def step(run_id: int) -> None:
-            try:
-                reconcile.reconcile(run_id)
-            finally:
-                connections.close_all()
-
+        # A thread's connection ends with it.
         with ThreadPoolExecutor(4) as threads:
             while not stopped.wait(0.2):
                 for appcode in (self.people.ops, self.people.flight):
                     quota.admit_waiting(appcode.pk)
                 free = Q(claimed_until=None) | Q(claimed_until__lt=now())
                 for run_id in list(Run.objects.filter(reconcile.unsettled(now()), free).values_list("pk", flat=True)):
-                    threads.submit(step, run_id)
+                    threads.submit(reconcile.reconcile, run_id)
         connections.close_all()
 
     # -- what people do and see --------------------------------------------------------------------------------------
@@ -105,16 +101,10 @@ class Portal:
         return answer.content.decode()
 
     def until(self, happened: Callable[[], object], seconds: float = SECONDS) -> float:
-        from clusters.models import CloudState, Run
-
         began = time.monotonic()
         while not happened():
-            told = [
-                *Run.objects.values("pk", "cloud", "phase", "reason", "message", "gone", "applied_at"),
-                *CloudState.objects.values("name", "position", "heard_at", "trouble"),
-            ]
-            assert time.monotonic() < began + seconds, told
-            time.sleep(0.05)
+            assert time.monotonic() < began + seconds, told()
+            time.sleep(0.2)  # a page takes half of that
         return time.monotonic() - began
 
     def until_phase(self, cluster: Any, *phases: str, seconds: float = SECONDS) -> Any:

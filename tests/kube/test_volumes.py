@@ -426,10 +426,12 @@ def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: 
     assert [error.path for error in caught.value.errors] == [("spec", "s3", "server")]
 
 
-def test_this_machine_has_no_volumes(transactional_db: None, people: Any) -> None:
+def test_a_volume_of_this_machine_is_a_folder_without_a_class(transactional_db: None, people: Any) -> None:
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 
-    with pytest.raises(Invalid, match="which has no volumes") as caught:
-        create_datastore(wish("datastore", "scratch", {"volume": {"size": "20Gi"}}), acting_user=people.bob)
-    assert [error.path for error in caught.value.errors] == [("metadata", "appcode")]
+    fast = {"volume": {"size": "20Gi", "storage_class": "fast"}}
+    with pytest.raises(Invalid, match="has no storage classes") as caught:
+        create_datastore(wish("datastore", "scratch", fast), acting_user=people.bob)
+    assert [error.path for error in caught.value.errors] == [("spec", "volume", "storage_class")]
+    create_datastore(wish("datastore", "scratch", {"volume": {"size": "20Gi"}}), acting_user=people.bob)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from django.http import Http404
 from django.test import Client
 from pydantic import ValidationError
 
-from portal.actions import appcodes, members
+from portal import hooks
+from portal.actions import appcodes, members, requests
 from portal.errors import Conflict, Invalid
 from portal.manifests import mistakes
 from portal.models import Appcode, Event, Membership, User
-from portal.specs import AppcodeManifest
+from portal.specs import Answered, AppcodeManifest, Granted, Quota
 
 pytestmark = pytest.mark.django_db
 
@@ -52,8 +54,13 @@ BAD = {
     "another resource type": ({"resourceType": "host"}, "spec.resourceType"),
     "no org node": ({"orgNode": ""}, "spec.orgNode"),
     "an odd org node": ({"orgNode": "a..b"}, "spec.orgNode"),
-    "a quota below nothing": ({"gpuQuota": -1}, "spec.gpuQuota"),
-    "a storage quota below nothing": ({"storageQuotaGib": -1}, "spec.storageQuotaGib"),
+    "a quota below nothing": ({"quota": {"gpus": -1}}, "spec.quota.gpus"),
+    "a storage quota below nothing": ({"quota": {"storage": -1}}, "spec.quota.storage"),
+    "a budget of nothing": ({"quota": {"budget": "0"}}, "spec.quota.budget"),
+    "a budget of half a cent": ({"quota": {"budget": "0.005"}}, "spec.quota.budget"),
+    "a budget that is none": ({"quota": {"budget": "much"}}, "spec.quota.budget"),
+    "a budget of binary": ({"quota": {"budget": 1.1}}, "spec.quota.budget"),
+    "a day that is none": ({"expires": "2027-02-30"}, "spec.expires"),
     "an unknown field": ({"colour": "red"}, "spec.colour"),
 }
 
@@ -86,14 +93,15 @@ def test_a_request_waits_for_an_administrator(people: Any) -> None:
     assert [(each.user.username, each.role) for each in appcode.memberships.all()] == [("alice", "owner")]
     assert Event.objects.filter(verb="appcode.requested", appcode="npe_ix_test_gpu", actor=people.alice).count() == 1
     with pytest.raises(Http404):
-        appcodes.approve_appcode(appcode, acting_user=people.alice)
-    assert appcodes.approve_appcode(appcode, gpu_quota=2, acting_user=people.root).gpu_quota == 2
-    with pytest.raises(Conflict, match="active already"):
-        appcodes.approve_appcode(appcode, acting_user=people.root)
+        requests.approve(appcode, Granted(revision=1), acting_user=people.alice)
+    given = requests.approve(appcode, Granted(revision=1, quota=Quota(gpus=2)), acting_user=people.root)
+    assert (given.state, given.gpu_quota) == ("active", 2)
+    with pytest.raises(Conflict, match="approved already by root"):
+        requests.approve(appcode, Granted(revision=1), acting_user=people.root)
 
 
 def test_an_administrators_own_request_is_active_at_once(people: Any) -> None:
-    assert appcodes.request_appcode(manifest(gpuQuota=100), acting_user=people.root).state == "active"
+    assert appcodes.request_appcode(manifest(quota={"gpus": 100}), acting_user=people.root).state == "active"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +111,7 @@ def test_an_administrators_own_request_is_active_at_once(people: Any) -> None:
         ({"orgNode": "qunarcorp.moon"}, "spec.orgNode", "no org node"),
         ({"owners": ["alice", "nobody"]}, "spec.owners", "nobody called “nobody”"),
         ({"owners": ["bob"]}, "spec.owners", "Name yourself"),
-        ({"gpuQuota": 80}, "spec.gpuQuota", "administrator"),
-        ({"storageQuotaGib": 80}, "spec.storageQuotaGib", "administrator"),
+        ({"expires": "2020-01-01"}, "spec.expires", "Choose a day from"),
     ],
 )
 def test_an_action_refuses_what_only_the_database_knows(
@@ -127,18 +134,21 @@ def test_a_deactivated_person_cannot_become_an_owner(people: Any) -> None:
 def test_a_refused_request_is_changed_and_sent_again(people: Any) -> None:
     appcode = appcodes.request_appcode(manifest(), acting_user=people.alice)
     with pytest.raises(Invalid):
-        appcodes.refuse_appcode(appcode, "  ", acting_user=people.root)
-    refused = appcodes.refuse_appcode(appcode, "Say what it is for.", acting_user=people.root)
-    assert (refused.state, refused.note) == ("refused", "Say what it is for.")
+        requests.refuse(appcode, Answered(revision=1, note="  "), acting_user=people.root)
+    requests.refuse(appcode, Answered(revision=1, note="Say what it is for."), acting_user=people.root)
+    refused = Appcode.objects.get(pk=appcode.pk)
+    assert (refused.standing, refused.asked and refused.asked.note) == ("refused", "Say what it is for.")
     again = appcodes.change_appcode(refused, manifest(remark="Image search"), acting_user=people.alice)
-    assert (again.state, again.note, again.remark) == ("requested", "", "Image search")
+    assert (again.standing, again.asked and again.asked.note, again.remark) == ("requested", "", "Image search")
 
 
 def test_disabling_and_enabling(people: Any) -> None:
     assert appcodes.disable_appcode(people.ops, "Nobody pays.", acting_user=people.root).state == "disabled"
     with pytest.raises(Conflict):
         appcodes.disable_appcode(people.ops, "again", acting_user=people.root)
-    assert appcodes.approve_appcode(people.ops, acting_user=people.root).note == ""
+    assert appcodes.enable_appcode(people.ops, acting_user=people.root).note == ""
+    with pytest.raises(Conflict):
+        appcodes.enable_appcode(people.ops, acting_user=people.root)
 
 
 def test_changing_everything_that_an_owner_may(people: Any) -> None:
@@ -154,10 +164,12 @@ def test_changing_everything_that_an_owner_may(people: Any) -> None:
 def test_code_org_node_and_quota_are_not_an_owners_to_change(people: Any) -> None:
     with pytest.raises(Invalid) as caught:
         appcodes.change_appcode(
-            people.ops, manifest(orgNode="qunarcorp.flight", gpuQuota=100), acting_user=people.alice
+            people.ops, manifest(orgNode="qunarcorp.flight", quota={"gpus": 100}), acting_user=people.alice
         )
-    assert [".".join(error.path) for error in caught.value.errors] == ["metadata.name", "spec.orgNode", "spec.gpuQuota"]
-    moved = manifest(code="ops-demo", orgNode="qunarcorp.flight", gpuQuota=100)
+    assert [".".join(error.path) for error in caught.value.errors] == [
+        "metadata.name", "spec.orgNode", "spec.quota.gpus",
+    ]  # fmt: skip
+    moved = manifest(code="ops-demo", orgNode="qunarcorp.flight", quota={"gpus": 100})
     assert appcodes.change_appcode(people.ops, moved, acting_user=people.root).gpu_quota == 100
 
 
@@ -246,7 +258,7 @@ def test_the_database_keeps_one_to_four_owners(people: Any) -> None:
 
 
 def test_nobody_rewrites_the_log(people: Any) -> None:
-    appcodes.set_quota(people.ops, 3, acting_user=people.root)
+    appcodes.disable_appcode(people.ops, "over", acting_user=people.root)
     with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
         Event.objects.update(message="it was mallory")
     with pytest.raises(IntegrityError, match="append-only"), transaction.atomic(), connection.cursor() as cursor:
@@ -265,6 +277,10 @@ def typed(**changes: str) -> dict[str, str]:
         "emails": "a@example.com\nb@example.com",
         "remark": "Image search",
         "resource_type": "gpu-cloud",
+        "gpus": "8",
+        "storage": "1024",
+        "budget": "",
+        "expires": "",
     } | changes
 
 
@@ -300,16 +316,18 @@ def test_a_nul_character_is_an_error_at_its_field(client: Client, people: Any, f
     assert field in answer.context["form"].errors
 
 
-def test_only_an_administrators_form_has_a_quota(client: Client, people: Any) -> None:
+def test_of_a_living_appcode_only_an_administrators_form_has_a_quota(client: Client, people: Any) -> None:
     client.force_login(people.alice)
-    assert 'name="gpu_quota"' not in client.get("/appcodes/new").content.decode()
-    client.post("/appcodes/ops-demo/change", typed(gpu_quota="500", owners="alice"))
+    assert 'name="gpus"' in client.get("/appcodes/new").content.decode()
+    assert 'name="gpus"' not in client.get("/appcodes/ops-demo/change").content.decode()
+    client.post("/appcodes/ops-demo/change", typed(gpus="500", owners="alice"))
     assert Appcode.objects.get(code="ops-demo").gpu_quota == 8
     client.force_login(people.root)
-    answer = client.post("/appcodes/ops-demo/change", typed(gpu_quota="many", owners="alice"))
-    assert "gpu_quota" in answer.context["form"].errors
-    client.post("/appcodes/ops-demo/change", typed(gpu_quota="500", owners="alice"))
+    answer = client.post("/appcodes/ops-demo/change", typed(gpus="many", expires="soon", budget="x", owners="alice"))
+    assert set(answer.context["form"].errors) == {"gpus", "expires", "budget"}
+    client.post("/appcodes/ops-demo/change", typed(gpus="500", budget="12.50", owners="alice"))
     assert Appcode.objects.get(code="ops-demo").gpu_quota == 500
+    assert hooks.budgets_of([people.ops.pk]) == {people.ops.pk: Decimal("12.50")}
 
 
 def test_the_form_cannot_change_the_code(client: Client, people: Any) -> None:
@@ -317,27 +335,6 @@ def test_the_form_cannot_change_the_code(client: Client, people: Any) -> None:
     client.post("/appcodes/ops-demo/change", typed(code="renamed", owners="alice", name="Renamed"))
     assert Appcode.objects.get(pk=people.ops.pk).code == "ops-demo"
     assert Appcode.objects.get(pk=people.ops.pk).name == "Renamed"
-
-
-@pytest.mark.parametrize(
-    ("quota", "said"), [("many", "from 0 to 100,000"), ("", "from 0 to 100,000"), ("99999999999", "from 0")]
-)
-def test_a_quota_that_is_none_is_refused(client: Client, people: Any, quota: str, said: str) -> None:
-    client.force_login(people.root)
-    answer = client.post("/appcodes/ops-demo/quota", {"gpu_quota": quota}, follow=True)
-    assert said in answer.content.decode()
-    assert Appcode.objects.get(pk=people.ops.pk).gpu_quota == 8
-
-
-def test_an_administrator_decides_from_the_list(client: Client, people: Any) -> None:
-    appcodes.request_appcode(manifest(), acting_user=people.alice)
-    client.force_login(people.root)
-    page = client.get("/admin/appcodes").content.decode()
-    assert "npe_ix_test_gpu" in page
-    assert "<code>ops</code>" in page
-    answer = client.post("/appcodes/npe_ix_test_gpu/approve", {"gpu_quota": "4", "from": "list"})
-    assert answer["Location"] == "/admin/appcodes"
-    assert Appcode.objects.get(code="npe_ix_test_gpu").gpu_quota == 4
 
 
 def test_a_member_who_cannot_be_added_is_named_beside_the_field(client: Client, people: Any) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.cache import cache
+from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import SOON, assert_fits, chromium
+from portal.models import Appcode
+from tests.browser import SOON, assert_fits, chromium, give_session
 from tests.portal.live_page import State
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,6 +20,7 @@ PORTAL_PAGES = (
     "/appcodes/new",
     "/appcodes/ops-demo",
     "/appcodes/ops-demo/change",
+    "/appcodes/ops-demo/request",
     "/appcodes/ops-demo/webhooks",
     "/appcodes/ops-demo/webhooks/new",
     "/profile",
@@ -47,8 +50,6 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]:
     """open_page("/appcodes", user="alice", width=390, …) → a page; what the console complains about fails the test."""
-    # So many sign-ins of one test after the other would be one person's guesses.
-    cache.clear()
     complaints: list[str] = []
     contexts = []
 
@@ -59,12 +60,8 @@ def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]
         page.set_default_timeout(SOON)
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto("/accounts/login/?next=" + path)
-        page.fill("#id_login", user)
-        page.fill("#id_password", f"{user}-password")
-        page.click("#login-form button")
-        # Not by its end alone, which the address of the sign-in page has, too.
-        page.wait_for_url(live_server.url + path)
+        give_session(context, live_server.url, user)
+        page.goto(path)
         return page
 
     yield opened
@@ -250,3 +247,69 @@ def test_everything_works_without_javascript(open_page: Open, people: Any) -> No
         page.click("text=Sign out")
     page.goto("/appcodes")
     assert "/accounts/login/" in page.url
+
+
+def test_a_request_goes_its_way_in_a_browser(open_page: Open, people: Any) -> None:
+    owner = open_page("/appcodes/ops-demo/request")
+    owner.fill("#id_gpus", "16")
+    owner.fill("#id_storage", "4096")
+    owner.fill("#id_budget", "750")
+    owner.fill("#id_expires", "2001-01-01")
+    owner.fill("#id_reason", "Two models for the autumn sale train at the same time.")
+    owner.click("text=Send request")
+    expect(owner.locator(".field-wrong #id_expires")).to_be_focused()
+    assert_fits(owner, "request-wrong")
+    owner.fill("#id_expires", (timezone.now() + dt.timedelta(days=200)).date().isoformat())
+    owner.click("text=Send request")
+    expect(owner.locator("#toasts")).to_contain_text("Your request is sent")
+    assert_fits(owner, "request-waiting")
+    root = open_page("/admin/appcodes", user="root")
+    expect(root.locator(".side .count")).to_have_text("1")
+    root.click("text=Request changes")
+    expect(root.locator(".field-wrong textarea")).to_be_focused()
+    assert_fits(root, "decision-wrong")
+    root.fill("textarea", "12 GPUs are enough for two of them.")
+    root.click("text=Request changes")
+    expect(root.locator(".empty")).to_contain_text("Nothing waits for you")
+    owner.reload()
+    expect(owner.locator("h2 .state")).to_have_text("Changes requested")
+    assert_fits(owner, "request-changes")
+    owner.click("text=Change and send again")
+    owner.fill("#id_gpus", "12")
+    assert_fits(owner, "request-again")
+    owner.click("text=Send again")
+    root.goto("/appcodes/ops-demo")
+    assert_fits(root, "decision")
+    root.click("button:text-is('Approve')")
+    expect(root.locator("#toasts")).to_contain_text("ops-demo is approved")
+    assert_fits(root, "decided")
+    owner.reload()
+    expect(owner.locator(".facts").first).to_contain_text("12 at one time")
+
+
+def test_an_appcode_that_expires_says_so_everywhere(open_page: Open, people: Any) -> None:
+    Appcode.objects.filter(pk=people.ops.pk).update(expires_on=timezone.now().date() + dt.timedelta(days=3))
+    page = open_page("/appcodes/ops-demo")
+    expect(page.locator(".notice-warn")).to_contain_text("ops-demo expires in 3 days")
+    assert_fits(page, "expiring")
+    Appcode.objects.filter(pk=people.ops.pk).update(expires_on=timezone.now().date() - dt.timedelta(days=1))
+    page.goto("/")
+    expect(page.locator("#expiry-notices")).to_contain_text("ops-demo has expired")
+    assert_fits(page, "expired-clusters")
+    page.click("text=Request renewal")
+    later = (timezone.now() + dt.timedelta(days=365)).date().isoformat()
+    expect(page.locator("#id_expires")).to_have_value(later)
+    page.goto("/appcodes")
+    assert_fits(page, "appcodes")
+    page.goto("/appcodes/new")
+    assert_fits(page, "new-appcode")
+    page.select_option("#id_org_node", "qunarcorp.ops")
+    page.fill("#id_code", "npe_ix_test_gpu")
+    page.fill("#id_budget", "500")
+    page.click("text=Send request")
+    expect(page.locator("h1 .state")).to_have_text("Requested")
+    assert_fits(page, "new-requested")
+    root = open_page("/admin/appcodes", user="root")
+    expect(root.locator("table").first).to_contain_text("500.00")
+    expect(root.locator("table").last).to_contain_text("ops-demo")
+    assert_fits(root, "requests-ending")

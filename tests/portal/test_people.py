@@ -153,7 +153,7 @@ def test_only_administrators_change_people(people: Any, name: str) -> None:
         lambda: people_actions.set_administrator(user, True, acting_user=user),
         lambda: people_actions.reset_password(people.bob, acting_user=user),
         lambda: org.save_org_node(OrgNode(path="mine"), acting_user=user),
-        lambda: appcodes.set_quota(people.ops, 100, acting_user=user),
+        lambda: appcodes.disable_appcode(people.ops, "mine", acting_user=user),
     ):
         with pytest.raises(Http404):
             act()

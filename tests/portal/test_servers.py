@@ -94,10 +94,13 @@ def test_queue_and_cache_are_one_server_and_the_queue_is_reached_by_an_odd_path(
     """redis-py and Celery write the address of a Unix socket in two ways (portal/settings.py)."""
     ours = redis.Redis.from_url(settings.REDIS_URL).connection_pool.connection_kwargs
     told = (
-        Celery(broker=settings.CELERY_BROKER_URL).connection().default_channel.client.connection_pool.connection_kwargs
+        Celery(broker=settings.CELERY_BROKER_URL, set_as_current=False)
+        .connection()
+        .default_channel.client.connection_pool.connection_kwargs
     )
     assert (told["path"], told["db"]) == (ours["path"], ours["db"])
     odd = valkey.replace("unix:", "redis+socket:").replace("?db=0", "?virtual_host=3")
-    with Celery(broker=odd).connection() as connection:
+    # Not the current one of this process: later tests would send their wake-ups there.
+    with Celery(broker=odd, set_as_current=False).connection() as connection:
         connection.SimpleQueue("jobs").put("work")
     assert redis.Redis.from_url(valkey.replace("?db=0", "?db=3")).llen("jobs") == 1

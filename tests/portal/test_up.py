@@ -37,7 +37,9 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 def test_it_serves_the_portal_under_its_names_only(portal):
     assert portal.get("/accounts/login/") < 400
     assert portal.get("/accounts/login/", host=f"portal.localhost:{portal.port}") < 400
-    assert portal.get("/accounts/login/", host="notebook.apps.localhost") == 404
+    assert portal.get("/accounts/login/", host=f"notebook.apps.localhost:{portal.port}") == 401
+    assert portal.get("/accounts/login/", host="notebook.apps.localhost") == 421
+    assert portal.get("/accounts/login/", host="portal.example.com") == 404
     assert portal.get("/static/staticfiles.json") == 200
     kept = [path for path in (portal.data / "static").iterdir() if path.name.startswith(".")]
     assert kept == [], "everything in there is served"
@@ -118,7 +120,7 @@ def test_every_killed_program_is_started_again(portal):
         return [pid for pid, other in portal.programs().items() if other.split(":")[0] == line.split(":")[0]]
 
     before = portal.programs()
-    assert len(before) == 8, before
+    assert len(before) == 9, before
     for line in before.values():
         killed = set[int]()
 
@@ -146,30 +148,26 @@ def test_a_second_start_with_the_same_data_is_refused(portal):
     assert refused.stdout == ""
 
 
-def test_after_ctrl_c_nothing_is_left_and_the_next_start_continues(portal):
+def test_even_kill_9_of_up_itself_leaves_nothing_and_the_next_start_continues(portal):
+    """After Ctrl-C nothing is left either: so ends the portal of the fixture `portal_up`."""
     url = f"postgresql://portal@/portal?host={portal.data / 'run'}"
     with psycopg2.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     connection.close()
     ports = (portal.data / "ports.json").read_text()
 
-    assert portal.stop(signal.SIGINT) == 0
-    assert portal.left() == []
+    portal.stop(signal.SIGKILL)
+    assert eventually(lambda: portal.left() == []), portal.left()
 
     portal.start()
+    assert portal.get("/accounts/login/") < 400
     with psycopg2.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT answer FROM kept")
         assert cursor.fetchone() == (42,)
     connection.close()
     assert (portal.data / "ports.json").read_text() == ports
-
-
-def test_even_kill_9_of_up_itself_leaves_nothing(portal):
-    portal.stop(signal.SIGKILL)
-    assert eventually(lambda: portal.left() == []), portal.left()
-    portal.start()
-    assert portal.get("/accounts/login/") < 400
     assert portal.stop(signal.SIGTERM) == 0
+    assert portal.left() == []
 
 
 STARTER = """

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from playwright.sync_api import Browser, Page, expect
 
 from portal.models import Delivery, Webhook
 from portal.webhooks import posting, sending
-from tests.browser import SOON, assert_fits, chromium
+from tests.browser import SOON, assert_fits, chromium, give_session
 from tests.portal.receiver import receiving, say
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,8 +31,6 @@ def sign_in(
     """sign_in("alice", path, width=390, color_scheme="dark") → a page; what the console complains about fails the test."""
     settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = ["127.0.0.0/8"], True
     monkeypatch.setattr(posting, "ANSWER", 60.0)
-    # So many sign-ins of one test after the other would be one person's guesses.
-    cache.clear()
     complaints: list[str] = []
     contexts = []
 
@@ -44,12 +41,8 @@ def sign_in(
         page.set_default_timeout(SOON)
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto("/accounts/login/?next=" + path)
-        page.fill("#id_login", user)
-        page.fill("#id_password", f"{user}-password")
-        page.click("#login-form button")
-        # Not by its end alone, which the address of the sign-in page has, too.
-        page.wait_for_url(live_server.url + path)
+        give_session(context, live_server.url, user)
+        page.goto(path)
         return page
 
     yield opened

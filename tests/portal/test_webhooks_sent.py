@@ -804,10 +804,11 @@ FORBIDDEN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("address", FORBIDDEN)
-def test_addresses_that_are_not_on_the_internet_are_forbidden(address: str) -> None:
-    with pytest.raises(Denied):
-        posting.check(posting.plain(address), Rules())
+def test_addresses_that_are_not_on_the_internet_are_forbidden() -> None:
+    for address in FORBIDDEN:
+        with pytest.raises(Denied):
+            posting.check(posting.plain(address), Rules())
+            pytest.fail(address)
 
 
 def test_the_internet_is_open_but_for_what_is_closed() -> None:

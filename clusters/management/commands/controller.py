@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from clusters.runs.follower import follow_all, tune
+from clusters.runs.routing import Lookout, Publisher
 
 
 class Command(BaseCommand):
@@ -17,4 +20,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         tune()
-        follow_all(threading.Event())
+        stopped = threading.Event()
+        if settings.GATEWAY_FOLDER:
+            Publisher(Path(settings.GATEWAY_FOLDER), settings.GATEWAY_PORT, stopped).start()
+        Lookout(stopped).start()
+        follow_all(stopped)

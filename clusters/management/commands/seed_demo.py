@@ -151,6 +151,15 @@ def _catalogue() -> None:
         environment=sys.prefix,
         program=str(settings.BASE_DIR / "examples"),
     )
+    lab = ".".join(importlib.metadata.version("jupyterlab").split(".")[:2])
+    Image.objects.create(
+        name=f"jupyter-{lab.replace('.', '-')}",
+        title=f"JupyterLab {lab} with TensorFlow {version}",
+        description="With TensorBoard, git, terminals and resource usage; cells go on when the browser is closed.",
+        container=f"gpu-cloud/jupyter:{lab}",
+        environment=sys.prefix,
+        program=str(settings.BASE_DIR / "examples"),
+    )
     Image.objects.create(
         name="pytorch-2-9",
         title="PyTorch 2.9",
@@ -191,7 +200,9 @@ def _show1() -> ClusterManifest:
             "metadata": {"name": "show1", "appcode": "ops-demo"},
             "spec": {
                 "framework": "tensorflow",
-                "image": Image.objects.values_list("name", flat=True).get(environment=sys.prefix),
+                "image": Image.objects.values_list("name", flat=True).get(
+                    environment=sys.prefix, name__startswith="tensorflow"
+                ),
                 "command": "python digits_ps.py",
                 "input": INPUT,
                 "output": OUTPUT,

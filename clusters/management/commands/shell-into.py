@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from clusters.actions import note_command
-from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
+from clusters.clouds.drivers.base import NO_COMMANDS, SHELL, CloudError, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.management import terminal as management_terminal
 from clusters.models import Cluster, Run
@@ -36,7 +36,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         run = _run(options["cluster"])
         role, index, terminal = options["role"], options["index"], management_terminal.is_terminal()
-        argv = options["command"] or list(management_terminal.SHELL)
+        argv = options["command"] or list(SHELL)
         if index not in range(run.spec["roles"].get(role, {}).get("count", 0)):
             raise CommandError(f"Run {run.number} of {run.cluster} has no task {role}-{index}.")
         try:

@@ -17,7 +17,7 @@ from clusters.models import Flavor, Image
 from datastores import hooks
 from portal.hooks import Hook
 from tests.billing.dashboards.test_usage import HOUR, LAST, MONTH, of, use
-from tests.browser import SOON, assert_fits, chromium
+from tests.browser import SOON, assert_fits, chromium, give_session
 
 
 @pytest.fixture
@@ -55,19 +55,14 @@ def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any) -> No
         "deploy": ("/clusters/ops-demo/demo/deploy", "for every hour that it runs, at most"),
         "volume": ("/datastores/new?kind=volume", "in a month of 730 hours"),
         "request": ("/appcodes/new", "A GPU costs"),
-        "quota": ("/appcodes/ops-demo", "A GPU costs"),
+        "quota": ("/appcodes/ops-demo/request", "A GPU costs"),
     }
     complaints: list[str] = []
     with chromium() as browser:
         page = browser.new_page(base_url=live_server.url)
         page.set_default_timeout(SOON)
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.goto("/accounts/login/?next=/invoices")
-        page.fill("#id_login", "root")
-        page.fill("#id_password", "root-password")
-        page.click("#login-form button")
-        # Not by its end alone, which the address of the sign-in page has, too.
-        page.wait_for_url(live_server.url + "/invoices")
+        give_session(page.context, live_server.url, "root")
         for name, (address, sentence) in pages.items():
             page.goto(address)
             if name == "volume":

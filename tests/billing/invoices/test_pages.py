@@ -74,55 +74,45 @@ def table(response) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(response.content.decode())))
 
 
+# Beside what stands in tests/access, where every address is asked: other forms of an invoice, odd questions, an open month.
 PAGES = {
-    "/invoices": IN,
     "/invoices?month=2026-13&cursor=x": IN,
-    f"/invoices/ops-demo/{SLUG}": OPS,
     f"/invoices/ops-demo/{SLUG}?format=pdf": OPS,
     f"/invoices/ops-demo/{SLUG}?format=csv": OPS,
     f"/invoices/ops-demo/{SLUG}?format=json": OPS,
     f"/invoices/ops-demo/{timezone.now():%Y-%m}": OPS,
-    f"/invoices/ops-demo/{SLUG}/lines/1": OPS,
     f"/invoices/ops-demo/{SLUG}/lines/1?format=csv": OPS,
-    "/admin/months": ADMINISTRATORS,
-    "/admin/prices": ADMINISTRATORS,
     "/admin/prices?history=1&search=gpu": ADMINISTRATORS,
-    "/admin/prices/export": ADMINISTRATORS,
-    "/admin/prices/import": ADMINISTRATORS,
-    "/admin/prices/discounts": ADMINISTRATORS,
-    "/admin/prices/credits": ADMINISTRATORS,
 }
-DONE = who(302, 404, 404, 404, 404, 302)
-ACTIONS = {
-    (f"/invoices/ops-demo/{SLUG}/notes", ("amount", "0.10"), ("reason", "sorry")): DONE,
-    (f"/invoices/ops-demo/{SLUG}/mail",): who(302, 302, 403, 403, 404, 302),
-    (f"/admin/months/{SLUG}/close",): DONE,
-    ("/admin/prices/discounts", ("sku", "*"), ("percent", "5")): DONE,
-    ("/admin/prices/credits", ("appcode", "ops-demo"), ("amount", "5"), ("reason", "sorry")): DONE,
-    ("/admin/prices/import", ("text", "sku,appcode,business_line,per_hour,valid_from\ncpu,,,1,2099-01-01\n")): DONE,
-}
+ACTIONS = (
+    (f"/invoices/ops-demo/{SLUG}/notes", ("amount", "0.10"), ("reason", "sorry")),
+    (f"/invoices/ops-demo/{SLUG}/mail",),
+    (f"/admin/months/{SLUG}/close",),
+    ("/admin/prices/discounts", ("sku", "*"), ("percent", "5")),
+    ("/admin/prices/credits", ("appcode", "ops-demo"), ("amount", "5"), ("reason", "sorry")),
+    ("/admin/prices/import", ("text", "sku,appcode,business_line,per_hour,valid_from\ncpu,,,1,2099-01-01\n")),
+)
 
 
-@pytest.mark.parametrize("name", EVERYBODY)
-def test_pages_open_for_those_they_are_for(client, people, closed, name):
-    if name != "anonymous":
-        sign_in(client, getattr(people, name))
-    assert {path: client.get(path).status_code for path in PAGES} == {path: of[name] for path, of in PAGES.items()}
+def test_every_form_of_an_invoice_opens_for_those_it_is_for(people, closed):
+    for name in EVERYBODY:
+        client = Client()
+        if name != "anonymous":
+            sign_in(client, getattr(people, name))
+        found = {path: client.get(path).status_code for path in PAGES}
+        assert found == {path: of[name] for path, of in PAGES.items()}, name
 
 
-@pytest.mark.parametrize("name", EVERYBODY)
-def test_actions_are_done_only_for_those_who_may(client, people, closed, name):
-    if name != "anonymous":
-        sign_in(client, getattr(people, name))
+def test_what_administrators_do_is_told_of(client, people, closed):
+    sign_in(client, people.root)
     before = Event.objects.count()
-    found = {key: client.post(key[0], dict(key[1:])).status_code for key in ACTIONS}
-    assert found == {key: of[name] for key, of in ACTIONS.items()}
-    events = Event.objects.filter(pk__gt=0).order_by("id").values_list("verb", "actor_name")[before:]
+    for path, *typed in ACTIONS:
+        assert client.post(path, dict(typed)).status_code == 302, path
     told = [
         ("invoice.credit-note", "root"), ("discount.added", "root"), ("credit.given", "root"), ("price.added", "root"),
         ("prices.imported", "root"),
     ]  # fmt: skip
-    assert list(events) == (told if name == "root" else [])
+    assert list(Event.objects.order_by("id").values_list("verb", "actor_name"))[before:] == told
 
 
 def test_absent_and_forbidden_look_the_same(client, people, closed):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pypdf
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
+from django.test import override_settings
 
 from portal import demonstration
 
@@ -33,9 +36,7 @@ def undecided(real_portal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstration, "_known", None)
 
 
-@pytest.fixture(autouse=True)
-def buckets(s3: Any) -> Iterator[None]:
-    yield
+def remove_buckets(s3: Any) -> None:
     from datastores.drivers import driver_for
 
     for bucket in ("demo-input", "demo-output"):
@@ -62,113 +63,128 @@ def everything() -> dict[str, int]:
 APPS = ("portal", "billing", "datastores", "clusters")
 
 
-def test_everything_a_newcomer_needs_is_there(credentials: Path, client: Any) -> None:
-    from billing.models import UsageSegment
-    from clusters.access import cluster_for
-    from clusters.demo.plan import TEAMS
-    from clusters.models import Flavor, Image
-    from portal.access import OPERATE, appcodes_for, may
-    from portal.models import User
-
-    printed = seed()
-    known = json.loads(credentials.read_text())
-    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
-    assert known["url"] == "http://portal.localhost:8000"
-    assert {name: person["role"] for name, person in known["users"].items()} == {
-        "root": "administrator",
-        "alice": "owner",
-        "bob": "developer",
-        "victor": "viewer",
-        "mallory": "outsider",
-    }
-    for name, person in known["users"].items():
-        assert person["password"] in printed
-        assert person["token"] not in printed
-        assert User.objects.get(username=name).check_password(person["password"])
-        answer = client.get("/api/v1/me", headers={"authorization": f"Bearer {person['token']}"})
-        assert answer.json()["username"] == name
-    people = {name: User.objects.get(username=name) for name in known["users"]}
-    assert people["root"].is_administrator
-    assert [code.code for code in appcodes_for(people["mallory"])] == ["flight-demo"]
-    teams = {team.code for team in TEAMS}
-    assert {code.code for code in appcodes_for(people["root"])} == {"ops-demo", "flight-demo", *teams}
-    assert {code.code for code in appcodes_for(people["alice"])} == {"ops-demo", *teams}
-    assert set(UsageSegment.objects.values_list("appcode__code", flat=True)) == teams
-    show1 = cluster_for(people["alice"], "ops-demo", "show1")
-    assert may(people["bob"], show1.appcode, OPERATE)
-    assert not may(people["victor"], show1.appcode, OPERATE)
-    assert show1.current_run is not None
-    assert {role: item["count"] for role, item in show1.current_run.roles.items()} == {
-        "master": 1,
-        "ps": 1,
-        "worker": 2,
-    }
-    assert Flavor.objects.get(name="middle-1-gpu").title == "Middle + 1 GPU"
-    assert (Path(Image.objects.get(name__startswith="tensorflow").program) / "digits_ps.py").exists()
+@dataclass(frozen=True)
+class Seeded:
+    printed: str
+    credentials: Path
 
 
-def test_the_digits_are_in_the_input(credentials: Path, s3: Any) -> None:
-    seed()
-    data = np.load(io.BytesIO(s3.client.get_object(Bucket="demo-input", Key="digits.npz")["Body"].read()))
-    assert data["images"].shape == (1797, 64)
-    assert data["images"].max() == 16
-    assert sorted(set(data["labels"].tolist())) == list(range(10))
+class TestSeeded:
+    """Seeded once for all of them; what each changes is rolled back."""
 
+    @pytest.fixture(scope="class")
+    def seeded(
+        self, s3: Any, django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Seeded]:
+        folder = tmp_path_factory.mktemp("seeded")
+        with django_db_blocker.unblock(), transaction.atomic():
+            with override_settings(DATA_DIR=folder), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(demonstration, "_known", None)
+                printed = seed()
+            yield Seeded(printed, folder / "credentials.json")
+            transaction.set_rollback(True)
+        remove_buckets(s3)
 
-def test_the_datastores_work(credentials: Path) -> None:
-    from datastores.actions import try_datastore
-    from datastores.models import Datastore
-    from portal.models import User
+    @pytest.fixture
+    def credentials(self, seeded: Seeded, credentials: Path) -> Path:
+        """A copy, of which a test may ask another thing."""
+        return Path(shutil.copy(seeded.credentials, credentials))
 
-    seed()
-    for store in Datastore.objects.all():
-        assert try_datastore(store, acting_user=User.objects.get(username="alice")).ok
+    def test_everything_a_newcomer_needs_is_there(self, seeded: Seeded, credentials: Path, client: Any) -> None:
+        from billing.models import UsageSegment
+        from clusters.access import cluster_for
+        from clusters.demo.plan import TEAMS
+        from clusters.models import Flavor, Image
+        from portal.access import OPERATE, appcodes_for, may
+        from portal.models import User
 
+        known = json.loads(credentials.read_text())
+        assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+        assert known["url"] == "http://portal.localhost:8000"
+        assert {name: person["role"] for name, person in known["users"].items()} == {
+            "root": "administrator",
+            "alice": "owner",
+            "bob": "developer",
+            "victor": "viewer",
+            "mallory": "outsider",
+        }
+        for name, person in known["users"].items():
+            assert person["password"] in seeded.printed
+            assert person["token"] not in seeded.printed
+            assert User.objects.get(username=name).check_password(person["password"])
+            answer = client.get("/api/v1/me", headers={"authorization": f"Bearer {person['token']}"})
+            assert answer.json()["username"] == name
+        people = {name: User.objects.get(username=name) for name in known["users"]}
+        assert people["root"].is_administrator
+        assert [code.code for code in appcodes_for(people["mallory"])] == ["flight-demo"]
+        teams = {team.code for team in TEAMS}
+        assert {code.code for code in appcodes_for(people["root"])} == {"ops-demo", "flight-demo", *teams}
+        assert {code.code for code in appcodes_for(people["alice"])} == {"ops-demo", *teams}
+        assert set(UsageSegment.objects.values_list("appcode__code", flat=True)) == teams
+        show1 = cluster_for(people["alice"], "ops-demo", "show1")
+        assert may(people["bob"], show1.appcode, OPERATE)
+        assert not may(people["victor"], show1.appcode, OPERATE)
+        assert show1.current_run is not None
+        assert {role: item["count"] for role, item in show1.current_run.roles.items()} == {
+            "master": 1,
+            "ps": 1,
+            "worker": 2,
+        }
+        assert Flavor.objects.get(name="middle-1-gpu").title == "Middle + 1 GPU"
+        assert (Path(Image.objects.get(name__startswith="tensorflow").program) / "digits_ps.py").exists()
 
-def test_a_second_time_changes_nothing_and_prints_no_passwords(credentials: Path) -> None:
-    from clusters.actions import delete_cluster
-    from clusters.models import Cluster
-    from portal.models import User
+    def test_the_digits_are_in_the_input(self, credentials: Path, s3: Any) -> None:
+        data = np.load(io.BytesIO(s3.client.get_object(Bucket="demo-input", Key="digits.npz")["Body"].read()))
+        assert data["images"].shape == (1797, 64)
+        assert data["images"].max() == 16
+        assert sorted(set(data["labels"].tolist())) == list(range(10))
 
-    seed()
-    delete_cluster(Cluster.objects.get(), acting_user=User.objects.get(username="alice"))
-    before, file = everything(), credentials.read_text()
-    assert seed() == ""
-    assert everything() == before
-    assert credentials.read_text() == file
+    def test_the_datastores_work(self, credentials: Path) -> None:
+        from datastores.actions import try_datastore
+        from datastores.models import Datastore
+        from portal.models import User
 
+        for store in Datastore.objects.all():
+            assert try_datastore(store, acting_user=User.objects.get(username="alice")).ok
 
-def test_datastores_and_credentials_follow_the_servers(
-    credentials: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, s3: Any
-) -> None:
-    from datastores.models import Datastore
+    def test_a_second_time_changes_nothing_and_prints_no_passwords(self, credentials: Path) -> None:
+        from clusters.actions import delete_cluster
+        from clusters.models import Cluster
+        from portal.models import User
 
-    seed()
-    monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:7777")
-    settings.PORTAL_ORIGIN = "http://portal.localhost:9000"
-    seed()
-    assert {store.spec["server"] for store in Datastore.objects.all()} == {"http://127.0.0.1:7777"}
-    assert {store.secret for store in Datastore.objects.all()} == {s3.secret_key}
-    assert json.loads(credentials.read_text())["url"] == "http://portal.localhost:9000"
-    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+        delete_cluster(Cluster.objects.get(), acting_user=User.objects.get(username="alice"))
+        before, file = everything(), credentials.read_text()
+        assert seed() == ""
+        assert everything() == before
+        assert credentials.read_text() == file
 
+    def test_datastores_and_credentials_follow_the_servers(
+        self, credentials: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, s3: Any
+    ) -> None:
+        from datastores.models import Datastore
 
-def test_every_page_and_invoice_says_so_and_nobody_can_take_it_back(credentials: Path, client: Any) -> None:
-    from billing.models import UsageSegment
-    from portal.models import Event, User
+        monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:7777")
+        settings.PORTAL_ORIGIN = "http://portal.localhost:9000"
+        seed()
+        assert {store.spec["server"] for store in Datastore.objects.all()} == {"http://127.0.0.1:7777"}
+        assert {store.secret for store in Datastore.objects.all()} == {s3.secret_key}
+        assert json.loads(credentials.read_text())["url"] == "http://portal.localhost:9000"
+        assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
 
-    said = "Demonstration: history is generated"
-    assert said not in client.get("/accounts/login/").content.decode()
-    seed()
-    assert said in client.get("/accounts/login/").content.decode()
-    client.force_login(User.objects.get(username="alice"))
-    month = f"{UsageSegment.objects.latest('started').started:%Y-%m}"
-    for page in ("/", "/dashboard", "/billing/ads", f"/invoices/ads/{month}", "/profile"):
-        assert said in client.get(page, follow=True).content.decode(), page
-    pdf = client.get(f"/invoices/ads/{month}?format=pdf").content
-    assert said in "".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(pdf)).pages)
-    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
-        Event.objects.filter(verb=demonstration.MADE).delete()
+    def test_every_page_and_invoice_says_so_and_nobody_can_take_it_back(self, credentials: Path, client: Any) -> None:
+        from billing.models import UsageSegment
+        from portal.models import Event, User
+
+        said = "Demonstration: history is generated"
+        assert said in client.get("/accounts/login/").content.decode()
+        client.force_login(User.objects.get(username="alice"))
+        month = f"{UsageSegment.objects.latest('started').started:%Y-%m}"
+        for page in ("/", "/dashboard", "/billing/ads", f"/invoices/ads/{month}", "/profile"):
+            assert said in client.get(page, follow=True).content.decode(), page
+        pdf = client.get(f"/invoices/ads/{month}?format=pdf").content
+        assert said in "".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(pdf)).pages)
+        with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+            Event.objects.filter(verb=demonstration.MADE).delete()
 
 
 def test_a_portal_with_people_stays_real(people: Any, client: Any) -> None:
@@ -177,17 +193,21 @@ def test_a_portal_with_people_stays_real(people: Any, client: Any) -> None:
     assert demonstration._known is False, "and is not asked about again"
 
 
-def test_somebody_elses_portal_is_left_alone(credentials: Path, people: Any) -> None:
+def test_somebody_elses_portal_is_left_alone(credentials: Path, people: Any, s3: Any) -> None:
     before = everything()
     with pytest.raises(CommandError, match="in use already"):
         seed()
     assert everything() == before
     assert not credentials.exists()
+    remove_buckets(s3)
 
 
-def test_without_an_s3_server_nothing_is_half_made(credentials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_s3_server_nothing_is_half_made(
+    credentials: Path, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
     monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:1")
     before = everything()
     with pytest.raises(CommandError, match="could not be stored"):
         seed()
     assert everything() == before
+    assert "Demonstration" not in client.get("/accounts/login/").content.decode()

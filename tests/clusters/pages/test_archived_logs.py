@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.client import api_of
-from tests.browser import assert_fits, chromium
+from tests.browser import assert_fits, chromium, give_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = "".join(f"step {n}: loss {1 / (n + 1):.4f}\n" for n in range(300)) + "Saved the model: ünï\n"
@@ -103,10 +103,8 @@ def test_what_the_page_asks_for(run: Any, people: Any, as_person: Any) -> None:
 def test_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
     with chromium() as browser:
         page = browser.new_page(base_url=live_server.url)
-        page.goto("/accounts/login/?next=/clusters/ops-demo/demo/logs")
-        page.fill("#id_login", "victor")
-        page.fill("#id_password", "victor-password")
-        page.click("#login-form button")
+        give_session(page.context, live_server.url, "victor")
+        page.goto("/clusters/ops-demo/demo/logs")
         log = page.locator("#log")
         expect(log).to_contain_text("Saved the model: ünï")
         expect(log.locator(".note")).to_have_text(f"worker-0  — {LOST} —")

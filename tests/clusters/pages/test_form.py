@@ -16,20 +16,35 @@ from tests.clusters.pages.browser import sent, wrong_fields
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 COMMAND = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1, max_size=200).filter(str.strip)
 NAME = st.from_regex(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
+ENDPOINT = st.fixed_dictionaries(
+    {
+        "name": st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True),
+        "port": st.integers(1024, 65535),
+        "health": st.from_regex(r"/[a-z0-9/?=]{0,9}", fullmatch=True),
+    }
+)
+ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
+    st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
+).map(lambda people: {"to": "people", "people": people})
 TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezones=st.timezones())  # noqa: DTZ001
 
 
 @st.composite
 def manifests(draw):
-    from clusters.frameworks import FRAMEWORKS
+    from clusters.frameworks import COMPUTING
     from clusters.manifest import RESERVED_ENV
 
-    framework = draw(st.sampled_from(list(FRAMEWORKS)))
-    driver = FRAMEWORKS[framework]
+    framework = draw(st.sampled_from(list(COMPUTING)))
+    driver = COMPUTING[framework]
+    mode = draw(st.sampled_from(["batch", "service"]))
     roles = {}
     for role in driver.roles:
         if role.least or draw(st.booleans()):
             roles[role.name] = {"flavor": draw(NAME), "count": draw(st.integers(role.least, role.most))}
+    single = [name for name, role in roles.items() if role["count"] == 1] if mode == "service" else []
+    for number, name in enumerate(single):
+        served = draw(st.lists(ENDPOINT, max_size=2, unique_by=lambda each: each["name"]))
+        roles[name]["endpoints"] = [each | {"name": f"{each['name']}{number}"} for each in served]
     done = [each.name for each in driver.completions if roles.get(each.role, {"count": 0})["count"]]
     reserved = RESERVED_ENV | driver.reserved_env
     names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True).filter(lambda name: name not in reserved)
@@ -41,9 +56,11 @@ def manifests(draw):
         "input": draw(st.none() | NAME),
         "output": draw(st.none() | NAME),
         "outputPath": draw(st.from_regex(r"([A-Za-z0-9_-]|\{name\}|\{run\}|[a-z]/){0,12}", fullmatch=True)),
-        "mode": draw(st.sampled_from(["batch", "service"])),
+        "home": draw(st.none() | NAME),
+        "mode": mode,
         "roles": roles,
         "completion": draw(st.sampled_from(done)),
+        "access": draw(ACCESS),
         "retries": draw(st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "scheduleAfter": draw(st.none() | TIMES),
@@ -62,7 +79,7 @@ def test_every_manifest_survives_the_form(document):
     manifest = ClusterManifest.model_validate(document)
     offer = Offer([], "", [], [], [])
     filled = ClusterForm(offer, initial=fields_of(manifest))
-    filled.offer = SimpleNamespace(appcodes=[1])
+    filled.offer = SimpleNamespace(appcodes=[1], environments=())
     page = render_to_string("clusters/new.html", {"form": filled, "user": SimpleNamespace(is_authenticated=False)})
     form = ClusterForm(offer, sent(page))
     assert form.is_valid(), form.errors

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 from billing.models import Observation
 from clusters import actions
-from clusters.clouds.drivers.base import Batch, TaskSeen
+from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, TaskSeen
+from clusters.clouds.registry import run_ref
 from clusters.models import Run, Task
 from clusters.runs import observe as runs_observe
 from clusters.runs import status
@@ -87,3 +88,15 @@ def test_usage_of_a_task_whose_clock_is_ahead_is_found_with_later_news(run, monk
 def _version(run):
     """Of the row: another one after every write."""
     return Run.objects.extra(select={"version": "xmin::text"}).get(pk=run.pk).version
+
+
+def test_an_endpoint_that_no_listing_has_is_not_opened_any_more(run):
+    """Nobody watched when it went."""
+    tell(EndpointSeen(run.pk, "board", True, "127.0.0.1:1"), EndpointSeen(run.pk, "web", True, "127.0.0.1:2"))
+    run.refresh_from_db()
+    since = run.endpoints["web"]["since"]
+    found = RunFound(run.pk, run_ref(run))
+    again = EndpointSeen(run.pk, "web", True, "127.0.0.1:2")
+    runs_observe.apply_listing("local", Batch("t.2", (found, again)), now())
+    run.refresh_from_db()
+    assert run.endpoints == {"web": {"address": "127.0.0.1:2", "since": since, "routed": False}}

@@ -18,12 +18,14 @@ from clusters import actions
 from clusters.clouds.bulkhead import BUSY, PutOff
 from clusters.clouds.drivers.base import CloudError
 from clusters.models import Cluster, Flavor, Run
-from clusters.runs import quota, reconcile, resync
+from clusters.runs import ending, quota, reconcile, resync
 from clusters.runs.preview import preview
-from portal.actions.appcodes import approve_appcode, disable_appcode
+from portal.actions import requests
+from portal.actions.appcodes import disable_appcode, enable_appcode
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode
+from portal.specs import Granted, Wanted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,7 +96,7 @@ def test_what_starts_tomorrow_and_what_cannot_fit_stand_in_nobodys_way(catalogue
     people.ops.save()
     assert not quota.admit(large.pk)
     large.refresh_from_db()
-    assert "raise the quota" in large.message
+    assert "request a larger quota" in large.message
     assert preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).fits != "never"
     assert "queue" not in preview(manifest("next", flavor="one-gpu"), acting_user=people.bob).sentence
     small = current(actions.create_cluster(manifest("small", flavor="one-gpu"), acting_user=people.bob))
@@ -352,13 +354,31 @@ def test_in_an_appcode_that_is_disabled_nothing_starts_and_what_runs_goes_on(loo
             refused()
     actions.disable(live, acting_user=people.bob)
     loop.until_phase(live, "Stopped")
-    approve_appcode(people.ops, acting_user=people.root)
+    enable_appcode(people.ops, acting_user=people.root)
     loop.until_phase(waits, "Succeeded")
 
 
-@pytest.mark.parametrize("state", ["requested", "refused", "disabled"])
-def test_only_an_active_appcode_takes_clusters(catalogue, people, manifest, state):
-    Appcode.objects.filter(pk=people.ops.pk).update(state=state)
+def test_in_an_appcode_that_has_expired_nothing_starts_and_a_renewal_brings_everything_back(loop, people, manifest):
+    live = actions.create_cluster(manifest("live", "exec sleep 600"), acting_user=people.bob)
+    loop.until_phase(live, "Running")
+    waits = actions.create_cluster(manifest("waits", "true"), acting_user=people.bob)
+    Appcode.objects.filter(pk=people.ops.pk).update(expires_on="2026-01-31")
+    loop.work()
+    assert (current(waits).phase, current(waits).reason) == ("Queued", "AppcodeExpired")
+    assert current(live).phase == "Running"
+    with pytest.raises(Invalid, match="ops-demo has expired; its last day was 2026-01-31") as caught:
+        actions.create_cluster(manifest("new"), acting_user=people.bob)
+    assert caught.value.errors[0].path == ("metadata", "appcode")
+    requests.ask(people.ops, Wanted(expires=now().date() + dt.timedelta(days=30)), acting_user=people.alice)
+    requests.approve(people.ops, Granted(revision=1), acting_user=people.root)
+    loop.until_phase(waits, "Succeeded")
+    actions.disable(live, acting_user=people.bob)
+    loop.until_phase(live, "Stopped")
+
+
+@pytest.mark.parametrize("changes", [{"state": "requested"}, {"state": "disabled"}, {"expires_on": "2026-01-31"}])
+def test_only_an_active_appcode_takes_clusters(catalogue, people, manifest, changes):
+    Appcode.objects.filter(pk=people.ops.pk).update(**changes)
     with pytest.raises(Invalid) as caught:
         actions.create_cluster(manifest(), acting_user=people.bob)
     assert caught.value.errors[0].path == ("metadata", "appcode")
@@ -406,7 +426,7 @@ def test_logs_of_a_deleted_cluster_wait_for_the_cloud_without_noise(catalogue, p
     monkeypatch.undo()
 
 
-def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
+def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest, node_agent):
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     actions.delete_cluster(cluster, acting_user=people.bob)
     Run.objects.update(gone=True)
@@ -418,7 +438,7 @@ def test_logs_are_removed_one_cluster_at_a_time(catalogue, people, manifest):
 
 
 def test_a_length_of_time_is_said_exactly():
-    spans = [resync.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
+    spans = [ending.span(seconds) for seconds in (60, 90, 3600, 5400, 86400, 172800)]
     assert spans == ["1 minute", "90 seconds", "1 hour", "90 minutes", "1 day", "2 days"]
 
 

@@ -17,7 +17,7 @@ def node(gpus=8, free=8, model="A100", simulated=False):
 def test_more_than_the_quota_never_fits_and_says_what_to_do():
     verdict = judge_quota(9, Quota("ops", 8, 0))
     assert verdict.fits == "never"
-    assert "raise the quota" in verdict.message
+    assert "request a larger quota" in verdict.message
 
 
 def test_a_run_waits_behind_older_ones_even_when_it_would_fit():

@@ -10,10 +10,12 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from clusters.clouds.drivers.base.plan import Access, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
+from clusters.clouds.drivers.base.plan import Access, Gateway, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
 from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
 
 NO_COMMANDS = "Where this runs no commands can be run inside tasks."
+# Not every image has a bash.
+SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 Software = Literal["environment", "container"]
 
 
@@ -64,6 +66,8 @@ class Cloud(Protocol):
     # How many characters an address from `reserve` has at most, and whether `reserve` asks the cloud for it.
     longest_address: ClassVar[int]
     asks_for_addresses: ClassVar[bool]
+    # Whether its tasks can start from an `Environment`.
+    makes_environments: ClassVar[bool] = False
     # Whether a run needs the namespace of a business line; otherwise one without gets "default".
     needs_namespace: ClassVar[bool]
 
@@ -88,6 +92,11 @@ class Cloud(Protocol):
     def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
         """Why tasks do not reach an S3 server by its address, as far as can be told without asking anybody, or ""."""
         return ""
+
+    @classmethod
+    def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
+        """What leads people to the endpoints of a plan, each of which is told of by `EndpointSeen`; None where nothing does."""
+        return None
 
     @abstractmethod
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
@@ -170,18 +179,6 @@ class RunsCommands(Protocol):
     ) -> Session:
         """Starts a command inside the running task, as its user, with its environment. Without `stdin` it reads nothing; with
         `tty` it has a terminal, and whatever it reads is typed there."""
-
-
-@runtime_checkable
-class ServesEndpoints(Protocol):
-    """Leads the gateway to what tasks serve."""
-
-    @abstractmethod
-    def endpoint(self, run: RunRef, name: str) -> str:
-        """Where the gateway reaches endpoint `name` of a run that was applied: `host:port`, or `unix:` and the path of a socket.
-
-        The program may not listen there yet. Raises CloudRefused for an endpoint that the run does not have.
-        """
 
 
 @runtime_checkable

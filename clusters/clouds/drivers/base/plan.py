@@ -23,6 +23,15 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Gateway:
+    """What leads people to the endpoints of a cloud. Their names lie below `domain`, "" for that of the portal. The portal itself
+    reaches it at `address` (http://host:port), "" where those names lead."""
+
+    domain: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True)
 class RunRef:
     """Names one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
 
@@ -110,11 +119,15 @@ class Mount:
 
     For output, what already lies there is fetched first too (resuming); during the run changed files are stored every few
     seconds, and once more when the last task has ended, whether it succeeded, failed or was stopped.
+
+    With `follow`, of what is read only, only the event files of a bucket are fetched (`follow.PATTERN`), a piece of each before
+    the start; they grow as they grow there, within seconds; see drivers/follow.py. What is mounted needs nothing of that.
     """
 
     mount_path: str
     read_only: bool
     source: Source
+    follow: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,12 +145,37 @@ class ImageRef:
 
 
 @dataclass(frozen=True)
+class Environment:
+    """Packages over the image that an appcode saved, by name for people and by `digest` for ever.
+
+    `lock` is a file of requirements with hashes, `script` what a shell runs once afterwards ("" for nothing), with the
+    environment in place and writable. `install` is a program for the image's own Python: with the arguments PATH LOCK CACHE
+    LINK it makes the environment at PATH from the file LOCK, by uv with its cache in CACHE and --link-mode LINK.
+
+    A cloud makes it once for each digest and image, before any task of a run that names it starts, and shows it read-only to all
+    of them; a half-made one is never seen.
+    """
+
+    name: str
+    digest: str
+    lock: str
+    script: str
+    install: str
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """What the tasks of a role serve by HTTP, on `port` of their own network. `name` is a DNS label of at most 15 characters
-    with a letter in it, and no other endpoint of the run has it."""
+    with a letter in it, and no other endpoint of the run has it. `health` is a path that is answered without an error of the
+    server (500 and above) as soon as people may come. `activity` is a path that says whether the task works (see activity.py), ""
+    where the program does not say. `origin` is where people open it, as https://host:port; a cloud with a gateway of its own
+    leads from there to the tasks that are ready."""
 
     name: str
     port: int
+    health: str = "/"
+    activity: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,6 +198,8 @@ class RolePlan:
     restart: RestartPolicy
     retries: int
     endpoints: tuple[Endpoint, ...] = ()
+    # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT.
+    from_image: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,3 +218,4 @@ class Plan:
     grace_seconds: int = 10
     shared: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Environment | None = None

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from clusters.clouds.drivers.base.plan import RunRef
 
 TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
+ActivityState = Literal["busy", "idle", "unknown"]
 StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed"]
 
 
@@ -75,6 +76,30 @@ class RunGone:
 
 
 @dataclass(frozen=True)
+class EndpointSeen:
+    """Endpoint `name` of a run: `ready` since its program answers its health path, and until it ends or the run is to end.
+
+    `address` is where the gateway of the portal's own machine reaches it (`host:port`), "" where the cloud has a gateway of its
+    own."""
+
+    run_id: int
+    name: str
+    ready: bool
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class ActivitySeen:
+    """Whether a run works, told when that changes and only of runs with an endpoint that says so (`Endpoint.activity`): busy with
+    `why` in a sentence, idle `since` then, or unknown, which is no idleness. Until anything is told it is unknown."""
+
+    run_id: int
+    state: ActivityState
+    since: dt.datetime
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class RunBlocked:
     """What keeps the cloud from making (all) tasks of a run: a quota, admission, a queue. `reason` is a CamelCase word and
     `message` a sentence for people; both are empty when nothing does any more."""
@@ -100,7 +125,7 @@ class RunChanged:
     message: str
 
 
-Seen = TaskSeen | StorageSeen | RunGone | RunBlocked | RunFound | RunChanged
+Seen = TaskSeen | StorageSeen | EndpointSeen | ActivitySeen | RunGone | RunBlocked | RunFound | RunChanged
 
 
 @dataclass(frozen=True)

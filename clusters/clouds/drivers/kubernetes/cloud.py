@@ -26,6 +26,7 @@ from clusters.clouds.drivers.base import (
     Capacity,
     Cloud,
     CloudError,
+    Gateway,
     GpuUse,
     Inspected,
     KeepsVolumes,
@@ -38,7 +39,6 @@ from clusters.clouds.drivers.base import (
     RunRef,
     RunsCommands,
     Seen,
-    ServesEndpoints,
     Session,
     VolumeRef,
     VolumeSource,
@@ -68,7 +68,7 @@ NAMESPACES_AT_ONCE = 4
 LOOK_SECONDS = 2.0
 
 
-class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, ServesEndpoints, MeasuresGpus, Inspected):
+class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected):
     """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
 
     kind = "kubernetes"
@@ -129,15 +129,16 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, ServesEndpoints, Measur
     def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
         return network_policy.why_closed(server, Settings.readable(stored))
 
+    @classmethod
+    def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
+        settings = Settings.readable(stored)
+        return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
+
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """Names follow from the run, so nothing has to be made for them."""
         return {
             (role, index): names.address(run, role, index) for role, count in counts.items() for index in range(count)
         }
-
-    def endpoint(self, run: RunRef, name: str) -> str:
-        """The Service's own name; only pods of the gateway's namespace and of the run are let through to it."""
-        return f"{names.endpoint_name(run, name)}.{run.namespace}.svc:{manifests.HTTP}"
 
     def apply(self, plan: Plan) -> None:
         try:

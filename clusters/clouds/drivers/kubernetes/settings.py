@@ -97,6 +97,9 @@ Name = Annotated[
         r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "Names there have lower-case letters, digits, '-' and '.' inside."
     ),
 ]
+LabelValue = Annotated[
+    str, _matches(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", "Write labels as key=value, as kubectl does.")
+]
 Quantity = Annotated[str, _matches(_QUANTITY, _QUANTITIES)]
 QuantityOrNone = Annotated[str, _matches(f"({_QUANTITY})?", _QUANTITIES)]
 
@@ -191,10 +194,54 @@ class Settings:
         description="Where S3 servers with private addresses lie that tasks may reach, e.g. 10.20.0.7/32. Other private "
         "addresses, those of nodes, pods and services among them, are never reached.",
     )
+    gateway: Literal["", "traefik", "nginx"] = Field(
+        default="",
+        title="Gateway",
+        description="The ingress controller by which people open what tasks serve: traefik or nginx (ingress-nginx). Empty: "
+        "nothing is served there. What it has to be told first is in docs/deployment.md.",
+    )
     gateway_namespace: LabelOrNone = Field(
         default="",
         title="Namespace of the gateway",
-        description="From there the ports of tasks are reached. Empty for nobody.",
+        description="From there, and from nowhere else, the ports that tasks serve at are reached. A gateway needs it.",
+    )
+    gateway_pods: Mapping[str, LabelValue] | None = Field(
+        default=None,
+        title="Pods of the gateway",
+        description="Labels of its pods in that namespace, e.g. app.kubernetes.io/name=traefik. Empty for all pods there.",
+    )
+    gateway_portal: Annotated[str, AfterValidator(_address)] = Field(
+        default="http://web.gpu-cloud.svc.cluster.local",
+        title="Portal for the gateway",
+        description="Where an nginx gateway asks the portal who comes. (A traefik one is told by its middlewares.)",
+        max_length=300,
+    )
+    gateway_address: Annotated[str, AfterValidator(_address)] = Field(
+        default="",
+        title="Gateway for the portal",
+        description="Where the portal looks whether it leads to an endpoint, e.g. http://traefik.traefik.svc.cluster.local. "
+        "Empty: where the names of endpoints lead.",
+        max_length=300,
+    )
+    ingress_class: Name = Field(
+        default="", title="Ingress class", description="Of the Ingress of each endpoint. Empty for the cluster's own."
+    )
+    ingress_annotations: Mapping[str, str] | None = Field(
+        default=None,
+        title="Ingress annotations",
+        description="Further ones of the Ingress of each endpoint, or others in the place of the portal's.",
+    )
+    apps_domain: Name = Field(
+        default="",
+        title="Domain of applications",
+        description="Endpoints there are called <endpoint>-<cluster>-<appcode> below it, and *.<domain> leads to the gateway. "
+        "Empty: that of the portal; a second cluster with a gateway needs one of its own.",
+    )
+    apps_certificate: Name = Field(
+        default="",
+        title="Certificate of applications",
+        description="A Secret with the certificate of *.<domain>, in the namespace of each business line. Empty: the "
+        "gateway's own.",
     )
     closed_networks: tuple[Network, ...] = Field(
         default=NEAR,
@@ -221,6 +268,11 @@ class Settings:
         "how busy GPUs are while they are held. Empty: nobody measures that.",
         max_length=300,
     )
+
+    @property
+    def serves(self) -> bool:
+        """Whether people can open what tasks serve."""
+        return bool(self.gateway and self.gateway_namespace)
 
     @property
     def task_disk(self) -> dict[str, str]:

@@ -19,7 +19,9 @@ from clusters.clouds.drivers.base import (
     Cloud,
     CloudError,
     CloudRefused,
+    Gateway,
     KeepsLogs,
+    KeepsVolumes,
     LogChunk,
     Measurements,
     MeasuresGpus,
@@ -27,9 +29,10 @@ from clusters.clouds.drivers.base import (
     RunRef,
     RunsCommands,
     Seen,
-    ServesEndpoints,
     Session,
     Unanswered,
+    VolumeRef,
+    VolumeSource,
     WatchExpired,
 )
 from clusters.clouds.drivers.local import protocol
@@ -40,12 +43,12 @@ TIMEOUT = 30.0
 WATCH_TIMEOUT = 20.0
 # A follower asks again after these seconds: a read costs what is new, so asking is as cheap as being told.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
-NOT_MOUNTED = "This machine has no volumes; use a datastore of kind S3 or a folder of this machine."
+NO_CLASSES = "This machine has no storage classes; leave it empty."
 
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
 
 
-class LocalCloud(Cloud, KeepsLogs, RunsCommands, ServesEndpoints, MeasuresGpus):
+class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
 
     kind = "local"
@@ -53,9 +56,10 @@ class LocalCloud(Cloud, KeepsLogs, RunsCommands, ServesEndpoints, MeasuresGpus):
     is_remote = False
     environment: ClassVar[Mapping[str, str]] = {"socket": "LOCAL_CLOUD_SOCKET"}
     software = "environment"
-    mounts = frozenset({"s3", "nfs", "local"})
+    mounts = frozenset({"s3", "nfs", "local", "volume"})
     longest_address = len("127.0.0.1:65535")
     asks_for_addresses = True
+    makes_environments = True
     needs_namespace = False
 
     def __init__(self, socket_path: str) -> None:
@@ -66,19 +70,33 @@ class LocalCloud(Cloud, KeepsLogs, RunsCommands, ServesEndpoints, MeasuresGpus):
     def connect(cls, access: Access) -> Self:
         return cls(access.settings["socket"])
 
+    @classmethod
+    def gateway(cls, stored: Mapping[str, Any]) -> Gateway:
+        """That of the portal itself."""
+        return Gateway()
+
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         ports = self._call("reserve", run=run, counts=dict(counts))
         split = {key: key.rpartition("-") for key in ports}
         return {(role, int(index)): f"127.0.0.1:{ports[key]}" for key, (role, _, index) in split.items()}
 
-    def endpoint(self, run: RunRef, name: str) -> str:
-        """A socket that only this user may open: it leads into the network of the run."""
-        return str(self._call("endpoint", run=run, name=name)["address"])
-
     def apply(self, plan: Plan) -> None:
-        if any(mount.source.kind not in self.mounts for mount in plan.mounts):
-            raise CloudRefused(NOT_MOUNTED)
         self._call("apply", plan=plan)
+
+    @classmethod
+    def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:
+        """A folder of this machine: whatever it says of its size, the disk is its limit."""
+        return {"storage_class": NO_CLASSES} if storage_class else {}
+
+    @classmethod
+    def volume_there(cls, volume: VolumeRef) -> str:
+        return f"the folder volumes/{volume.id} of the local cloud"
+
+    def apply_volume(self, source: VolumeSource) -> None:
+        """It is made by the first run that mounts it, and its size is what is paid for."""
+
+    def delete_volume(self, volume: VolumeRef) -> None:
+        self._call("delete_volume", volume=volume)
 
     def delete(self, run: RunRef) -> None:
         self._call("delete", run=run)

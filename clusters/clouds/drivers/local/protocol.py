@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from clusters.clouds.drivers.base import (
+    ActivitySeen,
     Batch,
     Capacity,
     Endpoint,
+    EndpointSeen,
+    Environment,
     GpuUse,
     ImageRef,
     LocalSource,
@@ -34,11 +37,15 @@ from clusters.clouds.drivers.base import (
     Source,
     StorageSeen,
     TaskSeen,
+    VolumeRef,
+    VolumeSource,
     Waiting,
 )
 
-SOURCES: dict[str, type[Source]] = {"s3": S3Source, "nfs": NfsSource, "local": LocalSource}
-SEEN: dict[str, type[Seen]] = {"task": TaskSeen, "storage": StorageSeen, "gone": RunGone}
+SOURCES: dict[str, type[Source]] = {"s3": S3Source, "nfs": NfsSource, "local": LocalSource, "volume": VolumeSource}
+SEEN: dict[str, type[Seen]] = {
+    "task": TaskSeen, "storage": StorageSeen, "endpoint": EndpointSeen, "activity": ActivitySeen, "gone": RunGone,
+}  # fmt: skip
 _NAMES: dict[type, str] = {kind: name for kinds in (SOURCES, SEEN) for name, kind in kinds.items()}
 _TIMES = ("scheduled_at", "began_at", "started_at", "finished_at")
 
@@ -68,11 +75,13 @@ def plan_from(data: dict[str, Any]) -> Plan:
         image=ImageRef(**data["image"]),
         roles=tuple(_role_from(role) for role in data["roles"]),
         mounts=tuple(
-            Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"])) for mount in data["mounts"]
+            Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"]), mount["follow"])
+            for mount in data["mounts"]
         ),
         grace_seconds=data["grace_seconds"],
         shared=data["shared"],
         secrets=data["secrets"],
+        environment=Environment(**data["environment"]) if data.get("environment") else None,
     )
 
 
@@ -82,7 +91,10 @@ def _role_from(data: dict[str, Any]) -> RolePlan:
 
 
 def _source_from(data: dict[str, Any]) -> Source:
-    return SOURCES[data["kind"]](**{key: value for key, value in data.items() if key != "kind"})
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    if data["kind"] == "volume":
+        fields["volume"] = VolumeRef(**fields["volume"])
+    return SOURCES[data["kind"]](**fields)
 
 
 def seen_from(data: dict[str, Any]) -> Seen:
@@ -92,6 +104,8 @@ def seen_from(data: dict[str, Any]) -> Seen:
         for name in _TIMES:
             if fields[name] is not None:
                 fields[name] = dt.datetime.fromisoformat(fields[name])
+    if data["kind"] == "activity":
+        fields["since"] = dt.datetime.fromisoformat(fields["since"])
     return SEEN[data["kind"]](**fields)
 
 

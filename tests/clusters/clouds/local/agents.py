@@ -240,17 +240,31 @@ class Agent:
         items = self.cloud.list().items
         return {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunGone)}
 
+    def end_tasks(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while live := self.live():
+            for number in live:
+                self.cloud.delete(RunRef(number, "", "", "", 0))
+            assert time.monotonic() < deadline, f"{live} did not end\n{self.log()}"
+            time.sleep(0.05)
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def rest(self) -> None:
+        """Ends the tasks, and forgets what was seen."""
+        if self.runs:
+            self.end_tasks()
+            self.seen.clear()
+            self.position = self.cloud.list().position
+
     def close(self) -> None:
         """Ends the tasks, then the agent; by force when it does not work otherwise."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None or not self.runs:
             return
         try:
-            deadline = time.monotonic() + PATIENCE
-            while live := self.live():
-                for number in live:
-                    self.cloud.delete(RunRef(number, "", "", "", 0))
-                assert time.monotonic() < deadline, f"{live} did not end\n{self.log()}"
-                time.sleep(0.05)
+            self.end_tasks()
             self.signal(signal.SIGTERM)
         finally:
             if self.process.poll() is None:
@@ -281,6 +295,36 @@ class Agents:
                 agent.close()
             finally:
                 shutil.rmtree(agent.folder, ignore_errors=True)
+
+
+class Kept:
+    """An agent of each home for all tests of a process that ask for nothing special: to start one takes longer than most of them.
+
+    A test gets it without tasks and news, whatever the one before has done; one that does not come to rest is not used again.
+    """
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agents] = {}
+
+    def of(self, home: Home) -> Agent:
+        agents = self._agents.setdefault(home.python, Agents(home))
+        if agents.started and not agents.started[-1].runs:
+            agents.close()
+        return agents.started[-1] if agents.started else agents()
+
+    def rest(self) -> None:
+        """Ends their tasks."""
+        for agents in self._agents.values():
+            for agent in list(agents.started):
+                try:
+                    agent.rest()
+                except BaseException:
+                    agents.close()
+                    raise
+
+    def close(self) -> None:
+        for agents in self._agents.values():
+            agents.close()
 
 
 @dataclass

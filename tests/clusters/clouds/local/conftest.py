@@ -1,4 +1,4 @@
-"""A real node agent per test, of whoever runs the tests; where that makes a difference, of an ordinary user too."""
+"""Real node agents, of whoever runs the tests; where that makes a difference, of an ordinary user too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.clouds.local.agents import ROOT, USER, Agent, Agents, Home, Store
+from tests.clusters.clouds.local.agents import ROOT, USER, Agent, Agents, Home, Kept, Store
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,8 @@ def user_home() -> Iterator[Home]:
         for library in (base / "lib").glob("libpython*"):
             shutil.copy(library, folder / "lib")
         python = shutil.copy(os.path.realpath(sys.executable), folder / "bin" / "python3")
-        shutil.copy(Path(sysconfig.get_path("scripts")) / "rclone", folder / "bin" / "rclone")
+        for program in ("rclone", "uv"):
+            shutil.copy(Path(sysconfig.get_path("scripts")) / program, folder / "bin" / program)
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
         (folder / "code" / "datastores").mkdir()
@@ -77,18 +78,28 @@ def home(request: pytest.FixtureRequest) -> Home:
 
 @pytest.fixture
 def make_agent(home: Home) -> Iterator[Agents]:
+    """Agents of the test's own."""
     agents = Agents(home)
     yield agents
     agents.close()
 
 
-@pytest.fixture
-def agent(make_agent: Agents) -> Agent:
-    return make_agent()
+@pytest.fixture(scope="session")
+def kept() -> Iterator[Kept]:
+    kept = Kept()
+    yield kept
+    kept.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path, make_agent: Agents) -> Iterator[Store]:
+def agent(home: Home, kept: Kept) -> Iterator[Agent]:
+    """One without options, which other tests have used before."""
+    yield kept.of(home)
+    kept.rest()
+
+
+@pytest.fixture
+def store(tmp_path: Path, make_agent: Agents, kept: Kept) -> Iterator[Store]:
     """A real S3 server (rclone) on a folder with the empty buckets `data` and `results`."""
     store = Store(tmp_path / "s3", "KEY" + secrets.token_hex(8), secrets.token_hex(20))
     for bucket in ("data", "results"):
@@ -98,6 +109,8 @@ def store(tmp_path: Path, make_agent: Agents) -> Iterator[Store]:
         yield store
         if not store.runs:
             store.start()
-        make_agent.close()  # while output can still be stored
+        # While output can still be stored.
+        make_agent.close()
+        kept.rest()
     finally:
         store.stop()

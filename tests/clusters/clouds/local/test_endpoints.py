@@ -1,4 +1,4 @@
-"""What a task serves is reached by the socket of its endpoint alone; secrets are in its environment alone."""
+"""What a task serves is reached by its endpoint, and by the portal's user alone; secrets are in its environment alone."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 
-from clusters.clouds.drivers.base import CloudRefused, Endpoint, RolePlan, RunRef, ServesEndpoints
-from clusters.clouds.drivers.local.protocol import At
+from clusters.clouds.drivers.base import CloudRefused, Endpoint, EndpointSeen, RolePlan, RunRef
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
 
-# Says back in capitals what it was sent until the other side had no more to say.
-SERVE = """exec python -c 'import socket
-server = socket.create_server(("127.0.0.1", 8888))
-print("up", flush=True)
-while True:
-    one, _ = server.accept()
-    said = b""
-    while data := one.recv(65536):
-        said += data
-    one.sendall(said.upper())
-    one.close()'
+# Says back in capitals the path that it was asked for.
+SERVE = """exec python -c 'import http.server
+class Asked(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print("asked", flush=True)
+        self.wfile.write(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + self.path.upper().encode())
+http.server.ThreadingHTTPServer(("127.0.0.1", 8888), Asked).serve_forever()'
 """
 PORT = 8888
 
@@ -35,68 +30,86 @@ def serving(command: str = SERVE, **options: object) -> RolePlan:
     return replace(role(command), endpoints=(Endpoint("web", PORT),), **options)
 
 
-def said(address: str, text: bytes) -> bytes:
-    """What is answered at an endpoint to `text`, which ends there."""
-    kind, _, path = address.partition(":")
-    assert kind == "unix"
-    with socket.socket(socket.AF_UNIX) as one, At(path) as short:
-        one.settimeout(PATIENCE)
-        one.connect(short)
+def address(agent: Agent, run: RunRef, *, ready: bool = True) -> str:
+    """Where the gateway finds the endpoint of `run`, as soon as it is `ready` (or is not any more: "")."""
+
+    def last() -> EndpointSeen | None:
+        told = [each for each in agent.seen if isinstance(each, EndpointSeen) and each.run_id == run.id]
+        return told[-1] if told and told[-1].ready == ready else None
+
+    found: EndpointSeen = agent.until(last)
+    assert bool(found.address) == ready
+    return found.address
+
+
+def said(address: str, path: str = "/") -> str:
+    """What is answered at an endpoint, "" when the connection is closed."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as one:
         try:
-            one.sendall(text)
-            one.shutdown(socket.SHUT_WR)
+            one.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: one.recv(65536), b""))
         except OSError as error:  # the other side has closed it before
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
                 raise
-            return b""
-        answer = b""
-        while data := one.recv(65536):
-            answer += data
-    return answer
+            return ""
+    return answer.partition(b"\r\n\r\n")[2].decode()
 
 
 @pytest.mark.as_user
 def test_an_endpoint_leads_into_the_network_of_its_run_whatever_dies(agent: Agent) -> None:
     runs = [agent.apply(serving()), agent.apply(serving(SERVE.replace("upper", "title")))]
-    for run in runs:
-        agent.until_output(run, "up")
-    assert isinstance(agent.cloud, ServesEndpoints)
-    first, second = (agent.cloud.endpoint(run, "web") for run in runs)
-    long = b"a word " * 100_000
-    assert (said(first, long), said(second, b"two words")) == (long.upper(), b"Two Words")
+    first, second = (address(agent, run) for run in runs)
+    assert (said(first, "/a-word"), said(second, "/a-word")) == ("/A-WORD", "/A-Word")
+    assert said(first, "/" + "x" * 60_000) == "/" + "X" * 60_000
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", PORT), PATIENCE)
-    socket_file = Path(first.removeprefix("unix:"))
-    assert socket_file.parent.stat().st_mode & 0o077 == 0
     agent.signal(signal.SIGKILL)
     agent.start()
-    assert said(agent.cloud.endpoint(runs[0], "web"), b"still") == b"STILL"
+    agent.seen.clear()
+    agent.position = agent.cloud.list().position
+    assert said(first, "/still") == "/STILL"
+    told = [item for item in agent.cloud.list().items if isinstance(item, EndpointSeen)]
+    assert {item.run_id for item in told if item.ready} <= {run.id for run in runs}
     agent.cloud.delete(runs[0])
+    address(agent, runs[0], ready=False)
     agent.gone(runs[0])
-    assert not socket_file.exists()
-    with pytest.raises(CloudRefused, match="no endpoint “web”"):
-        agent.cloud.endpoint(runs[0], "web")
+    with pytest.raises(ConnectionRefusedError):
+        said(first)
 
 
-def test_an_endpoint_where_nobody_listens_is_closed_at_once_and_comes_back_with_its_network(agent: Agent) -> None:
-    run = agent.apply(serving(f"until [ -e /elearn/output/go ]; do sleep 0.05; done; {SERVE}", retries=0))
+def test_an_endpoint_is_ready_when_its_program_answers_and_not_before(agent: Agent) -> None:
+    wait = "until [ -e /elearn/output/go ]; do sleep 0.05; done"
+    run = agent.apply(serving(f"{wait}; {SERVE}", retries=1))
     agent.running(run)
-    address = agent.cloud.endpoint(run, "web")
-    assert said(address, b"anybody?") == b""
-    (agent.folder / "cloud" / "runs" / str(run.id) / "scratch" / "go").touch()
-    agent.until_output(run, "up")
-    assert said(address, b"yes") == b"YES"
+    scratch = agent.folder / "cloud" / "runs" / str(run.id) / "scratch"
+    assert not [each for each in agent.seen if isinstance(each, EndpointSeen)]
+    (scratch / "go").touch()
+    first = address(agent, run)
+    assert said(first, "/yes") == "/YES"
     os.kill(int((agent.folder / "cloud" / "runs" / str(run.id) / "network" / "lock").read_text()), signal.SIGKILL)
-    agent.ended(run)
-    agent.until_output(run, "up", attempt=1)
-    assert said(address, b"again") == b"AGAIN"
+    address(agent, run, ready=False)
+    assert said(address(agent, run), "/again") == "/AGAIN"
 
 
-def test_what_a_run_does_not_serve_is_refused(agent: Agent) -> None:
-    run = agent.apply(role("sleep 600"))
-    for other in (run, RunRef(999, "ops", "ops-demo", "demo", 1)):
-        with pytest.raises(CloudRefused, match="no endpoint “web”"):
-            agent.cloud.endpoint(other, "web")
+def test_an_endpoint_that_answers_with_errors_of_the_server_is_not_ready(agent: Agent) -> None:
+    run = agent.apply(serving(SERVE.replace("200 OK", "503 Service Unavailable")))
+    agent.until_output(run, "asked\nasked")
+    assert not [each for each in agent.seen if isinstance(each, EndpointSeen)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user; run it as root")
+def test_nobody_else_on_the_machine_is_led_in(agent: Agent) -> None:
+    run = agent.apply(serving())
+    _, _, port = address(agent, run).rpartition(":")
+    ask = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET /other HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
+    others = subprocess.run(["/bin/bash", "-c", ask], user=65534, capture_output=True, text=True, check=False)
+    assert "OTHER" not in others.stdout
+    ours = subprocess.run(["/bin/bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert ours.stdout.endswith("/OTHER")
+
+
+def test_a_role_of_several_tasks_serves_nothing(agent: Agent) -> None:
     with pytest.raises(CloudRefused, match="give the role one task"):
         agent.apply(serving(count=2))
 

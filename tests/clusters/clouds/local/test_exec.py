@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import threading
 import time
 import uuid
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from clusters.clouds.drivers.base import CloudError, RunRef, Session
-from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
+from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, role
 
 pytestmark = pytest.mark.as_user
 
@@ -182,3 +183,10 @@ def test_a_log_is_followed(agent: Agent) -> None:
     assert chunks[-1].complete
     behind = list(agent.cloud.follow(run, "worker", 0, attempt=0, offset=14))
     assert b"".join(chunk.data for chunk in behind) == b"line 3\nend"
+
+
+def test_a_portal_started_with_nohup_starts_tasks_that_a_lost_terminal_ends(make_agent: Agents) -> None:
+    agent = make_agent(before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    ignored = int(agent.says("grep SigIgn /proc/self/status").split()[1], 16)
+    # The C library has 32 and 33 for itself.
+    assert not any(ignored >> (number - 1) & 1 for number in signal.valid_signals())

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.as_user
 @pytest.fixture
 def allowed(agent: Agent) -> Path:
     """A folder that an administrator allowed, which belongs to the user of the agent."""
-    folder = agent.folder / "allowed"
+    folder = agent.folder / f"allowed-{uuid.uuid4().hex}"
     (folder / "set").mkdir(parents=True)
     (folder / "set" / "x.txt").write_text("one\n")
     for path in (folder, folder / "set", folder / "set" / "x.txt"):
@@ -104,7 +104,7 @@ def test_only_tmp_output_and_shm_can_be_written(agent: Agent) -> None:
 
 def test_the_program_folder_is_where_a_task_starts(agent: Agent) -> None:
     program = agent.folder / "program"
-    program.mkdir()
+    program.mkdir(exist_ok=True)
     (program / "main.py").write_text("import sys; print('it works', sys.prefix)")
     says = agent.says("pwd; python main.py; touch new || echo read-only", program=str(program))
     assert says.startswith(f"/elearn/program\nit works {agent.home.environment}\n")

@@ -53,6 +53,17 @@ def test_a_task_counts_from_when_it_has_its_gpus_and_a_gpu_that_does_not_answer_
     assert told(one)[:2] == [GpuUse("half", moment(0), 30.0, 0.5, 1), GpuUse("young", moment(0), 20.0, 1.0, 1)]
 
 
+def test_how_busy_the_gpus_of_a_task_are_is_known_while_all_of_them_say_so():
+    one = Meter()
+    assert one.busy(["0"], False, START) is None
+    one.note(START, [], {"0": Look(0, 1), "1": Look(40, 1)})
+    assert (one.busy(["0"], False, START + 1), one.busy(["0", "1"], False, START + 1)) == (0, 40)
+    assert one.busy(["0", "2"], False, START + 1) is None
+    assert one.busy(["0", "1"], False, START + 31) is None
+    # Simulated ones do nothing, and who has none needs none.
+    assert (one.busy(["0"], True, START + 99), one.busy([], False, START + 99)) == (0, 0)
+
+
 def test_what_nobody_looked_at_is_not_made_up():
     one = Meter()
     holder = Holder("pod", START, ("0",))

@@ -32,6 +32,7 @@ LISTENS = {
     "postgres": SOCKET,
     "valkey": SOCKET,
     "s3": PORT,
+    "packages": SOCKET,
     "agent": SOCKET,
     "controller": NOT_AT_ALL,
     "worker": NOT_AT_ALL,

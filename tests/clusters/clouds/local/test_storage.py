@@ -117,7 +117,7 @@ def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, 
 
 @pytest.mark.as_user
 def test_input_without_a_file_is_told_at_once_and_in_the_log_and_stops_nothing(agent: Agent, store: Store) -> None:
-    (agent.folder / "nothing").mkdir()
+    (agent.folder / "nothing").mkdir(exist_ok=True)
     here = Mount("/elearn/input", True, LocalSource(str(agent.folder), str(agent.folder / "nothing")))
     for mount, where in ((store.input("data"), f"bucket data at {store.url}"), (here, here.source.path)):
         run = agent.apply(role("ls /elearn/input; echo done"), mounts=(mount,))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, RunGone, RunRef, TaskSeen, WatchExpired
+from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, RunGone, TaskSeen, WatchExpired
 from tests.clusters.clouds.local.agents import Agent, next_batch, role
 
 
@@ -220,7 +220,7 @@ def test_a_watch_goes_on_where_it_was_and_expires(make_agent: Callable[..., Agen
 
 
 def test_addresses_are_distinct_and_stay(agent: Agent) -> None:
-    one, other = RunRef(901, "ops", "a", "x", 1), RunRef(902, "ops", "a", "y", 1)
+    one, other = agent.plan().run, agent.plan().run
     first = agent.cloud.reserve(one, {"worker": 2, "ps": 1})
     second = agent.cloud.reserve(other, {"worker": 2, "ps": 1})
     assert set(first) == {("worker", 0), ("worker", 1), ("ps", 0)}

@@ -78,6 +78,7 @@ KINDS = {
     "Deployment": ("/apis/apps/v1", "deployments", True),
     "StatefulSet": ("/apis/apps/v1", "statefulsets", True),
     "Job": ("/apis/batch/v1", "jobs", True),
+    "Ingress": ("/apis/networking.k8s.io/v1", "ingresses", True),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies", True),
 }
 

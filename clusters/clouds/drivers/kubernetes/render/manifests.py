@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.drivers.base import CloudRefused, Endpoint, LocalSource, Plan, RolePlan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.render import names, network_policy, pods, storage
+from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
+from clusters.clouds.drivers.kubernetes.render import endpoints, names, network_policy, pods, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
 
@@ -22,8 +22,6 @@ _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 # What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
 LIMITS = "gpu-cloud"
 SECURITY = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
-# Endpoints have a name of their own, so all have the port of their protocol.
-HTTP = 80
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 
@@ -130,7 +128,7 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
     """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)
     made = [_service(plan.run, settings), _network(plan, settings), *storage.manifests(plan)]
-    made += [_endpoint(plan.run, role, each, settings) for role in plan.roles for each in role.endpoints]
+    made += endpoints.manifests(plan, settings)
     made += [_role(plan, role, settings) for role in plan.roles]
     reference = {
         "apiVersion": "v1",
@@ -213,19 +211,6 @@ def _service(run: RunRef, settings: Settings) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": names.run_selector(settings.portal, run),
             "ports": [{"name": "task", "port": names.PORT, "protocol": "TCP"}],
-        },
-    }
-
-
-def _endpoint(run: RunRef, role: RolePlan, endpoint: Endpoint, settings: Settings) -> Manifest:
-    """Leads to the tasks that are ready, so that whoever opens it is not sent to one that starts."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": names.endpoint_name(run, endpoint.name), "labels": {names.ROLE: role.role}},
-        "spec": {
-            "selector": {**names.run_selector(settings.portal, run), names.ROLE: role.role},
-            "ports": [{"name": endpoint.name, "port": HTTP, "targetPort": endpoint.port, "protocol": "TCP"}],
         },
     }
 

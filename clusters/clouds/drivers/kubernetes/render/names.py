@@ -29,6 +29,7 @@ CLUSTER = f"{PREFIX}/cluster"
 RUN = f"{PREFIX}/run"
 RUN_ID = f"{PREFIX}/run-id"
 ROLE = f"{PREFIX}/role"
+ENDPOINT = f"{PREFIX}/endpoint"
 OWNER = f"{PREFIX}/owner"
 DATASTORE = f"{PREFIX}/datastore"
 VOLUME_ID = f"{PREFIX}/volume-id"
@@ -46,7 +47,8 @@ SETTINGS = f"{PREFIX}/settings"
 # The finalizer of the Job controller, until it has counted a pod.
 COUNTED = "batch.kubernetes.io/job-tracking"
 
-PORT = 2222
+# What tasks of a run reach each other at, and the name of that port.
+PORT, TASK = 2222, "task"
 LABEL_LIMIT = 63
 ROLE_LIMIT = 52
 _LONGEST_SUFFIX = len("-evaluator")
@@ -84,8 +86,13 @@ def secret_name(run: RunRef) -> str:
 
 
 def endpoint_name(run: RunRef, endpoint: str) -> str:
-    """The Service of an endpoint."""
+    """The Service and the Ingress of an endpoint."""
     return f"{base_name(run)}-{endpoint}"
+
+
+def portal_name(run: RunRef) -> str:
+    """The Service by which a gateway in the namespace of the run reaches the portal; longer than any name of an endpoint."""
+    return f"{base_name(run)}-gateway-to-portal"
 
 
 def volume_name(run: RunRef, mount: int) -> str:

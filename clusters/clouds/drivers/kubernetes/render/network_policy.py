@@ -41,10 +41,13 @@ def same_run(plan: Plan, settings: Settings) -> Rule:
 
 def ingress(plan: Plan, settings: Settings) -> list[Rule]:
     rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
-    if settings.gateway_namespace:
-        numbers = sorted({each.port for role in plan.roles for each in role.endpoints} | {names.PORT})
-        ports = [{"port": number, "protocol": "TCP"} for number in numbers]
-        rules.append({"from": [_namespace(settings.gateway_namespace)], "ports": ports})
+    numbers = sorted({each.port for role in plan.roles for each in role.endpoints})
+    if settings.gateway_namespace and numbers:
+        # Programs believe what the gateway says of who comes, so nobody else may say it.
+        gateway = _namespace(settings.gateway_namespace)
+        if settings.gateway_pods:
+            gateway["podSelector"] = {"matchLabels": dict(settings.gateway_pods)}
+        rules.append({"from": [gateway], "ports": [{"port": number, "protocol": "TCP"} for number in numbers]})
     return rules
 
 

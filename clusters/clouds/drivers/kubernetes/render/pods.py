@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.render import names, storage
+from clusters.clouds.drivers.kubernetes.render import endpoints, names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
@@ -23,14 +23,16 @@ USER = 1000
 
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
     """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
-    stored = storage.pod_parts(plan, settings)
+    stored = storage.pod_parts(plan, settings, serves=bool(role.endpoints))
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
     grace = max(1, plan.grace_seconds)
     spec: Manifest = {
         "subdomain": names.base_name(plan.run),
         "restartPolicy": "Never" if role.restart == "OnFailure" else "Always",
-        "terminationGracePeriodSeconds": grace + (settings.store_seconds if stored.stores else 0),
+        "terminationGracePeriodSeconds": grace
+        + (settings.store_seconds if stored.stores else 0)
+        + (endpoints.DRAIN_SECONDS if role.endpoints else 0),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -58,6 +60,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 "resources": _resources(role, settings),
                 "securityContext": storage.CONFINED,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
+                **endpoints.of_container(role),
                 "volumeMounts": [
                     {"name": "tmp", "mountPath": storage.TMP},
                     {"name": "shm", "mountPath": SHARED_MEMORY},

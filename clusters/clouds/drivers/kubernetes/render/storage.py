@@ -2,7 +2,7 @@
 
 NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
 an init container fetches, and for output a native sidecar stores what changed every few seconds and once more when the
-task has ended. Credentials are in a Secret and nowhere else.
+task has ended; another one follows event files (../../follow.py). Credentials are in a Secret and nowhere else.
 
 Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
 with one key for the whole pool, so a tenant who could name an image could name that of another.
@@ -16,11 +16,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
+from clusters.clouds.drivers.follow import EVERY
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 
 FETCH = "fetch"
 STORE = "store"
+FOLLOW = "follow"
 FOLDERS = "folders"
 STORE_EVERY_SECONDS = 10
 TMP = "/tmp"  # noqa: S108 — a volume of the pod's own
@@ -92,10 +94,12 @@ def refusal(text: str) -> CloudError:
     return CloudRefused(text)
 
 
-def pod_parts(plan: Plan, settings: Settings) -> PodParts:
+def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodParts:
+    """`serves`: people open the pod as long as it is ready, whatever becomes of its output meanwhile."""
     parts = PodParts()
     copied: list[tuple[int, str]] = []
     stored: list[tuple[int, str]] = []
+    followed: list[tuple[int, str]] = []
     folders: list[tuple[int, str]] = []
     for number, mount in enumerate(plan.mounts):
         volume = f"data{number}"
@@ -103,7 +107,7 @@ def pod_parts(plan: Plan, settings: Settings) -> PodParts:
         parts.mounts.append(shown)
         if isinstance(mount.source, S3Source):
             parts.volumes.append({"name": volume, "emptyDir": on_disk(settings)})
-            copied.append((number, mount.mount_path))
+            (followed if mount.follow else copied).append((number, mount.mount_path))
             if not mount.read_only:
                 stored.append((number, mount.mount_path))
             continue
@@ -122,10 +126,22 @@ def pod_parts(plan: Plan, settings: Settings) -> PodParts:
     if stored:
         argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
         store = _helper(plan, STORE, argv, stored, settings)
-        # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
-        probe = {"exec": {"command": ["test", "!", "-e", f"{TMP}/failing"]}, "periodSeconds": STORE_EVERY_SECONDS}
-        parts.init.append({**store, "restartPolicy": "Always", "readinessProbe": probe})
-    if copied:
+        store["restartPolicy"] = "Always"
+        if not serves:
+            # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
+            failing = {"command": ["test", "!", "-e", f"{TMP}/failing"]}
+            store["readinessProbe"] = {"exec": failing, "periodSeconds": STORE_EVERY_SECONDS}
+        parts.init.append(store)
+    if followed:
+        follow = _helper(plan, FOLLOW, [FOLLOW, "--every", str(EVERY)], followed, settings)
+        # The task begins when all was looked at once, however long a server is away; what is there then is shown at once.
+        probe = {
+            "exec": {"command": ["test", "-e", f"{TMP}/reached"]},
+            "periodSeconds": 1,
+            "failureThreshold": 1_000_000,
+        }
+        parts.init.append({**follow, "restartPolicy": "Always", "startupProbe": probe})
+    if copied or followed:
         parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {"sizeLimit": _HELPERS_DISK["limits"]}})
     parts.stores = bool(stored)
     return parts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.render import endpoints, names
 
 Object = Mapping[str, Any]
 # A tree of fields, as `fieldsV1` writes them.
@@ -28,6 +28,7 @@ _APPLIED: Mapping[str, Fields] = {
     "Deployment": _all("replicas"),
     "StatefulSet": _all("replicas"),
     "Service": _all("selector", "ports"),
+    "Ingress": _all("rules"),
     "NetworkPolicy": _POLICY,
 }
 # These belong to Kueue in Jobs that it manages.
@@ -58,7 +59,7 @@ class Drift:
         wanted = _APPLIED[kind]
         if queued or (kind == "Job" and _is_kueues(metadata)):
             return has(metadata, {name: tree for name, tree in wanted.items() if name not in _OF_QUEUES})
-        if not has(metadata, wanted):
+        if not has(metadata, wanted) or (kind == "Ingress" and not _asks(metadata)):
             return False
         now = version_of(metadata)
         known = self._known.get(metadata["uid"])
@@ -76,7 +77,14 @@ class Drift:
 def version_of(metadata: Object) -> tuple[str, int]:
     """When we applied it last, and how many of those fields are still ours."""
     ours = _ours(metadata)
-    return str(ours.get("time", "")), _size(_spec(ours))
+    return str(ours.get("time", "")), _size(_spec(ours)) + len(_annotations(ours))
+
+
+def _asks(metadata: Object) -> bool:
+    """Whether the gateway is still told to ask who comes, by an Ingress that leads to a task."""
+    return metadata["name"].endswith(endpoints.TO_PORTAL) or any(
+        f"f:{each}" in _annotations(_ours(metadata)) for each in endpoints.ASKS
+    )
 
 
 def _ours(metadata: Object) -> Object:
@@ -107,6 +115,10 @@ def _is_kueues(metadata: Object) -> bool:
 
 def _spec(entry: Object) -> Fields:
     return (entry.get("fieldsV1") or {}).get("f:spec") or {}
+
+
+def _annotations(entry: Object) -> Fields:
+    return ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:annotations") or {}
 
 
 def _covers(fields: Fields, wanted: Fields) -> bool:

@@ -76,6 +76,7 @@ def sources(portal: str) -> tuple[Source, ...]:
         Source("ConfigMap", {"labelSelector": f"{names.selector(portal=portal)},{names.OWNER}=run"}, metadata=True),
         Source("Namespace", ours, metadata=True),
         Source("Service", ours, metadata=True),
+        Source("Ingress", ours, metadata=True),
         Source("NetworkPolicy", ours, metadata=True),
         Source("LimitRange", ours, metadata=True),
         Source("PersistentVolume", ours),
@@ -344,7 +345,7 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
         return mirror.troubles.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):
         return mirror.parts.note_workload(event, kind, item)
-    if kind in ("Service", "NetworkPolicy", "LimitRange", "ResourceQuota"):
+    if kind in ("Service", "Ingress", "NetworkPolicy", "LimitRange", "ResourceQuota"):
         return mirror.note_part(event, kind, item)
     silently: dict[str, Callable[[], None]] = {
         "Namespace": lambda: mirror.note_namespace(event, item),

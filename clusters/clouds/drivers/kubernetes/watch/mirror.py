@@ -94,13 +94,15 @@ class Mirror:
             self.runs.leave_behind(name)
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Service, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
+        """A Service, Ingress, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
         if what == "ResourceQuota":
             self.parts.note_quota(kind, thing)
         metadata = thing["metadata"]
-        if what in ("Service", "NetworkPolicy") and (ref_of(metadata) or self.parts.is_known(metadata["uid"])):
+        if what in ("Service", "Ingress", "NetworkPolicy") and (
+            ref_of(metadata) or self.parts.is_known(metadata["uid"])
+        ):
             return self.parts.note_part(kind, what, thing)
-        if what != "Service":
+        if what not in ("Service", "Ingress"):
             self.bounds.note_part(kind, what, thing, time.monotonic())
         return []
 
@@ -145,7 +147,8 @@ class Mirror:
         news: list[Seen] = [] if before and before.seen == seen else [seen]
         if seen.phase == "Pending" and reasons.misses_secret(seen.message):
             news += self.parts.changed(uid, "", seen.run_id, "A Secret of the run was deleted by hand.")
-        return [*news, *self.runs.storage_news(seen.run_id), *(self.runs.gone(seen.run_id) if gone else [])]
+        news += [*self.runs.storage_news(seen.run_id), *self.runs.endpoint_news(seen.run_id)]
+        return [*news, *(self.runs.gone(seen.run_id) if gone else [])]
 
     def decided(self, now: dt.datetime) -> list[Seen]:
         """News of pods whose end can be told by now. To be asked after other news, and every few seconds."""
@@ -180,7 +183,10 @@ class Mirror:
             over=over,
             held=held,
             leaving=leaving,
+            serves=pod_status.serves(pod),
         )
+        if self.pods[uid].serves:
+            self.runs.note_serving(seen.run_id)
         if not (held or over or leaving):
             self.damages.note("Pod", pod, names.METERING)
         else:

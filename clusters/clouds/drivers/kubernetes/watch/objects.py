@@ -17,7 +17,8 @@ FOREGROUND = "foregroundDeletion"
 
 @dataclass(frozen=True)
 class Pod:
-    """`over` when nothing of it runs any more; `held` when it still has our finalizer; `leaving` when it was deleted."""
+    """`over` when nothing of it runs any more; `held` when it still has our finalizer; `leaving` when it was deleted. `serves`
+    are its endpoints by name, with whether they may be opened."""
 
     namespace: str
     name: str
@@ -26,6 +27,7 @@ class Pod:
     over: bool
     held: bool
     leaving: bool
+    serves: Mapping[str, bool]
 
     @property
     def run_id(self) -> int:

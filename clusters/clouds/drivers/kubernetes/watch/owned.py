@@ -69,7 +69,7 @@ class Parts:
         return [*self._note_blocked(run_id), *self._note_drift(what, metadata, run_id)]
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Service or NetworkPolicy, of which only the metadata are known."""
+        """A Service, Ingress or NetworkPolicy, of which only the metadata are known."""
         metadata = thing["metadata"]
         ref = ref_of(metadata)
         if self._is_relabelled(kind, metadata, (ref.id, "") if ref else None):

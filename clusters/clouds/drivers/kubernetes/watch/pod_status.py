@@ -90,6 +90,14 @@ def age(pod: Pod) -> tuple[str, bool]:
     return pod["metadata"]["creationTimestamp"], alive
 
 
+def serves(pod: Pod) -> dict[str, bool]:
+    """Its endpoints by name, and whether each may be opened: exactly when the gateway leads there, too."""
+    ports = next((each.get("ports") or [] for each in pod["spec"]["containers"] if each["name"] == "task"), [])
+    ready = reasons.condition(pod, "Ready")
+    is_ready = ready is not None and ready["status"] == "True" and "deletionTimestamp" not in pod["metadata"]
+    return {each["name"]: is_ready for each in ports if each.get("name", names.TASK) != names.TASK}
+
+
 def is_of_job(pod: Pod) -> bool:
     """Whether the Job controller counts its attempts. The pods of services end only because somebody or something ends
     them, so that no end of theirs is their program's failure."""

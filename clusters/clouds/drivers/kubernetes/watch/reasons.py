@@ -60,6 +60,8 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
             return held
         if status["name"] == storage.FETCH and "running" in status.get("state", {}):
             return "FetchingInput", ""
+        if status["name"] == storage.FOLLOW and not status.get("started"):
+            return "FetchingInput", "The event files have not been reached yet."
     return _held_up(main) or ("Starting", f"Its container is being made on {pod['spec']['nodeName']}.")
 
 

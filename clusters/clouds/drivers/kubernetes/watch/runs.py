@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from clusters.clouds.drivers.base import RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
+from clusters.clouds.drivers.base import EndpointSeen, RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, not_stored
 from clusters.clouds.drivers.kubernetes.watch.owned import ref_of
 
@@ -32,6 +32,8 @@ class Runs:
         self._storage: dict[int, StorageSeen] = {}
         # Runs that have data to copy: of others, not every pod is asked for it at each of their news.
         self._copying: set[int] = set()
+        # Runs that serve something, and what was told of their endpoints.
+        self._serving: dict[int, dict[str, bool]] = {}
         # Runs that lost their owner while pods were left.
         self._unowned: set[int] = set()
 
@@ -75,6 +77,21 @@ class Runs:
         self._storage[run_id] = state
         return [state]
 
+    def note_serving(self, run_id: int) -> None:
+        self._serving.setdefault(run_id, {})
+
+    def endpoint_news(self, run_id: int) -> list[Seen]:
+        """An endpoint may be opened while a task that serves it is ready, and nobody has asked for the end of the run."""
+        if run_id not in self._serving:
+            return []
+        told, goes_on = self._serving[run_id], self.wanted(run_id) is not False
+        now = dict.fromkeys(told, False)
+        for uid in self._uids.get(run_id, ()):
+            for name, ready in self._pods[uid].serves.items():
+                now[name] = now.get(name, False) or (ready and goes_on)
+        self._serving[run_id] = now
+        return [EndpointSeen(run_id, name, ready) for name, ready in sorted(now.items()) if told.get(name) != ready]
+
     # -- owners ----------------------------------------------------------------------------------------------------
 
     def note_owner(self, owner: Owner, ref: RunRef) -> list[Seen]:
@@ -95,7 +112,7 @@ class Runs:
             news = [self._storage.get(run_id, StorageSeen(run_id, "none"))]
             if owner.wanted:
                 news.append(RunFound(run_id, ref))
-        return [*news, *self.gone(run_id)]
+        return [*news, *self.endpoint_news(run_id), *self.gone(run_id)]
 
     def forget_owner(self, run_id: int) -> bool:
         """Whether nothing of the run is left."""
@@ -141,6 +158,7 @@ class Runs:
         if run_id in self.owners or self._uids[run_id]:
             return False
         self._copying.discard(run_id)
+        self._serving.pop(run_id, None)
         self._uids.pop(run_id, None)
         self._refs.pop(run_id, None)
         return True

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef, WatchExpired
+from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef, VolumeRef, WatchExpired
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus, handlers, logs
 from clusters.clouds.drivers.local.agent.machine import Options
@@ -78,14 +78,15 @@ class Server:
             return handlers.capacity(node), b""
         if op == "gpu_use":
             return handlers.gpu_use(node, request["since"]), b""
+        if op == "delete_volume":
+            handlers.delete_volume(node, VolumeRef(**request["volume"]))
+            return None, b""
         ref = RunRef(**request["run"])
         if op == "reserve":
             return handlers.reserve(node, ref, request["counts"]), b""
         if op in ("delete", "purge"):
             (handlers.delete if op == "delete" else handlers.purge)(node, ref)
             return None, b""
-        if op == "endpoint":
-            return {"address": handlers.endpoint(node, ref, request["name"])}, b""
         task = (request["role"], request["index"])
         if op == "log":
             chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
@@ -155,6 +156,8 @@ async def run(args: argparse.Namespace) -> None:
         args.free_disk_gb,
         args.shared_network,
         args.network == "on",
+        args.activity_seconds,
+        str(args.packages.resolve()) if args.packages else "",
     )
     node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
@@ -235,10 +238,14 @@ def main() -> None:
     parser.add_argument(
         "--network", choices=("off", "on"), default="off", help="on: tasks reach the internet, by pasta"
     )
+    parser.add_argument("--packages", type=Path, help="the socket of the package index that tasks reach")
     parser.add_argument(
         "--shared-network",
         action="store_true",
         help="several appcodes at a time even where networks cannot be kept apart",
+    )
+    parser.add_argument(
+        "--activity-seconds", type=float, default=15, help="between two looks whether a run works (default 15)"
     )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)

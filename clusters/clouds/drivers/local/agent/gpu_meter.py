@@ -63,10 +63,13 @@ class Meter:
         self.told = 0
         self.news: deque[GpuUse] = deque(maxlen=MOST_NEWS)
         self._last: float | None = None
+        # By GPU: when it said how busy it was, and how busy.
+        self._latest: dict[str, tuple[float, int]] = {}
         self._sums: dict[int, dict[str, _Sum]] = {}
 
     def note(self, at: float, holders: Iterable[Holder], looks: Mapping[str, Look]) -> None:
         """What was seen `at` that time. A GPU that did not answer was not measured."""
+        self._latest |= {gpu: (at, look.percent) for gpu, look in looks.items()}
         before, self._last = self._last, at
         if before is None or not at - before > 0:
             before = at - PERIOD if before is None else at
@@ -82,6 +85,15 @@ class Meter:
             total.percent_seconds += (at - begin) * sum(look.percent for look in seen)
             total.memory_mb = max(total.memory_mb, sum(look.memory_mb for look in seen))
         self._close(int(at - PERIOD) // MINUTE)
+
+    def busy(self, gpus: Sequence[str], simulated: bool, now: float) -> int | None:
+        """How busy the busiest of `gpus` was lately, from 0 to 100; None when one of them does not say so. Simulated ones do
+        nothing: what uses them computes on the CPU."""
+        if simulated or not gpus:
+            return 0
+        latest = [self._latest[gpu] for gpu in gpus if gpu in self._latest]
+        recent = [percent for at, percent in latest if at > now - 2 * PERIOD]
+        return max(recent) if len(recent) == len(gpus) else None
 
     def _close(self, current: int) -> None:
         """Minutes before `current` are over: nothing that comes can be of them."""

@@ -20,6 +20,8 @@ from clusters.clouds.drivers.base import (
     RunGone,
     RunRef,
     S3Source,
+    VolumeRef,
+    VolumeSource,
 )
 from clusters.clouds.drivers.base import Node as NodeSeen
 from clusters.clouds.drivers.local import protocol
@@ -139,6 +141,14 @@ def purge(node: Node, ref: RunRef) -> None:
     node.discard(node.folder / "runs" / str(ref.id))
 
 
+def delete_volume(node: Node, volume: VolumeRef) -> None:
+    """See `KeepsVolumes.delete_volume`; asked again while a run has it."""
+    for run in node.runs.values():
+        if any(isinstance(mount.source, VolumeSource) and mount.source.volume == volume for mount in run.plan.mounts):
+            raise CloudError(f"{run.ref.cluster} has the volume mounted; it is removed afterwards.")
+    node.discard(node.volume(volume.id))
+
+
 def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
     """See `Cloud.reserve`; ports by `role-index`."""
     if ref.id in node.gone or ref.id in node.purged:
@@ -167,15 +177,6 @@ def _free_ports(node: Node, count: int) -> list[int]:
                 node.known["port"] = port + 1
                 return found
     raise CloudError(f"No {count} free ports between {node.ports.start} and {node.ports.stop - 1}.")
-
-
-def endpoint(node: Node, ref: RunRef, name: str) -> str:
-    """See `ServesEndpoints.endpoint`."""
-    run = node.runs.get(ref.id)
-    ports = {each.name: each.port for role in run.plan.roles for each in role.endpoints} if run else {}
-    if run is None or name not in ports:
-        raise CloudRefused(f"The run has no endpoint “{name}” here.")
-    return run.network.endpoint(name, ports[name])
 
 
 def everything(node: Node) -> Batch:

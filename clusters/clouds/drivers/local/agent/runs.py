@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import LocalSource, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
+from clusters.clouds.drivers.base import Plan, RolePlan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.endpoints import Endpoints
+from clusters.clouds.drivers.local.agent.environment import UV, Environment
 from clusters.clouds.drivers.local.agent.machine import Machine
 from clusters.clouds.drivers.local.agent.scheduler import Ask, Given, Room
 from clusters.clouds.drivers.local.agent.tasks import Task
@@ -63,6 +65,8 @@ class Run:
         self.gone: RunGone | None = None
         self.data = Data(self)
         self.network = network.Network(self)
+        self.environment = Environment(self)
+        self.endpoints = Endpoints(self)
         self.tasks = [Task(self, role, index) for role in self.plan.roles for index in range(role.count)]
         if not self.ask.needs and any(task.spec is not None or task.ended for task in self.tasks):
             self.given = {}  # see `give`
@@ -71,12 +75,19 @@ class Run:
         """After a restart of the agent: finds the living processes again."""
         self.data.resume()
         self.network.resume()
+        self.environment.resume()
         for task in self.tasks:
             task.resume()
 
     @property
     def waits(self) -> bool:
-        return self.deleted_at is None and self.given is None and self.data.ready and self.let_in
+        return (
+            self.deleted_at is None
+            and self.given is None
+            and self.data.ready
+            and self.environment.ready
+            and self.let_in
+        )
 
     @property
     def let_in(self) -> bool:
@@ -125,9 +136,11 @@ class Run:
             return
         for task in self.tasks:
             task.settle()
+        self.endpoints.look()
         if self.machine.leaving:
             self.stop_tasks("Disrupted" if self.deleted_at is None else "Stopped")
-            if not self.alive:
+            self.environment.stop()
+            if not self.alive and self.environment.idle:
                 self.network.stop()
                 self.data.pause()
         elif self.deleted_at is not None:
@@ -150,12 +163,21 @@ class Run:
                 self.machine.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
         elif not self.let_in:
             self.explain(network.OTHERS_FIRST)
+        elif not self.environment.ready:
+            self._make_environment()
         elif self.given is not None:
             if self.network.ready():
                 for task in self.tasks:
                     task.advance()
             elif self.network.problem:
                 self.explain(self.network.problem)
+
+    def _make_environment(self) -> None:
+        if self.network.ready():
+            self.environment.start()
+        why = self.network.problem or self.environment.why_waiting
+        for task in self.tasks:
+            self.machine.emit(task.view(reason="MakingEnvironment", message=why))
 
     @property
     def alive(self) -> bool:
@@ -164,7 +186,7 @@ class Run:
     @property
     def idle(self) -> bool:
         """Whether no process works for it."""
-        return not self.alive and self.data.idle and self.network.idle
+        return not self.alive and self.data.idle and self.network.idle and self.environment.idle
 
     def stop_tasks(self, reason: str, message: str = "") -> None:
         """Asks every task that lives to end; see `Task.stop`."""
@@ -182,7 +204,8 @@ class Run:
         for task in self.tasks:
             task.stop("Stopped")
             task.cancel(deleted_at)
-        if self.alive:
+        self.environment.stop()
+        if self.alive or not self.environment.idle:
             return
         self.network.stop()
         self.data.finish()
@@ -194,12 +217,19 @@ class Run:
         views: list[Seen] = [end for task in self.tasks for end in task.ended]
         uids = [task.view().uid for task in self.tasks if not task.final]
         views += [self.machine.told[uid] for uid in uids if uid in self.machine.told]
-        return [*views, self.data.seen]
+        return [*views, *self.endpoints.seen, self.data.seen]
+
+    def image_binds(self) -> list[sandbox.Bind]:
+        """The software of its image, and uv, which makes environments."""
+        binds = sandbox.python_binds(self.plan.image.environment)
+        if self.machine.uv:
+            binds.append({"source": self.machine.uv, "target": UV, "read_only": True})
+        return binds
 
     def binds(self) -> list[sandbox.Bind]:
         """What the tasks of this run see besides the system."""
         image = self.plan.image
-        binds = sandbox.python_binds(image.environment)
+        binds = [*self.image_binds(), *self.environment.binds()]
         resolver = os.path.realpath("/etc/resolv.conf")
         if self.machine.outside and os.path.isfile(resolver):
             binds.append({"source": outside.RESOLVER, "target": resolver, "read_only": True})
@@ -207,8 +237,8 @@ class Run:
             binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})
         for number, mount in enumerate(self.plan.mounts):
             bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
-            if isinstance(mount.source, LocalSource):
-                bind |= {"source": mount.source.path, "root": mount.source.root}
+            if folder := self.data.own(mount.source):
+                bind |= {"source": folder.path, "root": folder.root}
             else:
                 bind["source"] = str(self.data.place(number))
             binds.append(bind)

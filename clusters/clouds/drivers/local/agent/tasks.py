@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from clusters.clouds.drivers.base import RolePlan, TaskSeen, expand
 from clusters.clouds.drivers.local import protocol
+from clusters.clouds.drivers.local.agent.environment import Environment, index_env
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.agent.scheduler import Ended, Given, next_attempt
 from clusters.clouds.drivers.local.data.data import Data
@@ -42,6 +43,8 @@ class TaskOf(PartOf, Protocol):
     def data(self) -> Data: ...
     @property
     def network(self) -> Network: ...
+    @property
+    def environment(self) -> Environment: ...
     def binds(self) -> list[sandbox.Bind]: ...
 
 
@@ -73,6 +76,12 @@ class Task:
     @property
     def alive(self) -> bool:
         return self.shim is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the program of this attempt was started, and neither has ended nor was asked to."""
+        status = read_json(self.folder / "status.json") or {}
+        return self.alive and not self.asked_to_stop and "started_at" in status
 
     @property
     def final(self) -> bool:
@@ -139,6 +148,7 @@ class Task:
     def _prepare(self) -> None:
         """Makes the attempt: from here on it exists, holds its GPUs and costs money."""
         run, folder = self.run, self.folder
+        run.environment.used()
         gpus = run.given.get(self.key, ()) if run.given else ()
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -181,10 +191,13 @@ class Task:
         )
 
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
-        home = self.run.plan.image.environment
+        image, over = self.run.plan.image.environment, self.run.environment.path
+        python = [image] if self.role.from_image or not over else [over, image]
         env = {
-            "PATH": f"{home}/bin:/usr/local/bin:/usr/bin:/bin",
-            "VIRTUAL_ENV": home,
+            "PATH": ":".join([*(f"{each}/bin" for each in python), "/usr/local/bin:/usr/bin:/bin"]),
+            "VIRTUAL_ENV": python[0],
+            **({"PORTAL_ENVIRONMENT": over} if over else {}),
+            **index_env(self.run.machine),
             "HOME": "/tmp",  # noqa: S108  the task's own
             "TMPDIR": "/tmp",  # noqa: S108
             "USER": "elearn",

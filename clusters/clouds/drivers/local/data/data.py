@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import LocalSource, S3Source, StorageSeen, StorageState
+from clusters.clouds.drivers.base import LocalSource, S3Source, Source, StorageSeen, StorageState, VolumeSource
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.data import storage
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -25,7 +25,7 @@ class Data:
     def __init__(self, run: PartOf) -> None:
         self.run = run
         self.folder = run.folder / "storage"
-        self.remote = any(not isinstance(mount.source, LocalSource) for mount in run.plan.mounts)
+        self.remote = any(self.own(mount.source) is None for mount in run.plan.mounts)
         self.process: processes.Detached | None = None
         self.status: dict[str, Any] = {}
         self.prepared = False
@@ -76,6 +76,13 @@ class Data:
         """Output of a run without a datastore for it; it goes with the run."""
         return self.run.folder / "scratch"
 
+    def own(self, source: Source) -> LocalSource | None:
+        """The folder of this machine that a source is, None for a remote one."""
+        if isinstance(source, VolumeSource):
+            root = self.run.machine.volume(source.volume.id)
+            return LocalSource(str(root), str(root / source.folder))
+        return source if isinstance(source, LocalSource) else None
+
     def place(self, number: int) -> Path:
         """The folder that shows remote mount `number`."""
         return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
@@ -120,11 +127,15 @@ class Data:
         owner = -1 if self.run.uid is None else self.run.uid
         folders = [self.scratch]
         for number, mount in enumerate(self.run.plan.mounts):
-            if isinstance(mount.source, LocalSource):
+            if own := self.own(mount.source):
+                if isinstance(mount.source, VolumeSource) and not os.path.isdir(own.root):
+                    os.mkdir(own.root, 0o700)
+                    os.chown(own.root, owner, owner)
                 create = None if mount.read_only else owner
-                handle = sandbox.open_inside(mount.source.root, mount.source.path, create_for=create)
-                if mount.read_only and storage.is_empty(f"/proc/self/fd/{handle}"):
-                    self.empty = f"The input is empty: there is nothing in {mount.source.path}."
+                handle = sandbox.open_inside(own.root, own.path, create_for=create)
+                if mount.read_only and not mount.follow and storage.is_empty(f"/proc/self/fd/{handle}"):
+                    where = "the volume" if isinstance(mount.source, VolumeSource) else own.path
+                    self.empty = f"The input is empty: there is nothing in {where}."
                 os.close(handle)
             else:
                 folders.append(self.copy(number))
@@ -144,10 +155,10 @@ class Data:
             return
         mounts = []
         for number, mount in enumerate(self.run.plan.mounts):
-            if not isinstance(mount.source, LocalSource):
+            if self.own(mount.source) is None:
                 kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
-                mounts.append(row | vars(mount.source) | {"read_only": mount.read_only})
+                mounts.append(row | vars(mount.source) | {"read_only": mount.read_only, "follow": mount.follow})
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/storage",
             "poke": str(machine.poke),

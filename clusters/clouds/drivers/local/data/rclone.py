@@ -83,6 +83,19 @@ def remote(mount: dict[str, Any]) -> str:
     return f"store:{path}"
 
 
+def variables(mount: dict[str, Any], name: str) -> dict[str, str]:
+    """What makes the bucket's server, with its keys, the remote `name` of rclone."""
+    values = {
+        "TYPE": "s3",
+        "PROVIDER": "Other" if mount["endpoint"] else "AWS",
+        "ACCESS_KEY_ID": mount["access_key"],
+        "SECRET_ACCESS_KEY": mount["secret_key"],
+        "REGION": mount["region"],
+        "ENDPOINT": mount["endpoint"],
+    }
+    return {f"RCLONE_CONFIG_{name.upper()}_{key}": value for key, value in values.items()}
+
+
 def where(mount: dict[str, Any]) -> str:
     """Which folder of which bucket, for people."""
     folder = f"folder {mount['prefix']} of " if mount["prefix"] else ""
@@ -215,11 +228,6 @@ def _become(
         "HOME": "/tmp",  # noqa: S108  read-only and empty
         "GOMEMLIMIT": "256MiB",
         "RCLONE_HTTP_PROXY": proxy,
-        "RCLONE_CONFIG_STORE_TYPE": "s3",
-        "RCLONE_CONFIG_STORE_PROVIDER": "Other" if mount["endpoint"] else "AWS",
-        "RCLONE_CONFIG_STORE_ACCESS_KEY_ID": mount["access_key"],
-        "RCLONE_CONFIG_STORE_SECRET_ACCESS_KEY": mount["secret_key"],
-        "RCLONE_CONFIG_STORE_REGION": mount["region"],
-        "RCLONE_CONFIG_STORE_ENDPOINT": mount["endpoint"],
+        **variables(mount, "store"),
     }
     os.execve(_PROGRAM, ["rclone", *argv], env)  # noqa: S606  no shell is the point

@@ -30,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusters.clouds.drivers.local.data.following import Following
+
 STORE_EVERY = 5.0
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 
@@ -49,6 +51,12 @@ class Storage:
         self.mounts: list[dict[str, Any]] = spec["mounts"]
         self.outputs = [mount for mount in self.mounts if mount["kind"] == "s3" and not mount["read_only"]]
         self.stored: dict[str, dict[str, list[int]]] = _read(os.path.join(folder, "stored.json")) or {}
+        self.following: Following | None = None
+        if followed := [mount for mount in self.mounts if mount["kind"] == "s3" and mount["follow"]]:
+            # It brings what HTTP needs, and few runs follow anything.
+            from clusters.clouds.drivers.local.data.following import Following
+
+            self.following = Following(spec, followed, folder)
 
     # -- the row of things ---------------------------------------------------------------------------------------
 
@@ -65,6 +73,9 @@ class Storage:
     def end(self) -> None:
         """Does what the last command says; a pause may come after a finish, when the whole portal is stopped."""
         self.doing = self.command()
+        if self.following:
+            self.following.stop()
+            self.following = None
         try:
             if self.doing == "finish":
                 self.finish()
@@ -87,15 +98,26 @@ class Storage:
                 self.say("failed", f"{what} cannot be fetched: {error} It is tried again.")
                 self.sleep(delay)
                 delay = min(LONGEST_DELAY, delay * 2)
+        self.reach()
         for mount in self.outputs:
             self.stored[mount["number"]] = scan(mount["folder"])
         self.remember()
         self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
 
+    def reach(self) -> None:
+        """Until what is followed was looked at once, so that who opens it first finds something."""
+        while self.following and not self.following.reached:
+            self.following.look()
+            if problem := self.following.problem:
+                self.say("failed", f"{problem} It is tried again.")
+            self.sleep(STORE_EVERY, self.following.said)
+
     def fetch_one(self, mount: dict[str, Any]) -> None:
         if mount["kind"] == "nfs":
             place = nfs.attach(mount["server"], mount["path"], mount["folder"])
             self.status.values.setdefault("sources", {})[mount["number"]] = place
+            return
+        if mount["follow"]:
             return
         what = "input" if mount["read_only"] else "existing output"
 
@@ -109,7 +131,7 @@ class Storage:
         """What is said of input without a file, "" where there is one."""
         for mount in self.mounts:
             place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
-            if mount["read_only"] and is_empty(place):
+            if mount["read_only"] and not mount["follow"] and is_empty(place):
                 where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
                 return f"The input is empty: there is nothing in {where}."
         return ""
@@ -120,8 +142,13 @@ class Storage:
             self.store()
         except rclone.Failed as error:
             self.say("failed", f"Output cannot be stored: {error} It is tried again.")
-        else:
-            self.say("ready", "")
+            return
+        if self.following:
+            self.following.look()
+            if problem := self.following.problem:
+                self.say("failed", f"{problem} It is tried again.")
+                return
+        self.say("ready", "")
 
     def store(self) -> None:
         """Stores every changed file. Raises rclone.Failed when one of them could not be stored."""
@@ -188,10 +215,11 @@ class Storage:
         if self.command() != self.doing:
             raise Told
 
-    def sleep(self, seconds: float) -> None:
-        """Raises Told as soon as there is another command."""
+    def sleep(self, seconds: float, also: int = -1) -> None:
+        """Raises Told as soon as there is another command. Ends when `also` can be read."""
         self.check()
-        if select.select([self.wake], [], [], seconds)[0]:
+        handles = [self.wake, also] if also >= 0 else [self.wake]
+        if self.wake in select.select(handles, [], [], seconds)[0]:
             os.read(self.wake, 64)
             self.check()
 

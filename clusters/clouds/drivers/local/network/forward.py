@@ -1,6 +1,8 @@
-"""Leads what connects to a Unix socket into the network of a run, byte by byte, both ways, each half closed by itself.
+"""Leads what the gateway sends to a port of this machine's loopback into the network of a run, byte by byte, both ways, each half
+closed by itself.
 
-In a thread of the holder (holder.py), which is in that network already; only runs with endpoints pay for asyncio.
+In a thread of the holder (holder.py), which is in that network already; only runs with endpoints pay for asyncio. Whoever is not
+the user that runs the portal finds the port closed.
 """
 
 from __future__ import annotations
@@ -14,23 +16,29 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
+    from clusters.clouds.drivers.local.network.peers import Peers
+
 # Bytes that may wait for a slow reader before the other side has to wait, too.
 AT_ONCE = 256 * 1024
 
 
-def begin(listening: Mapping[int, socket.socket]) -> None:
-    """Serves each socket for the port of 127.0.0.1 that it stands for, as long as this process lives."""
-    threading.Thread(target=asyncio.run, args=(_serve(listening),), name="forward", daemon=True).start()
+def begin(listening: Mapping[int, socket.socket], peers: Peers, owner: int) -> None:
+    """Serves each socket for the port of 127.0.0.1 that it stands for, as long as this process lives; only `owner` and root
+    are."""
+    threading.Thread(target=asyncio.run, args=(_serve(listening, peers, owner),), name="forward", daemon=True).start()
 
 
-async def _serve(listening: Mapping[int, socket.socket]) -> None:
+async def _serve(listening: Mapping[int, socket.socket], peers: Peers, owner: int) -> None:
     servers = []
     for port, each in listening.items():
 
         async def led(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int = port) -> None:
-            await _lead(reader, writer, port)
+            if peers.owner(writer.get_extra_info("sockname"), writer.get_extra_info("peername")) in (owner, 0):
+                await _lead(reader, writer, port)
+            else:
+                writer.transport.abort()
 
-        servers.append(await asyncio.start_unix_server(led, sock=each, limit=AT_ONCE))
+        servers.append(await asyncio.start_server(led, sock=each, limit=AT_ONCE))
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 

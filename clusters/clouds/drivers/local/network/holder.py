@@ -5,10 +5,10 @@ so the run's tasks reach each other by 127.0.0.1, and no other run, no server of
 Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to the internet (outside.py); it is a
 child of the holder that ends with it, and the holder ends with pasta.
 
-The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands
-in status.json. Each of the `endpoints` in spec.json has a Unix socket in FOLDER/endpoints, which no sandbox shows and which
-only the owner of FOLDER reaches: what connects there is led to that port of 127.0.0.1 inside (forward.py).
-"""
+The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands in
+status.json. Each of the `endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: what
+the user that runs the portal sends there is led to that port of 127.0.0.1 inside (forward.py). Tasks do not reach this
+machine's loopback; with `packages`, the socket of the package index, they reach that (outward.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ import sys
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
-from clusters.clouds.drivers.local.network import netns
+from clusters.clouds.drivers.local.network import netns, outward
+from clusters.clouds.drivers.local.network.peers import Peers
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
@@ -42,7 +43,7 @@ def main(folder: str, lock: int) -> None:
     if child == 0:
         try:
             os.close(told)
-            hold(tells, outside, os.path.join(folder, "endpoints"), spec["endpoints"])
+            hold(tells, outside, os.path.join(folder, "endpoints.json"), spec["endpoints"], spec.get("packages", ""))
         except (sandbox.SandboxError, OSError) as error:
             os.write(tells, str(error).encode())
         finally:
@@ -61,11 +62,15 @@ def main(folder: str, lock: int) -> None:
         os.pwrite(lock, b"%d\n" % child, 0)
 
 
-def hold(tells: int, outside: dict[str, Any] | None, sockets: str, endpoints: dict[str, int]) -> None:
+def hold(tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[str, int], packages: str) -> None:
     """The rest of the holder's life: makes the network, says so to `tells`, and stays."""
     os.setsid()
     os.umask(0o022)
-    listening = listen(sockets, endpoints) if endpoints else {}
+    owner = os.geteuid()
+    listening = listen(endpoints, told) if endpoints else {}
+    # Of this machine's network, which is left now.
+    peers = Peers() if endpoints else None
+    index = outward.folder_of(packages) if packages else -1
     carrier = -1
     if outside:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -76,10 +81,12 @@ def hold(tells: int, outside: dict[str, Any] | None, sockets: str, endpoints: di
     netns.make()
     if outside:
         os.write(go_write, b"!")
-    if listening:
+    if peers is not None:
         from clusters.clouds.drivers.local.network import forward
 
-        forward.begin(listening)
+        forward.begin(listening, peers, owner)
+    if packages:
+        outward.begin(packages, index)
     os.write(tells, _MADE)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -89,17 +96,12 @@ def hold(tells: int, outside: dict[str, Any] | None, sockets: str, endpoints: di
     os.waitpid(carrier, 0)
 
 
-def listen(folder: str, endpoints: dict[str, int]) -> dict[int, socket.socket]:
-    """The socket of each endpoint, by its port; made before this becomes anybody else."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    os.chdir(folder)  # however deep it lies, the name of a socket has at most 107 bytes
-    found = {}
-    for name, port in endpoints.items():
-        if os.path.lexists(name):  # of a holder that was lost
-            os.unlink(name)
-        found[port] = socket.socket(socket.AF_UNIX)
-        found[port].bind(name)
-        found[port].listen(128)
+def listen(endpoints: dict[str, int], told: str) -> dict[int, socket.socket]:
+    """A socket for the port of each endpoint, in the network of this machine; `told` is the file that names theirs."""
+    found = {port: socket.create_server(("127.0.0.1", 0), backlog=128) for port in set(endpoints.values())}
+    with open(told + ".new", "w") as file:
+        json.dump({name: found[port].getsockname()[1] for name, port in endpoints.items()}, file)
+    os.rename(told + ".new", told)
     return found
 
 

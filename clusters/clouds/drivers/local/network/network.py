@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from clusters.clouds.drivers.base import Endpoint
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import holder
@@ -17,8 +18,8 @@ from clusters.clouds.drivers.local.network import outside as network_outside
 from clusters.clouds.drivers.local.task import processes
 
 TRY_AGAIN = 5.0
-# The folder of the sockets that lead to endpoints, in that of the holder.
-ENDPOINTS = "endpoints"
+# What the holder says of its endpoints: the port of this machine's loopback by name.
+ENDPOINTS = "endpoints.json"
 HOLDER_UID = 199_998
 LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
 OTHERS_FIRST = (
@@ -26,6 +27,7 @@ OTHERS_FIRST = (
     "at a time runs here. An administrator can allow more (PORTAL_SHARED_NETWORK)."
 )
 INSIDE = "Tasks reach the tasks of their own run and nothing else: no other run, no server, no internet."
+PACKAGES = "They install packages from the index of this portal."
 OUTSIDE = "Tasks reach the tasks of their own run and public addresses (IPv4); no other run and nothing private."
 NO_PASTA = (
     "An administrator opened the internet to tasks, but pasta (Debian package passt) is not installed on this machine."
@@ -85,9 +87,10 @@ class Network:
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False
 
-    def endpoint(self, name: str, port: int) -> str:
-        """See `ServesEndpoints.endpoint`."""
-        return f"unix:{self.folder / ENDPOINTS / name}" if self.place else f"127.0.0.1:{port}"
+    def address(self, endpoint: Endpoint) -> str:
+        """Where this machine's gateway reaches it. Only while the network is held."""
+        port = (read_json(self.folder / ENDPOINTS) or {})[endpoint.name] if self.place else endpoint.port
+        return f"127.0.0.1:{port}"
 
     def stop(self) -> None:
         """Ends it. Only when no task lives."""
@@ -114,11 +117,12 @@ class Network:
 
 def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
     """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
+    own = {"endpoints": {}, "packages": machine.packages}
     if not outside:
-        return {"outside": None, "endpoints": {}}
+        return {"outside": None, **own}
     uid = None if os.geteuid() else HOLDER_UID
     return {
-        "endpoints": {},
+        **own,
         "outside": {
             "pasta": machine.pasta,
             "uid": uid,
@@ -145,7 +149,8 @@ def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def note(machine: Machine) -> str:
     """What people must know of the network of tasks here."""
     if not machine.shares_network:
-        return OUTSIDE if machine.outside else " ".join(filter(None, (INSIDE, machine.no_outside)))
+        packages = PACKAGES if machine.packages else ""
+        return " ".join(filter(None, (OUTSIDE if machine.outside else INSIDE, packages, machine.no_outside)))
     if machine.may_share_network:
         return f"An administrator lets several appcodes share this machine's network: {SHARED} {machine.shares_network}"
     return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {machine.shares_network}"

@@ -304,7 +304,8 @@ def become_task(spec: dict[str, Any], output: int) -> None:
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
+    # Python ignores some, and so does whatever was started with nohup: a task's terminal could not end its programs.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     rlimits.step_back()
     rlimits.bound(spec["limits"])

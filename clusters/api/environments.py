@@ -1,0 +1,183 @@
+"""REST: saved environments of an appcode, and saving what was installed in a running application."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Literal
+
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from pydantic import Field
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from clusters.applications.access import application_for
+from clusters.clouds.drivers.base import CloudError
+from clusters.environments.access import environment_for, environments_for
+from clusters.environments.actions import delete_environment, save_environment
+from clusters.environments.found import EnvironmentManifest
+from clusters.models import Environment
+from portal.access import OPERATE
+from portal.api.documents import Answer
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, number, page, search, whole
+from portal.api.problems import Unavailable
+from portal.api.views import person
+from portal.manifests import parse
+
+EXAMPLE = OpenApiExample(
+    "With a script",
+    request_only=True,
+    value={
+        "kind": "environment",
+        "metadata": {"name": "torch", "appcode": "ops-demo"},
+        "spec": {"script": "mkdir $VIRTUAL_ENV/models"},
+    },
+)
+MAX_VERSION = 999_999
+VERSION = OpenApiParameter("version", whole(1, MAX_VERSION), description="One version; the newest without it.")
+
+
+class PackageDocument(Answer):
+    """A package that the image does not have, or not in this version."""
+
+    name: str
+    version: str
+    was: str = Field(description="The image's version; empty where it has none.")
+
+
+class EnvironmentMetadata(Answer):
+    name: str
+    appcode: str
+    version: int
+    created: dt.datetime
+    created_by: str | None
+
+
+class EnvironmentSummarySpec(Answer):
+    image: str = Field(description="The image over which it lies; who starts from it names that, too.")
+    python: str
+    platform: str
+
+
+class EnvironmentSpec(EnvironmentSummarySpec):
+    lock: str = Field(description="Requirements with hashes, one a line, as pip and uv read them.")
+    script: str = Field(description="What bash runs once after they were installed.")
+
+
+class EnvironmentStatus(Answer):
+    digest: str = Field(description="SHA-256 of all that makes it: equal environments are made once.")
+    application: str = Field(description="Where it was saved.")
+    packages: list[PackageDocument]
+
+
+class EnvironmentSummary(Answer):
+    """One version of an environment, without its lock."""
+
+    kind: Literal["environment"] = "environment"
+    metadata: EnvironmentMetadata
+    spec: EnvironmentSummarySpec
+    status: EnvironmentStatus
+
+
+class EnvironmentDocument(EnvironmentSummary):
+    """One version of an environment. It never changes."""
+
+    spec: EnvironmentSpec
+
+
+class EnvironmentPage(Answer):
+    items: list[EnvironmentSummary]
+    next: str | None
+
+
+class AppcodeEnvironments(APIView):
+    @extend_schema(
+        operation_id="environments_list",
+        summary="The environments of an appcode, every version, newest first",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=EnvironmentPage,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        rows = search(request, environments_for(person(request), code), "name", "image")
+        return page(request, rows, order="-id", render=lambda row: EnvironmentSummary(**_said(row)).json_value())
+
+
+class OneEnvironment(APIView):
+    @extend_schema(
+        operation_id="environments_read",
+        summary="A version of an environment",
+        parameters=[VERSION],
+        responses=EnvironmentDocument,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        return Response(_document(environment_for(person(request), code, name, _version(request))))
+
+    @extend_schema(
+        operation_id="environments_delete",
+        summary="Delete an environment, or one version of it",
+        description="Refused while a cluster is defined with it or runs with it. A number is never given again.",
+        parameters=[
+            OpenApiParameter("version", whole(1, MAX_VERSION), description="One version; all of them without it.")
+        ],
+        responses={204: None},
+    )
+    def delete(self, request: Request, code: str, name: str) -> Response:
+        version = _version(request)
+        row = environment_for(person(request), code, name, version, OPERATE)
+        delete_environment(row, acting_user=person(request), every_version=version is None)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class SaveEnvironment(APIView):
+    @extend_schema(
+        operation_id="environments_save",
+        summary="Save what was installed in a running application as the next version of an environment",
+        description="What differs from its image is frozen with the hashes of all files. 200 with the newest version when that "
+        "is the same already. 409 while the application does not run.",
+        request=EnvironmentManifest,
+        responses={200: EnvironmentDocument, 201: EnvironmentDocument},
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        cluster = application_for(person(request), code, name, OPERATE)
+        manifest = parse(EnvironmentManifest, request.data, appcode=code)
+        try:
+            row, is_new = save_environment(cluster, manifest, acting_user=person(request))
+        except CloudError as error:
+            raise Unavailable(str(error)) from error
+        address = request.build_absolute_uri(f"/api/v1/appcodes/{code}/environments/{row.name}?version={row.version}")
+        return Response(
+            _document(row),
+            status=status.HTTP_201_CREATED if is_new else status.HTTP_200_OK,
+            headers={"Location": address},
+        )
+
+
+def _version(request: Request) -> int | None:
+    return number(request, "version", default=0, low=1, high=MAX_VERSION) or None
+
+
+def _document(row: Environment) -> dict[str, Any]:
+    said = _said(row)
+    return EnvironmentDocument(
+        **{**said, "spec": {**said["spec"], "lock": row.lock, "script": row.script}}
+    ).json_value()
+
+
+def _said(row: Environment) -> dict[str, Any]:
+    return {
+        "metadata": EnvironmentMetadata(
+            name=row.name,
+            appcode=row.appcode.code,
+            version=row.version,
+            created=row.created_at,
+            created_by=row.created_by.username if row.created_by else None,
+        ),
+        "spec": {"image": row.image, "python": row.python, "platform": row.platform},
+        "status": EnvironmentStatus(
+            digest=row.digest,
+            application=row.application,
+            packages=[PackageDocument(**package) for package in row.packages],
+        ),
+    }

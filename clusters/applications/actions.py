@@ -1,0 +1,98 @@
+"""What people do to applications that they do not do to clusters: creating and changing one by its own manifest, which may make
+or enlarge the volume of its files. All else are the actions of clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import transaction
+
+from clusters import actions
+from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors
+from clusters.models import Cluster
+from clusters.runs.preview import Preview, preview
+from datastores.actions import change_datastore, create_datastore
+from datastores.models import Datastore
+from datastores.specs import DatastoreManifest
+from portal.errors import FieldError, Invalid
+from portal.manifests import parse
+from portal.models import Appcode, User
+
+
+def create_application(manifest: ApplicationManifest, *, acting_user: User, appcode: Appcode | None = None) -> Cluster:
+    """Defines an application, makes its volume where it asks for one, and deploys it; all or nothing.
+
+    Raises Invalid (with paths of the application's manifest) or PermissionDenied, as `actions.create_cluster` does.
+    """
+    cluster = cluster_manifest(manifest)
+    with transaction.atomic():
+        _make_home(manifest, acting_user)
+        with _own_fields():
+            return actions.create_cluster(cluster, acting_user=acting_user, appcode=appcode)
+
+
+def change_application(cluster: Cluster, manifest: ApplicationManifest, *, acting_user: User) -> Cluster:
+    """Replaces the definition; a living run keeps what it was started with. A size is that of its own volume: it grows to it, or
+    is made."""
+    changed = cluster_manifest(manifest, before=cluster.spec)
+    with transaction.atomic():
+        _make_home(manifest, acting_user, cluster)
+        with _own_fields():
+            return actions.change_cluster(cluster, changed, acting_user=acting_user)
+
+
+@transaction.atomic
+def preview_application(manifest: ApplicationManifest, *, acting_user: User, cluster: Cluster | None = None) -> Preview:
+    """What would happen if it were deployed now; `cluster` is the one that it would change. The volume that it asks for is
+    judged by making it, and nothing of that is kept. Raises what creating it would, except for a name that is taken."""
+    asked = cluster_manifest(manifest, before=cluster.spec if cluster else None)
+    undone = transaction.savepoint()
+    try:
+        _make_home(manifest, acting_user, cluster)
+        with _own_fields():
+            return preview(asked, acting_user=acting_user)
+    finally:
+        transaction.savepoint_rollback(undone)
+
+
+def _make_home(manifest: ApplicationManifest, user: User, cluster: Cluster | None = None) -> None:
+    """The volume of a storage that is a size: a new one, or that of `cluster` as large as is asked for. Raises Invalid."""
+    storage = manifest.spec.storage
+    if storage is None or storage.size is None:
+        return
+    name, code = home_of(manifest), manifest.metadata.appcode
+    own = None
+    if cluster and cluster.spec.get("home") == name:
+        own = Datastore.objects.filter(appcode=cluster.appcode_id, name=name, kind=Datastore.Kind.VOLUME).first()
+    volume: dict[str, Any] = {**(own.spec if own else {}), "size": storage.size}
+    try:
+        asked = parse(DatastoreManifest, {"spec": {"volume": volume}, "metadata": {"name": name, "appcode": code}})
+        if own:
+            change_datastore(own, asked, acting_user=user)
+        else:
+            create_datastore(asked, acting_user=user)
+    except Invalid as invalid:
+        raise Invalid([_of_storage(error, name) for error in invalid.errors]) from None
+
+
+def _of_storage(error: FieldError, name: str) -> FieldError:
+    """What is wrong with the volume, at the field of the application. Its name is not what people gave."""
+    if error.path == ("metadata", "name"):
+        sentence = f"There is a datastore “{name}” already; choose it, or another name for the application."
+        return FieldError(("spec", "storage"), sentence)
+    if error.path[:1] == ("metadata",):
+        return error
+    return FieldError(
+        ("spec", "storage", "size") if error.path[-1:] == ("size",) else ("spec", "storage"), error.message
+    )
+
+
+@contextmanager
+def _own_fields() -> Iterator[None]:
+    """What is wrong with the cluster is said of the application."""
+    try:
+        yield
+    except Invalid as invalid:
+        raise Invalid(own_errors(invalid.errors)) from invalid

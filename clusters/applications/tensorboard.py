@@ -1,0 +1,146 @@
+"""TensorBoard of runs, one click away: the one that shows just these runs is opened, or started again, or made.
+
+Its name is derived from what it shows, so two clicks at once make one: for the second the name is taken, by what it wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from clusters import actions
+from clusters.applications.actions import create_application
+from clusters.applications.manifest import ApplicationManifest, ApplicationSpec, cluster_manifest
+from clusters.frameworks.tensorboard import TensorBoard
+from clusters.manifest import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
+from clusters.models import Cluster, Flavor, Run
+from clusters.runs.preview import Cost, cost_of
+from clusters.spec.catalog import require_active
+from portal.access import OPERATE, require
+from portal.errors import Conflict, FieldError, Invalid
+from portal.models import Appcode, User
+
+# What it needs at least, for the event files of some runs.
+MEMORY_MB = 512
+# It ends even if somebody forgets a browser in front of it.
+TIME_LIMIT = 12 * 3600
+# Names that are tried where something else has the first.
+NAMES = 9
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a click would do: open `cluster`, or start one for `cost`; or nothing, and why."""
+
+    cluster: Cluster | None = None
+    cost: Cost | None = None
+    why_not: str = ""
+
+
+def open_tensorboard(names: Iterable[str], *, appcode: Appcode, acting_user: User) -> tuple[Cluster, bool]:
+    """The TensorBoard of these runs of the appcode (`train/3`), and whether it was made now. Raises Invalid where one of them
+    cannot be shown, PermissionDenied for who may not start one that does not live, Conflict while it is being ended."""
+    runs = in_order(names)
+    found = _of(runs, appcode)
+    if found and _lives(found):
+        return found, False
+    require(acting_user, appcode, OPERATE)
+    if found is None:
+        return _make(runs, appcode, acting_user)
+    try:
+        actions.deploy(found, acting_user=acting_user)
+    except Conflict:
+        if not ((found := _of(runs, appcode)) and _lives(found)):  # else somebody else has just started it
+            raise
+    return _of(runs, appcode) or found, False
+
+
+def offer(names: Iterable[str], *, appcode: Appcode, may_operate: bool) -> Offer:
+    """What `open_tensorboard` would do."""
+    try:
+        runs = in_order(names)
+        found = _of(runs, appcode)
+        if found and _lives(found):
+            return Offer(found)
+        if not may_operate:
+            return Offer(why_not="Nobody has started one, and you may only look here.")
+        require_active(appcode)
+        if found:
+            spec = ClusterSpec.model_validate(found.spec)
+        else:
+            spec = cluster_manifest(_manifest(runs, next(_names(runs)), appcode)).spec
+        return Offer(cost=cost_of(spec, appcode))
+    except Invalid as invalid:
+        return Offer(why_not=" ".join(error.message for error in invalid.errors))
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Each once, by cluster and number. Raises Invalid for what is no name of a run, for none and for too many."""
+    found = sorted(set(names))
+    for name in found:
+        if not RUN_NAME.fullmatch(name):
+            raise Invalid.at("runs", message=f"“{name[:60]}” is no run; write CLUSTER/NUMBER, for example train/3.")
+    if not 0 < len(found) <= MAX_RUNS_SHOWN:
+        raise Invalid.at("runs", message=f"Choose from 1 to {MAX_RUNS_SHOWN} runs.")
+    return tuple(sorted(found, key=lambda name: (name.partition("/")[0], int(name.partition("/")[2]))))
+
+
+def _of(runs: tuple[str, ...], appcode: Appcode) -> Cluster | None:
+    """The newest that shows just these."""
+    rows = Cluster.objects.select_related("appcode", "created_by", "current_run").order_by("-pk")
+    shown = {"framework": TensorBoard.name, "spec__runs": list(runs)}
+    return rows.filter(appcode=appcode, deleted_at=None, **shown).first()
+
+
+def _lives(cluster: Cluster) -> bool:
+    run = cluster.current_run
+    return run is not None and not run.is_terminal and run.desired != Run.Desired.ENDED and not run.verdict
+
+
+def _make(runs: tuple[str, ...], appcode: Appcode, user: User) -> tuple[Cluster, bool]:
+    for name in _names(runs):
+        try:
+            return create_application(_manifest(runs, name, appcode), acting_user=user, appcode=appcode), True
+        except Invalid as invalid:
+            if [error.path for error in invalid.errors] != [("metadata", "name")]:
+                raise Invalid([_of_request(error) for error in invalid.errors]) from None
+            refused = invalid
+        if made := _of(runs, appcode):
+            return made, False
+    raise refused
+
+
+def _of_request(error: FieldError) -> FieldError:
+    """Runs are what is asked for; the rest was chosen here."""
+    return FieldError(("runs",), error.message) if error.path == ("spec", "runs") else error
+
+
+def _names(runs: tuple[str, ...]) -> Iterator[str]:
+    """`tb-train-3` of one run, `tb-train-3-and-2` of three that begin with it; more of them where that is taken."""
+    first = f"tb-{runs[0].replace('/', '-')}{f'-and-{len(runs) - 1}' if runs[1:] else ''}"
+    digest = hashlib.sha256(" ".join(runs).encode()).hexdigest()[:6]
+    if len(first) <= MAX_NAME:
+        yield first
+    plain = first[: MAX_NAME - len(digest) - 1].rstrip("-")
+    yield f"{plain}-{digest}"
+    for number in range(2, NAMES):
+        yield f"{plain[: MAX_NAME - len(digest) - 3].rstrip('-')}-{digest}-{number}"
+
+
+def _manifest(runs: tuple[str, ...], name: str, appcode: Appcode) -> ApplicationManifest:
+    """With the image of the first run, for that wrote what is shown, and the smallest flavor. Raises Invalid."""
+    cluster, _, number = runs[0].partition("/")
+    rows = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None, cluster__name=cluster, number=number)
+    image = rows.values_list("spec__image", flat=True).first()
+    if image is None:
+        raise Invalid.at("runs", message=f"{appcode.code} has no run {runs[0]}.")
+    flavors = Flavor.objects.filter(enabled=True, gpus=0, memory_mb__gte=MEMORY_MB)
+    flavor = flavors.order_by("cpu_milli", "memory_mb", "pk").first()
+    if flavor is None:
+        sentence = f"The catalogue has no flavor without GPUs and with at least {MEMORY_MB} MiB."
+        raise Invalid.at("spec", "flavor", message=sentence)
+    return ApplicationManifest(
+        metadata=ClusterMetadata(name=name, appcode=appcode.code),
+        spec=ApplicationSpec(type=TensorBoard.name, image=image, flavor=flavor.name, runs=runs, time_limit=TIME_LIMIT),
+    )

@@ -1,0 +1,260 @@
+"""The saved environment of one run: made once on this machine for each appcode, digest and image, and shown read-only to tasks.
+
+    environments/<who>/<key>.json           says that an environment is whole; only we write here
+    environments/<who>/made/<key>           the environment, of the appcode's uid
+    environments/<who>/made/cache           uv's, on the same file system and in the same mount as what is made from it
+    runs/<id>/environment/<step>            the sandbox in which it is made, as of a task: the run's network, the appcode's uid
+
+Who needs it first makes it, before the run waits for GPUs, and the others wait; when they are told that it failed, or was broken
+off, the next one tries. What is there without its `<key>.json` was not finished, and is thrown away first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from clusters.clouds.drivers.base import Environment as Asked
+from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
+from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.network import outward
+from clusters.clouds.drivers.local.network.network import Network
+from clusters.clouds.drivers.local.task import processes, sandbox, shim
+
+# In every sandbox: of tasks, of what makes it.
+PLACE = "/elearn/environments"
+UV = "/elearn/uv"
+LOCK = "/elearn/environment.lock"
+# How long each step may take. What a script does is metered to nobody: it is short, and a run tries it so often at most.
+SECONDS = (1200.0, 300.0)
+SCRIPT_TRIES = 3
+# Pauses between attempts.
+SHORTEST, LONGEST = 2.0, 300.0
+# What no run has used for so long is removed; it is made again when one wants it.
+KEPT = 30 * 86400.0
+MEMORY_MB, CPU_MILLI = 2048, 2000
+SAID = 600
+MEND = "It is not tried again by this run: mend the script, save the environment anew, and deploy."
+
+
+class BuiltFor(PartOf, Protocol):
+    """What an environment knows of its run: also its network, and how its image looks in a sandbox."""
+
+    @property
+    def network(self) -> Network: ...
+    def image_binds(self) -> list[sandbox.Bind]: ...
+
+
+class Environment:
+    """`ready` lets tasks start. A run that asks for none has nothing to wait for."""
+
+    def __init__(self, run: BuiltFor) -> None:
+        self.run = run
+        self.asked: Asked | None = run.plan.environment
+        self.process: processes.Detached | None = None
+        self.problem = ""
+        self.pause = SHORTEST
+        self.waits = False
+        self.script_failures = 0
+        # Steps: packages, and then what the appcode does with them.
+        self.step = 0
+
+    @property
+    def base(self) -> Path:
+        """Where those of this appcode lie on this machine."""
+        return self.run.machine.folder / "environments" / str("own" if self.run.uid is None else self.run.uid)
+
+    @property
+    def made(self) -> Path:
+        """The part of it that is the appcode's."""
+        return self.base / "made"
+
+    @property
+    def key(self) -> str:
+        assert self.asked is not None
+        text = f"{self.asked.digest}\n{self.run.plan.image.environment}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def path(self) -> str:
+        """Where tasks see it; "" when there is none."""
+        return f"{PLACE}/{self.key}" if self.asked else ""
+
+    @property
+    def _whole(self) -> Path:
+        return self.base / f"{self.key}.json"
+
+    @property
+    def ready(self) -> bool:
+        return self.asked is None or self._whole.exists()
+
+    @property
+    def idle(self) -> bool:
+        return self.process is None
+
+    @property
+    def why_waiting(self) -> str:
+        assert self.asked is not None
+        if self.problem:
+            why = f"Environment {self.asked.name} cannot be made: {self.problem}"
+            return f"{why} {MEND}" if self.script_failures >= SCRIPT_TRIES else f"{why} It is tried again."
+        return f"Environment {self.asked.name} is being made; this is done once."
+
+    def binds(self) -> list[sandbox.Bind]:
+        """What tasks see of it."""
+        return [{"source": str(self.made / self.key), "target": self.path, "read_only": True}] if self.asked else []
+
+    def used(self) -> None:
+        """Tasks are about to start from it."""
+        if self.asked is not None:
+            os.utime(self._whole)
+
+    def resume(self) -> None:
+        """After a restart of the agent: finds the process that makes it."""
+        for step in (0, 1):
+            folder = self._folder(step)
+            if folder.is_dir() and (found := processes.Detached.adopt(folder, self._ended)) is not None:
+                self.process, self.step = found, step
+                self.run.machine.building[self.mark] = self.run.ref.id
+                self._limit()
+
+    def start(self) -> None:
+        """Makes it, unless another run does; the network of the run is there."""
+        assert self.asked is not None
+        machine = self.run.machine
+        if (
+            self.process is not None
+            or self.waits
+            or machine.building.setdefault(self.mark, self.run.ref.id) != self.run.ref.id
+        ):
+            return
+        owner = -1 if self.run.uid is None else self.run.uid
+        for folder in (self.base.parent, self.base, self.made):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        os.chown(self.made, owner, owner)
+        machine.discard(self.made / self.key)
+        self._sweep()
+        self._begin(0)
+
+    def stop(self) -> None:
+        """Breaks it off."""
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    @property
+    def mark(self) -> str:
+        """What the machine calls it; "" for none."""
+        return f"{self.base.name}/{self.key}" if self.asked else ""
+
+    def _folder(self, step: int) -> Path:
+        return self.run.folder / "environment" / str(step)
+
+    def _begin(self, step: int) -> None:
+        assert self.asked is not None
+        machine, folder = self.run.machine, self._folder(step)
+        self.step = step
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in ("root", "tmp"):
+            (folder / name).mkdir(parents=True)
+        (folder / "tmp").chmod(0o1777)
+        (folder / "lock.txt").write_text(self.asked.lock)
+        (folder / "lock.txt").chmod(0o644)
+        spec: dict[str, Any] = {
+            "name": f"{self.run.ref.id}/environment",
+            "poke": str(machine.poke),
+            "argv": self._argv(step),
+            "env": self._env(step),
+            "cwd": "/tmp",  # noqa: S108  its own
+            "binds": [*self.run.image_binds(), {"source": str(folder / "lock.txt"), "target": LOCK, "read_only": True}],
+            "uid": self.run.uid,
+            "grace": 5,
+            "log_limit": 1 << 20,
+            "cgroup": "",
+            "limits": machine.limits,
+            "memory_mb": MEMORY_MB,
+            "network": self.run.network.place,
+        }
+        # Packages are linked from the cache, which works inside one mount only; a script sees nothing but what it changes.
+        source, target = (self.made, PLACE) if step == 0 else (self.made / self.key, self.path)
+        spec["binds"].append({"source": str(source), "target": target, "data": True})
+        write_json(folder / "spec.json", spec)
+        self.process = processes.Detached.launch(shim.__file__, folder, self._ended)
+        self._limit()
+
+    def _argv(self, step: int) -> list[str]:
+        assert self.asked is not None
+        if step:
+            return ["bash", "-euo", "pipefail", "-c", self.asked.script]
+        link = "copy" if self.asked.script else "hardlink"
+        return ["python", "-c", self.asked.install, self.path, LOCK, f"{PLACE}/cache", link]
+
+    def _env(self, step: int) -> dict[str, str]:
+        here = [self.path] if step else []
+        image = self.run.plan.image.environment
+        path = ":".join([*(f"{each}/bin" for each in [*here, image]), "/usr/local/bin:/usr/bin:/bin"])
+        own = {"VIRTUAL_ENV": (here or [image])[0], "PORTAL_ENVIRONMENT": self.path} if step else {}
+        return {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **index_env(self.run.machine), **own}  # noqa: S108
+
+    def _limit(self) -> None:
+        """A step that hangs is ended."""
+        process = self.process
+        self.run.machine.call_later(SECONDS[self.step], lambda: self.stop() if self.process is process else None)
+
+    def _ended(self) -> None:
+        assert self.asked is not None
+        self.process = None
+        folder = self._folder(self.step)
+        status = read_json(folder / "status.json") or {}
+        if status.get("exit") == 0 and self.step == 0 and self.asked.script:
+            self._begin(1)
+            return
+        if status.get("exit") == 0:
+            write_json(self._whole, {"name": self.asked.name, "at": time.time()}, durable=True)
+            self.problem = ""
+        elif not self.run.machine.leaving:
+            self.problem = _why(status, folder)
+            self.waits = True
+            self.script_failures += self.step
+            if self.script_failures < SCRIPT_TRIES:
+                self.run.machine.call_later(self.pause, self._again)
+                self.pause = min(LONGEST, 2 * self.pause)
+        self.run.machine.building.pop(self.mark, None)
+        self.run.machine.wake_all()
+
+    def _again(self) -> None:
+        self.waits = False
+        self.run.machine.wake(self.run.ref.id)
+
+    def _sweep(self) -> None:
+        """Removes what was not used for long."""
+        machine = self.run.machine
+        for whole in self.base.parent.glob("*/*.json"):
+            mark = f"{whole.parent.name}/{whole.stem}"
+            if time.time() - whole.stat().st_mtime > KEPT and mark not in machine.in_use():
+                machine.discard(whole)
+                machine.discard(whole.parent / "made" / whole.stem)
+
+
+def index_env(machine: Machine) -> dict[str, str]:
+    """What leads pip and uv to the package index; nothing where tasks reach none."""
+    if not machine.packages or machine.shares_network:
+        return {}
+    # The first file of an index may be large, and is passed on as it comes.
+    return {"PIP_INDEX_URL": outward.URL, "UV_DEFAULT_INDEX": outward.URL, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def _why(status: dict[str, Any], folder: Path) -> str:
+    if status.get("error") or status.get("failure"):
+        return str(status.get("error") or status.get("failure"))
+    try:
+        lines = (folder / "log").read_text(errors="replace").strip()
+    except OSError:
+        lines = ""
+    ended = "it was ended" if "signal" in status or "exit" not in status else f"exit code {status['exit']}"
+    said = " ".join(lines[-SAID:].split())
+    return f"{said} ({ended})." if said else f"{ended}."

@@ -1,0 +1,242 @@
+"""The package index that tasks reach: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a mirror without memory.
+
+It answers on a Unix socket, to which the holder of each run's network leads (`outward.py`), and asks the one index of
+PORTAL_PACKAGE_INDEX. So a task installs packages without a way to the internet, and a private index gives them without its
+password: that is sent by this process, to the index's own host, and stands in nothing that it answers. Of an index it knows what
+its pages are (PEP 503); each file is asked for by the address that the page had, signed here, so nobody is led elsewhere by it.
+
+A caching mirror from a package was refused: those that there are send whoever waits too long to the index itself, password and
+all. The cache is uv's, beside the environments.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import html
+import os
+import re
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+import urllib3
+
+from clusters.clouds.drivers.local.task import sandbox
+
+# As which it works when root starts it.
+UID = 199_997
+PIECE = 256 * 1024
+TIMEOUT = urllib3.Timeout(connect=10, read=120)
+MAX_PAGE = 64 * 2**20
+AT_ONCE = 64
+_PROJECT = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,199})/?")
+_FILE = re.compile(r"/files/([A-Za-z0-9_-]+)\.([0-9a-f]{32})/([^/?#]+)")
+_ASKED = ("Range", "If-None-Match", "If-Modified-Since", "If-Range")
+_ANSWERED = ("Content-Type", "Content-Length", "Content-Range", "Accept-Ranges", "ETag", "Last-Modified")
+_METADATA = ".metadata"
+
+
+class Links(HTMLParser):
+    """The links of a page of an index, with all that it says of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = {name: value or "" for name, value in attrs}
+        if tag == "a" and said.get("href"):
+            self.found.append(said)
+
+
+class Index:
+    """The index behind `url`, which may have a name and a password in it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
+        self._own = (parts.scheme, host)
+        self._key = hashlib.sha256(b"packages " + url.encode()).digest()
+        name, word = unquote(parts.username or ""), unquote(parts.password or "")
+        self._auth = urllib3.make_headers(basic_auth=f"{name}:{word}") if name or word else {}
+        self._pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
+
+    def page(self, project: str) -> tuple[int, bytes]:
+        """The page of a project with its links led here."""
+        url = urljoin(self.url, quote(project) + "/")
+        with contextlib.closing(self._ask(url, {"Accept": "text/html"})) as answer:
+            if answer.status != 200:
+                return answer.status, b""
+            data = answer.read(MAX_PAGE, decode_content=True)
+            links = Links()
+            links.feed(data.decode("utf-8", "replace"))
+            base = answer.geturl() or url
+        rows = [self._row(urljoin(urljoin(url, base), each["href"]), each) for each in links.found]
+        return 200, f"<!DOCTYPE html><title>{html.escape(project)}</title>\n{''.join(rows)}".encode()
+
+    def _row(self, address: str, said: dict[str, str]) -> str:
+        address, _, fragment = address.partition("#")
+        name = unquote(urlsplit(address).path).rpartition("/")[2]
+        coded = base64.urlsafe_b64encode(address.encode()).decode().rstrip("=")
+        href = f"/files/{coded}.{self._sign(coded)}/{quote(name)}{f'#{fragment}' if fragment else ''}"
+        facts = {key: value for key, value in said.items() if key.startswith("data-")} | {"href": href}
+        words = " ".join(f'{key}="{html.escape(value)}"' for key, value in facts.items())
+        return f"<a {words}>{html.escape(name)}</a><br>\n"
+
+    def file(self, coded: str, signature: str, name: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse | None:
+        """One file, or its metadata (PEP 658), as the index sends it; None for an address that no page of ours had."""
+        if not hmac.compare_digest(signature, self._sign(coded)):
+            return None
+        address = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+        own = unquote(urlsplit(address).path).rpartition("/")[2]
+        if name not in (own, own + _METADATA):
+            return None
+        return self._ask(address + (_METADATA if name != own else ""), headers | {"Accept-Encoding": "identity"})
+
+    def _ask(self, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+        parts = urlsplit(url)
+        auth = self._auth if (parts.scheme, parts.netloc.rpartition("@")[2]) == self._own else {}
+        return self._pool.request("GET", url, headers={**headers, **auth}, preload_content=False)
+
+    def _sign(self, coded: str) -> str:
+        return hmac.new(self._key, coded.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. What it says of itself in the log has no address in it."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: Server
+
+    def address_string(self) -> str:
+        return "a task"
+
+    def log_request(self, *_: object) -> None:
+        """Which packages who installs is nobody's business."""
+
+    def do_GET(self) -> None:
+        try:
+            with self.server.place:
+                self._answer()
+        except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as error:
+            # Never the sentence itself: it may have an address in it, and this may be the middle of a file.
+            sys.stderr.write(f"The index could not be asked: {type(error).__name__}.\n")
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self._say(502, "The package index does not answer.")
+        except OSError:
+            self.close_connection = True
+
+    do_HEAD = do_GET  # noqa: N815  the name that its base class looks for
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        if project := _PROJECT.fullmatch(path):
+            status, page = self.server.index.page(project[1])
+            if status == 200:
+                self._send(200, page, "text/html; charset=utf-8")
+            else:
+                self._refused(status)
+        elif file := _FILE.fullmatch(path):
+            headers = {name: self.headers[name] for name in _ASKED if name in self.headers}
+            found = self.server.index.file(file[1], file[2], unquote(file[3]), headers)
+            if found is None:
+                self._say(404, "There is no such file here.")
+            else:
+                with contextlib.closing(found):
+                    self._pass_on(found)
+        else:
+            self._say(404, "There is nothing but /simple/ here.")
+
+    def _pass_on(self, found: urllib3.BaseHTTPResponse) -> None:
+        if found.status not in (200, 206, 304, 416):
+            self._refused(found.status)
+            return
+        self.send_response_only(found.status)
+        for name in _ANSWERED:
+            if name in found.headers:
+                self.send_header(name, found.headers[name])
+        if "Content-Length" not in found.headers and found.status != 304:
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command == "GET":
+            for piece in found.stream(PIECE, decode_content=False):
+                self.wfile.write(piece)
+
+    def _refused(self, status: int) -> None:
+        if status in (404, 410):
+            self._say(404, "The package index does not have this.")
+        else:
+            sys.stderr.write(f"The index answered {status}.\n")
+            self._say(502, f"The package index answered {status}; an administrator can say why.")
+
+    def _say(self, status: int, sentence: str) -> None:
+        self._send(status, (sentence + "\n").encode(), "text/plain; charset=utf-8")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, path: str, index: Index) -> None:
+        self.index = index
+        self.place = threading.BoundedSemaphore(AT_ONCE)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        super().__init__(path, Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Somebody hung up."""
+        sys.stderr.write(f"A connection ended: {type(sys.exc_info()[1]).__name__}.\n")
+
+
+@contextlib.contextmanager
+def listening(path: str, url: str) -> Iterator[Server]:
+    """A server at `path`, in a folder in which whoever runs holders may only look for this name."""
+    # Socket paths are short, folders may not be.
+    handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", Index(url)) as server:
+            os.chmod(path, 0o666)  # noqa: S103  its folder says who gets here
+            yield server
+    finally:
+        os.close(handle)
+
+
+def main(path: str) -> None:
+    # Out of the environment, which children and the dumps of a process have.
+    url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX"), os.getppid()
+    os.umask(0o077)
+    with listening(path, url) as server:
+        # What looks names up is loaded while the files can be read.
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(urlsplit(url).hostname, None)
+        sandbox.drop_privileges(UID if os.geteuid() == 0 else None)
+        # What was asked of the kernel for this process is forgotten when its user changes.
+        sandbox.die_with_parent()
+        if os.getppid() != parent:
+            return
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

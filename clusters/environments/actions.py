@@ -1,0 +1,182 @@
+"""What people do with environments: look at what was installed in a running application, save it, delete what was saved.
+
+The task is asked outside of any transaction, by a program of ours that its own Python runs; what it says is judged (found.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Max, Q
+from django.utils import timezone
+from pydantic import ValidationError
+
+from clusters.clouds.drivers.base import NO_COMMANDS, RunsCommands
+from clusters.clouds.registry import cloud_of, run_ref
+from clusters.environments.found import MAX_PACKAGES, EnvironmentManifest, Found, digest_of, lock_of, some
+from clusters.frameworks import FRAMEWORKS
+from clusters.frameworks.programs import text
+from clusters.models import Cluster, Environment, Run
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.events import record
+from portal.limits import STREAMS
+from portal.models import Appcode, User
+from portal.text import readable
+
+FREEZE = text("freeze.py")
+# How long a task may take to say it, and how much: an index is asked for each package.
+SECONDS = 100.0
+MAX_SAID = 8 * 2**20
+SHOWN_USES = 3
+
+
+def what_is_new(cluster: Cluster, *, acting_user: User) -> Found:
+    """What was installed in a running application against its image. Raises Conflict, Invalid or CloudError."""
+    require(acting_user, cluster.appcode, OPERATE)
+    return _ask(cluster, acting_user)
+
+
+def save_environment(cluster: Cluster, manifest: EnvironmentManifest, *, acting_user: User) -> tuple[Environment, bool]:
+    """The next version of that name, with what was installed in the running application; and whether it is a new one. The same
+    packages and script once more are the version that has them.
+
+    Raises Conflict while nothing runs, Invalid for what cannot be saved, CloudError.
+    """
+    require(acting_user, cluster.appcode, OPERATE)
+    if manifest.metadata.appcode != cluster.appcode.code:
+        raise Invalid.at("metadata", "appcode", message="An environment is saved in the appcode of its application.")
+    if cluster.appcode.why_not:
+        raise Invalid.at("metadata", "appcode", message=cluster.appcode.why_not)
+    found = _ask(cluster, acting_user, "lock")
+    if found.elsewhere:
+        sentence = (
+            f"{some(found.elsewhere)} came from no package index and cannot be had again; put it there, or uninstall it here and "
+            "install it in the script."
+        )
+        raise Invalid.at("spec", message=sentence)
+    script = manifest.spec.script
+    if not found.packages and not script:
+        raise Invalid.at("spec", message="Nothing was installed over the image; there is nothing to save.")
+    image = cluster.current_run.spec["image"]  # type: ignore[union-attr]  # `_ask` found it
+    lock = lock_of(found)
+    made = Environment(
+        appcode=cluster.appcode,
+        name=manifest.metadata.name,
+        image=image,
+        python=found.python,
+        platform=found.platform,
+        packages=found.rows,
+        lock=lock,
+        script=script,
+        digest=digest_of(image, found, lock, script),
+        application=cluster.name,
+        created_by=acting_user,
+    )
+    return _keep(made, acting_user)
+
+
+@transaction.atomic
+def _keep(made: Environment, user: User) -> tuple[Environment, bool]:
+    """One at a time in an appcode, so that numbers follow each other."""
+    Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=made.appcode_id)
+    own = Environment.objects.filter(appcode=made.appcode_id, name=made.name)
+    newest = own.filter(deleted_at=None).order_by("-version").first()
+    if newest is not None and newest.digest == made.digest:
+        return newest, False
+    count = Environment.objects.filter(appcode=made.appcode_id, deleted_at=None).count()
+    if count >= settings.ENVIRONMENTS_PER_APPCODE:
+        sentence = (
+            f"{made.appcode.code} has {count} versions of environments, and no appcode may have more; delete some."
+        )
+        raise Invalid.at("metadata", "name", message=sentence)
+    made.version = (own.aggregate(last=Max("version"))["last"] or 0) + 1
+    made.save()
+    new = sum(not row["was"] for row in made.packages)
+    said = f"Saved from {made.application}: {new} new packages, {len(made.packages) - new} other versions."
+    _record("environment.saved", made, user, said)
+    return made, True
+
+
+@transaction.atomic
+def delete_environment(environment: Environment, *, acting_user: User, every_version: bool) -> None:
+    """Forgets one version, or all of them. Raises Conflict naming what uses it."""
+    require(acting_user, environment.appcode, OPERATE)
+    Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=environment.appcode_id)
+    rows = Environment.objects.filter(appcode=environment.appcode_id, name=environment.name, deleted_at=None)
+    going = list(rows if every_version else rows.filter(version=environment.version))
+    names = [str(each) for each in going] + ([environment.name] if len(going) == rows.count() else [])
+    if uses := _uses(environment, names):
+        more = f" and {len(uses) - SHOWN_USES} more" if len(uses) > SHOWN_USES else ""
+        what = environment.name if every_version else str(environment)
+        raise Conflict(f"{what} is used by {', '.join(uses[:SHOWN_USES])}{more}; change or delete them first.")
+    for each in going:
+        _record("environment.deleted", each, acting_user, "Deleted.")
+    Environment.objects.filter(pk__in=[each.pk for each in going]).update(
+        deleted_at=timezone.now(), lock="", script="", packages=[]
+    )
+
+
+def _uses(environment: Environment, names: Iterable[str]) -> list[str]:
+    """Clusters that are defined with one of these, or have a run with it that is not gone."""
+    asked = Q(spec__environment__in=list(names)) | Q(runs__gone=False, runs__spec__environment__in=list(names))
+    found = Cluster.objects.filter(asked, appcode=environment.appcode_id, deleted_at=None).order_by("name")
+    return list(found.values_list("name", flat=True).distinct())
+
+
+def _ask(cluster: Cluster, user: User, *arguments: str) -> Found:
+    """Runs freeze.py in the task of the application's run. One of the places for streams is held meanwhile."""
+    run, role = _running(cluster)
+    cloud = cloud_of(run)
+    if not isinstance(cloud, RunsCommands):
+        raise Conflict(NO_COMMANDS)
+    with STREAMS.enter(user.pk):
+        said, errors, code = _run(cloud, run, role, ("python", "-c", FREEZE, *arguments))
+    if code != 0:
+        raise Invalid.at(
+            "spec", message=f"What was installed cannot be saved: {readable(errors)[-600:] or f'exit code {code}'}"
+        )
+    try:
+        return Found.model_validate_json(said)
+    except ValidationError as error:
+        if any(each["type"] == "too_long" for each in error.errors()):
+            raise Invalid.at(
+                "spec", message=f"At most {MAX_PACKAGES} packages; a larger set belongs into an image."
+            ) from None
+        raise Invalid.at("spec", message="What the task says of its packages cannot be understood.") from None
+
+
+def _running(cluster: Cluster) -> tuple[Run, str]:
+    run, framework = cluster.current_run, FRAMEWORKS[cluster.spec["framework"]]
+    if not framework.has_layer:
+        raise Conflict(f"What is installed in {framework.title} is not kept, so there is nothing to save.")
+    role = framework.roles[0].name
+    if run is None or not run.tasks.filter(role=role, index=0, phase="Running").exists():
+        raise Conflict(f"{cluster.name} does not run; deploy it, and save what is installed there.")
+    run.cluster = cluster
+    return run, role
+
+
+def _run(cloud: RunsCommands, run: Run, role: str, argv: tuple[str, ...]) -> tuple[bytes, str, int]:
+    """Output, errors and exit code. Raises CloudError, Conflict when it takes too long."""
+    out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+    end = time.monotonic() + SECONDS
+    session = cloud.exec(run_ref(run), role, 0, argv)
+    try:
+        while session.exit_code is None:
+            left = end - time.monotonic()
+            if left <= 0 or sum(map(len, out.values())) > MAX_SAID:
+                raise Conflict("The task did not say what is installed there; try again when it is less busy.")
+            if (output := session.receive(left)) is not None:
+                out[output.stream] += output.data
+    finally:
+        session.close()
+    return bytes(out["stdout"]), out["stderr"].decode(errors="replace"), session.exit_code
+
+
+def _record(verb: str, environment: Environment, actor: User, message: str) -> None:
+    code = environment.appcode.code
+    record(verb, actor=actor, appcode=code, object=f"environment {code}/{environment}", message=message)

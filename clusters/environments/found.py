@@ -1,0 +1,123 @@
+"""What was installed over an image, as its task said it, judged: people wrote what runs there, so nothing of it is believed.
+
+A lock is requirements and hashes and nothing else: no address, no option, no path. So it holds no password, means the same at
+every index, and where it is installed from is for the portal to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from portal.errors import Invalid
+from portal.manifests import AppcodeName, Manifest, Strict, dns_label
+
+MAX_PACKAGES = 500
+MAX_LOCK_BYTES = 2 * 2**20
+MAX_SCRIPT_BYTES = 16 * 1024
+# How many names a sentence gives.
+NAMED = 5
+
+_NAME = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_VERSION = r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"
+_REQUIREMENT = re.compile(rf"({_NAME})==({_VERSION})((?: --hash=sha256:[0-9a-f]{{64}})+)")
+
+
+def _script(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("A NUL character cannot be passed to a program.")
+    if len(value.encode()) > MAX_SCRIPT_BYTES:
+        raise ValueError(f"A script has at most {MAX_SCRIPT_BYTES // 1024} KiB.")
+    return value.replace("\r\n", "\n") if value.strip() else ""
+
+
+EnvironmentName = Annotated[str, StringConstraints(min_length=1, max_length=40), AfterValidator(dns_label)]
+Script = Annotated[str, AfterValidator(_script)]
+
+
+class SavedMetadata(Strict):
+    name: EnvironmentName
+    appcode: AppcodeName
+
+
+class SavedSpec(Strict):
+    """What is kept besides the packages that were installed."""
+
+    script: Script = Field(
+        default="",
+        description="What bash runs once, after the packages were installed, with the environment in $VIRTUAL_ENV.",
+        examples=["mkdir $VIRTUAL_ENV/models"],
+    )
+
+
+class EnvironmentManifest(Manifest):
+    """`{"kind":"environment","metadata":{"name","appcode"},"spec":{"script"}}`."""
+
+    kind: Literal["environment"] = "environment"
+    metadata: SavedMetadata
+    spec: SavedSpec = SavedSpec()
+
+
+class FoundPackage(Strict):
+    """A package that the image does not have, or not in this version; `was` is the image's version or ""."""
+
+    version: Annotated[str, StringConstraints(pattern=rf"^{_VERSION}$", max_length=100)]
+    was: Annotated[str, StringConstraints(max_length=100)] = ""
+    indexed: bool = True
+
+
+class Found(Strict):
+    """What a task said: packages by their name, and with `lock` their hashes."""
+
+    python: Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+]*$", max_length=20)]
+    platform: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=40)]
+    packages: dict[Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=100)], FoundPackage] = Field(
+        max_length=MAX_PACKAGES
+    )
+    lock: Annotated[str, StringConstraints(max_length=MAX_LOCK_BYTES)] = ""
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Those that came from no index, and so cannot be had again."""
+        return [name for name, each in self.packages.items() if not each.indexed]
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """As they are kept and shown: what is new first, then what is another version."""
+        rows = [{"name": name, "version": each.version, "was": each.was} for name, each in self.packages.items()]
+        return sorted(rows, key=lambda row: (bool(row["was"]), row["name"]))
+
+
+def some(names: Sequence[str]) -> str:
+    """ "a, b and 3 more"."""
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def lock_of(found: Found) -> str:
+    """The lock in one form, a requirement and its hashes a line. Raises Invalid when it is anything but what was found."""
+    text = re.sub(r"\\\s*\n\s*", "", found.lock).replace("  ", " ")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    pinned: dict[str, str] = {}
+    for line in lines:
+        match = _REQUIREMENT.fullmatch(re.sub(r"\s+", " ", line))
+        if match is None:
+            raise Invalid.at(
+                "spec", message="The index has a package without hashes; environments are saved with them only."
+            )
+        hashes = sorted(set(match[3].split()))
+        pinned[match[1]] = f"{match[1]}=={match[2]} {' '.join(hashes)}"
+    if missing := sorted(set(found.packages) ^ set(pinned)):
+        raise Invalid.at("spec", message=f"What was installed changed meanwhile ({some(missing)}); save it again.")
+    return "".join(f"{pinned[name]}\n" for name in sorted(pinned))
+
+
+def digest_of(image: str, found: Found, lock: str, script: str) -> str:
+    """Of all that makes an environment."""
+    said = {"image": image, "python": found.python, "platform": found.platform, "lock": lock, "script": script}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

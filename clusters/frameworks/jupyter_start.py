@@ -1,0 +1,174 @@
+"""The first lines of a notebook server, run as `python -c` inside the task: JupyterLab whose people are those of the portal, and
+which says whether it works and runs kernels in what they installed.
+
+The gateway says in X-Portal-User who it let in, and nobody else reaches this server (see jupyter.py). Programs with the token
+of the application have no name. It knows nothing but jupyter_server and JupyterLab, because it runs in people's environment.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.auth import IdentityProvider, User  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from jupyter_server.base.handlers import APIHandler  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from jupyter_server.services.kernels.kernelmanager import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    AsyncMappingKernelManager,
+)
+from jupyterlab.labapp import LabApp  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from clusters.frameworks.layer import lay_on, make_layer, packages_of
+
+# What pages ask kernels by themselves, as long as they are open, and what asks nothing of people's code.
+NO_WORK = {"kernel_info_request", "comm_info_request", "usage_request", "debug_request", "interrupt_request"}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class PortalIdentity(IdentityProvider):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """Everybody who comes here was let in; the question is only who it is."""
+
+    auth_enabled = True
+
+    def get_user(self, handler):  # type: ignore[no-untyped-def]
+        name = handler.request.headers.get("X-Portal-User", "") or "program"
+        return User(username=name, name=name, display_name=name, initials=name[:2].upper())
+
+
+class Kernels(AsyncMappingKernelManager):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """Knows which requests each kernel works at. Jupyter's own `execution_state` is that of the last message: “idle” in the
+    middle of a cell, as soon as something else (memory shown beside it, a widget in a subshell) has been answered meanwhile."""
+
+    begun = 0
+
+    def start_watching_activity(self, kernel_id: str) -> None:
+        super().start_watching_activity(kernel_id)  # type: ignore[no-untyped-call, unused-ignore]
+        kernel: Any = self._kernels[kernel_id]
+        requests: set[str] = set()
+        kernel.portal_requests = requests
+
+        def note(parts: list[bytes]) -> None:
+            header, parent, _, content = parts[parts.index(b"<IDS|MSG>") + 2 :][:4]
+            if json.loads(header).get("msg_type") != "status":
+                return
+            state, request = json.loads(content)["execution_state"], json.loads(parent)
+            if state == "starting":
+                requests.clear()
+            elif state == "busy" and request.get("msg_type") not in NO_WORK:
+                requests.add(request.get("msg_id"))
+                self.begun += 1
+            elif state == "idle":
+                requests.discard(request.get("msg_id"))
+
+        kernel.portal_stream = kernel.connect_iopub()
+        kernel.portal_stream.on_recv(note)
+
+    def stop_watching_activity(self, kernel_id: str) -> None:
+        super().stop_watching_activity(kernel_id)  # type: ignore[no-untyped-call, unused-ignore]
+        stream = getattr(self._kernels[kernel_id], "portal_stream", None)
+        if stream is not None and not stream.closed():
+            stream.close()
+
+    @property
+    def at_work(self) -> int:
+        return sum(bool(getattr(kernel, "portal_requests", None)) for kernel in self._kernels.values())
+
+
+class Activity(APIHandler):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """What the portal asks of it now and then: see clusters/clouds/drivers/base/activity.py there."""
+
+    _track_activity = False
+
+    def get(self) -> None:
+        kernels: Any = self.kernel_manager
+        program, seconds = processes()
+        busy = "A cell runs." if kernels.at_work else f"{program} runs in a terminal." if program else ""
+        said = {"busy": busy, "count": kernels.begun, "cpu_seconds": seconds, "network_bytes": network()}
+        self.finish(json.dumps(said))
+
+
+def processes() -> "tuple[str, float]":
+    """A program that somebody started in a terminal (of Jupyter, of the portal, of tmux), "" when all show a prompt; and the CPU
+    time of all processes of this task, with those that have ended."""
+    program, ticks = "", 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = rest.split()
+        ticks += sum(int(each) for each in fields[11:15])
+        session, terminal = int(fields[3]), int(fields[4])
+        # Who has a terminal and does not lead its session was started by the shell that does.
+        if terminal and session != int(pid) and fields[0] != b"Z":
+            program = name.decode(errors="replace")
+    return program, ticks / TICKS
+
+
+def network() -> int:
+    """Bytes to and from other machines. Browsers come by loopback on one machine."""
+    with open("/proc/net/dev") as file:
+        lines = [line.partition(":") for line in file if ":" in line]
+    return sum(int(values.split()[0]) + int(values.split()[8]) for name, _, values in lines if name.strip() != "lo")
+
+
+def show_notices(script: str) -> str:
+    """Makes an extension of the script with which the portal speaks in the page; returns the folder that it is found in."""
+    folder = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "labextensions"
+    (folder / "portal-notice" / "static").mkdir(parents=True, exist_ok=True)
+    (folder / "portal-notice" / "static" / "notice.js").write_text(script)
+    build = {"load": "static/notice.js", "extension": "./extension"}
+    package = {"name": "portal-notice", "version": "1.0.0", "jupyterlab": {"extension": True, "_build": build}}
+    (folder / "portal-notice" / "package.json").write_text(json.dumps(package))
+    return str(folder)
+
+
+def ask_nothing() -> None:
+    """No question about news from elsewhere in the first minute of each notebook."""
+    config = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "config"
+    page = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
+    (config / "labconfig").mkdir(parents=True, exist_ok=True)
+    (config / "labconfig" / "page_config.json").write_text(json.dumps(page))
+    os.environ["JUPYTER_CONFIG_PATH"] = str(config)
+
+
+def kernel(folder: Path, title: str, argv: "list[str]", env: "dict[str, str]") -> None:
+    """Writes down a kernel under a name by which this server finds it before all others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {"argv": argv, "display_name": title, "language": "python", "env": env, "metadata": {"debugger": True}}
+    (folder / "kernel.json").write_text(json.dumps(said))
+
+
+def offer_layer() -> None:
+    """What people install goes into a layer on their home. It is the usual kernel, whatever the notebook calls it, and what
+    terminals see. The image's own stays beside it; where the layer cannot be made, it is the only one."""
+    layer, below = os.environ["PORTAL_LAYER"], os.environ.get("PORTAL_ENVIRONMENT", "")
+    image = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    try:
+        if not os.path.isdir(packages_of(layer)) or not os.path.exists(os.path.join(layer, "bin", "python")):
+            make_layer(layer, [below] if below else [])
+        else:
+            lay_on(layer, [below] if below else [])
+    except OSError as error:
+        print(f"Packages cannot be installed: {error}", file=sys.stderr)
+        return
+    kernels = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "data" / "kernels"
+    path = os.pathsep.join([os.path.join(layer, "bin"), os.environ["PATH"]])
+    own = {"VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", ""), "PATH": os.environ["PATH"]}
+    kernel(kernels / "image", "Python (plain image)", image, own)
+    os.environ.update(PATH=path, VIRTUAL_ENV=layer)
+    argv = [os.path.join(layer, "bin", "python"), *image[1:]]
+    kernel(kernels / "python3", "Python (environment)", argv, {"VIRTUAL_ENV": layer, "PATH": path})
+    os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernels.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])])
+
+
+if __name__ == "__main__":
+    ask_nothing()
+    offer_layer()
+    own = {"identity_provider_class": "PortalIdentity", "kernel_manager_class": "Kernels"}
+    flags = [f"--ServerApp.{name}=__main__.{value}" for name, value in own.items()]
+    flags.append(f"--LabApp.extra_labextensions_path={show_notices(sys.argv[1])}")
+    server = LabApp.initialize_server(argv=[*sys.argv[2:], *flags])
+    server.web_app.add_handlers(".*$", [(r"/api/portal/activity", Activity)])
+    server.start()

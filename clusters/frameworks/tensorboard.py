@@ -1,0 +1,71 @@
+"""TensorBoard over the outputs of runs, which it finds mounted read-only. Source: tensorboard 2.21.
+
+With TensorFlow in its image it would import that, for seconds and half a gigabyte; it has all that event files need itself, and
+takes that where it finds a module `tensorboard.compat.notf` (tensorboard/compat/__init__.py). Its fast loader does not follow
+files that several programs write in one folder, hence `load_fast` and `reload_multifile`.
+
+It runs no program of those who open it, so members of the appcode who only look may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from clusters.frameworks.base import (
+    Addresses,
+    Completion,
+    Endpoint,
+    Framework,
+    Launch,
+    Resources,
+    Role,
+    Spec,
+    bind_to,
+    prepared,
+)
+from portal.manifests import field_error
+
+# Below it each run has a folder, <cluster>/<number>, which is what TensorBoard calls it.
+RUNS = "/elearn/runs"
+PORT = 6006
+START = (
+    "import sys; sys.modules['tensorboard.compat.notf'] = sys; "
+    "from tensorboard.main import run_main; sys.argv[0] = 'tensorboard'; run_main()"
+)
+
+
+class TensorBoard(Framework):
+    name = "tensorboard"
+    title = "TensorBoard"
+    is_application = True
+    shows_runs = True
+    # Seconds without a request that the gateway lets through, which is all that it does for people.
+    idle_signal = "use"
+    idle_after = 1800
+    modes = ("service",)
+    needs_command = False
+    roles = (Role("board", "TensorBoard", least=1, most=1, kept_alive=True),)
+    completions = (Completion("board", "board", "when it is disabled"),)
+    reserved_env: ClassVar[frozenset[str]] = frozenset()
+
+    def validate(self, spec: Spec) -> None:
+        super().validate(spec)
+        if not spec.runs:
+            raise field_error("Name the runs that it shows, as CLUSTER/NUMBER, for example train/3.", "runs")
+
+    def endpoints(self, spec: Spec, role: str) -> Sequence[Endpoint]:
+        return (Endpoint("tensorboard", PORT, "/data/environment"), *spec.endpoints(role))
+
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        flags = {
+            "logdir": RUNS,
+            "host": bind_to(addresses, role),
+            "port": str(PORT),
+            "load_fast": "false",
+            "reload_multifile": "true",
+            "reload_interval": "5",
+            "window_title": f"TensorBoard: {', '.join(spec.runs)}",
+        }
+        argv = ("python", "-c", START, *(f"--{name}={value}" for name, value in flags.items()))
+        return Launch(prepared(spec.command, argv))

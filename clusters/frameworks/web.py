@@ -1,0 +1,46 @@
+"""A web program of people's own: Gradio, Streamlit, MLflow, a dashboard; whatever answers HTTP at a port.
+
+It finds where to listen in HOST and PORT, and in the variables that the usual ones read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from clusters.frameworks.base import (
+    Addresses,
+    Completion,
+    Framework,
+    Launch,
+    Resources,
+    Role,
+    Spec,
+    bind_to,
+    shell,
+)
+from portal.manifests import field_error
+
+HOSTS = ("HOST", "GRADIO_SERVER_NAME", "STREAMLIT_SERVER_ADDRESS")
+PORTS = ("PORT", "GRADIO_SERVER_PORT", "STREAMLIT_SERVER_PORT")
+
+
+class Web(Framework):
+    name = "web"
+    title = "Web program"
+    is_application = True
+    modes = ("service",)
+    roles = (Role("server", "Server", least=1, most=1, kept_alive=True),)
+    completions = (Completion("server", "server", "when it is disabled"),)
+    reserved_env: ClassVar[frozenset[str]] = frozenset({*HOSTS, *PORTS})
+
+    def validate(self, spec: Spec) -> None:
+        super().validate(spec)
+        if not spec.endpoints("server"):
+            raise field_error(
+                "Name what it serves, for example {“name”: “web”, “port”: 8080}.", "roles", "server", "endpoints"
+            )
+
+    def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
+        host, port = bind_to(addresses, role), str(spec.endpoints(role)[0].port)
+        return Launch(shell(spec.command), dict.fromkeys(HOSTS, host) | dict.fromkeys(PORTS, port))

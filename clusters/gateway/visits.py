@@ -1,0 +1,209 @@
+"""Who may come to an origin: people by a cookie of that origin alone, programs by the access token of that cluster alone.
+
+A browser gets its cookie in one exchange. The portal, which knows the person, writes a row with the hash of a ticket and sends
+the browser back with the ticket; the origin exchanges it, once and only in the browser that asked for it, for a cookie. The row
+lives as long as the session of the portal that it came from, so signing out closes every origin, too."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from django.contrib.auth import HASH_SESSION_KEY
+from django.contrib.sessions.models import Session
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare
+
+from clusters.events import cluster_event
+from clusters.frameworks import FRAMEWORKS
+from clusters.models import AccessToken, Cluster, Origin, Visit
+from portal.access import OPERATE, VIEW, may
+from portal.events import record_all
+from portal.models import User
+
+# From the portal back to the origin; and how long a browser may come without asking the portal again.
+TICKET_LIFE, LIFE = dt.timedelta(seconds=60), dt.timedelta(hours=12)
+# Seconds for which a process believes what it found: who was put out of an appcode, or signed out, is put out here by then.
+BELIEVED = 2.0
+MOST_BELIEVED = 10_000
+# How exactly is known when an origin was used.
+NOTED = 60.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one request: whether it carries the token, else the person of its cookie, and whether they may open this endpoint."""
+
+    token: bool = False
+    person: str = ""
+    may_open: bool = False
+
+
+def cluster_at(origin: Origin) -> Cluster | None:
+    """The living cluster whose endpoint it is."""
+    rows = Cluster.objects.select_related("appcode", "current_run")
+    return rows.filter(appcode=origin.appcode_id, name=origin.cluster_name, deleted_at=None).first()
+
+
+def origin_of(label: str) -> Origin | None:
+    return Origin.objects.select_related("appcode").filter(label=label).first()
+
+
+def may_open(user: User, cluster: Cluster) -> bool:
+    """Whether a person may open the endpoints of a cluster now: who may run it, and whom its definition names."""
+    if not user.is_active:
+        return False
+    spec = cluster.spec
+    return (
+        may(user, cluster.appcode, OPERATE)
+        or is_open_to(user, spec, member=False)
+        or (is_open_to(user, spec, member=True) and may(user, cluster.appcode, VIEW))
+    )
+
+
+def is_open_to(user: User, spec: Mapping[str, Any], *, member: bool) -> bool:
+    """Whether the definition lets in somebody who may not run the cluster: a `member` of its appcode who only looks, or a person
+    who is none. No query."""
+    access = spec.get("access") or {}
+    if access.get("to") == "everybody" or user.username in access.get("people", ()):
+        return True
+    framework = FRAMEWORKS.get(spec.get("framework", ""))
+    return member and not (framework is None or framework.is_shell)
+
+
+def issue(request: HttpRequest, origin: Origin, state: str) -> str:
+    """A ticket for a person who may open `origin`, from their session of the portal. It is good for a minute, for one exchange,
+    and only together with `state`, which the browser that wants it has."""
+    ticket = secrets.token_urlsafe(32)
+    Visit.objects.create(
+        origin=origin,
+        user=cast("User", request.user),
+        session_key=request.session.session_key or "",
+        session_hash=request.session.get(HASH_SESSION_KEY, ""),
+        ticket_hash=_hash(ticket, state),
+        expires_at=timezone.now() + TICKET_LIFE,
+    )
+    return ticket
+
+
+def exchange(ticket: str, state: str, label: str) -> str:
+    """The cookie for a ticket, "" when it is not good (any more). One conditional UPDATE decides between two who bring it at
+    once."""
+    cookie, now = secrets.token_urlsafe(32), timezone.now()
+    rows = Visit.objects.filter(ticket_hash=_hash(ticket, state), origin__label=label, expires_at__gt=now)
+    if not state or not rows.update(ticket_hash=None, cookie_hash=_hash(cookie, label), expires_at=now + LIFE):
+        return ""
+    return cookie
+
+
+def forget_old() -> int:
+    """Removes what is over; by the clock."""
+    return Visit.objects.filter(expires_at__lt=timezone.now()).delete()[0]
+
+
+def person_by(cookie: str, label: str) -> Found:
+    """Whose cookie it is, while their session of the portal is alive. Three queries."""
+    now = timezone.now()
+    alive = Session.objects.filter(session_key=OuterRef("session_key"), expire_date__gt=now)
+    rows: QuerySet[Visit] = Visit.objects.filter(
+        Q(expires_at__gt=now) & Exists(alive), cookie_hash=_hash(cookie, label)
+    )
+    visit = rows.select_related("user", "origin").first()
+    if visit is None or visit.origin.label != label or not visit.user.is_active:
+        return Found()
+    if not constant_time_compare(visit.session_hash, visit.user.get_session_auth_hash()):
+        return Found()
+    cluster = cluster_at(visit.origin)
+    return Found(person=visit.user.username, may_open=cluster is not None and may_open(visit.user, cluster))
+
+
+def is_token(token: str, label: str) -> bool:
+    """Whether it is the access token of the cluster behind this label. Two queries."""
+    origin = origin_of(label)
+    cluster = cluster_at(origin) if origin else None
+    row = AccessToken.objects.filter(cluster=cluster).first() if cluster else None
+    return row is not None and constant_time_compare(row.token, token)
+
+
+_noted: dict[str, float] = {}
+
+
+def note_use(label: str) -> None:
+    """Somebody was let in at an origin: written down at most once in NOTED seconds by each process."""
+    now = time.monotonic()
+    if now - _noted.get(label, -NOTED) >= NOTED:
+        if len(_noted) >= MOST_BELIEVED:
+            _noted.clear()
+        _noted[label] = now
+        Origin.objects.filter(label=label).update(used_at=timezone.now())
+
+
+class Believed:
+    """Answers that are believed for BELIEVED seconds; pages of an application ask for a hundred files at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[float, Any]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, key: tuple[str, ...], find: Callable[[], Any]) -> Any:
+        now = time.monotonic()
+        known = self._known.get(key)
+        if known is not None and known[0] > now:
+            return known[1]
+        found = find()
+        with self._lock:
+            if len(self._known) >= MOST_BELIEVED:
+                self._known.clear()
+            self._known[key] = (now + BELIEVED, found)
+        return found
+
+
+_believed = Believed()
+
+
+def sender(token: str, cookies: list[str], label: str) -> Found:
+    """Who sends a request with this token ("" for none) and these cookies to the origin `label`."""
+    if token and _believed.ask(("token", _hash(token, label)), lambda: is_token(token, label)):
+        return Found(token=True)
+    found = Found()
+    for cookie in cookies:
+        each: Found = _believed.ask(("cookie", _hash(cookie, label)), partial(person_by, cookie, label))
+        if each.person:
+            found = each if not found.person else replace(found, may_open=found.may_open or each.may_open)
+    return found
+
+
+@transaction.atomic
+def new_token(cluster: Cluster, *, acting_user: User) -> str:
+    """A new access token in the place of the old one, which opens nothing from now on (elsewhere after BELIEVED)."""
+    token = secrets.token_urlsafe(32)
+    AccessToken.objects.update_or_create(cluster=cluster, defaults={"token": token, "made_by": acting_user})
+    record_all([cluster_event("cluster.token_made", cluster, acting_user, "A new access token was made.")])
+    return token
+
+
+@transaction.atomic
+def stop_token(cluster: Cluster, *, acting_user: User) -> None:
+    """No program comes in by a token any more. Repeating it changes nothing."""
+    if AccessToken.objects.filter(cluster=cluster).delete()[0]:
+        record_all([cluster_event("cluster.token_stopped", cluster, acting_user, "The access token was stopped.")])
+
+
+def token_of(cluster: Cluster) -> str:
+    """The access token for who may run the cluster, "" when there is none."""
+    row = AccessToken.objects.filter(cluster=cluster).first()
+    return row.token if row else ""
+
+
+def _hash(secret: str, about: str) -> str:
+    return hashlib.sha256(f"{about}\0{secret}".encode()).hexdigest()

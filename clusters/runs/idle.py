@@ -1,0 +1,206 @@
+"""Stops what nobody needs, after it was announced: rows → `clusters/idle.py` → what it says, within one transaction a run.
+
+Whether a run works is told by its cloud (`observe`), and when somebody was let in by the gateway; each run has a column that says
+when it is to be looked at next, so that thousands that work cost nothing. What is stopped ends as if somebody had disabled it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest, Least, Now
+from django.utils import timezone
+
+from clusters.clouds.drivers.base import ActivitySeen
+from clusters.clouds.health import SILENT
+from clusters.events import run_event
+from clusters.frameworks import FRAMEWORKS
+from clusters.idle import Life, Step, step
+from clusters.models import CloudState, Cluster, Origin, Run
+from clusters.runs.ending import end_by_portal, span
+from portal import hooks
+from portal.events import record_all
+from portal.text import readable
+
+REASON = "Idle"
+# So many are looked at in one turn; a cloud that is silent, or a use that nobody tells of, is looked at again after so long.
+PORTION, AGAIN = 500, dt.timedelta(seconds=15)
+UNASKED = "Where it runs nobody asks whether it works."
+RESUMES = "Its files are kept, and Re-Deploy resumes it."
+# Columns that are written here.
+COLUMNS = ["activity", "activity_since", "activity_why", "kept_at", "idle_announced_at", "idle_stops_at",
+           "end_announced_at", "needed_asked_at", "look_at"]  # fmt: skip
+
+
+def note(run: Run, item: ActivitySeen, now: dt.datetime) -> None:
+    """What a cloud tells, in a locked run. An idleness begins at the earliest when something else was told before: the clocks of
+    machines differ, and an old one counts for nothing."""
+    before = run.activity_since if run.activity else now
+    since = now if item.state != "idle" else min(now, max(item.since, before or now))
+    if item.state == run.activity and (item.state != "idle" or before is None or since <= before):
+        return
+    run.activity, run.activity_since, run.activity_why = item.state, since, readable(item.why, 300)
+    run.look_at = now
+
+
+def turn(now: dt.datetime) -> int:
+    """Looks at what is due, and says at how many. May run twice or at once."""
+    due = Run.objects.filter(look_at__lte=now, desired=Run.Desired.RUNNING, verdict="", gone=False)
+    ids = list(due.order_by("look_at").values_list("pk", flat=True)[:PORTION])
+    for run_id in ids:
+        _look(run_id, now)
+    return len(ids)
+
+
+@transaction.atomic
+def _look(run_id: int, now: dt.datetime) -> None:
+    rows = Run.objects.select_for_update(of=("self",), no_key=True, skip_locked=True)
+    run = rows.select_related("cluster__appcode", "cluster__created_by", "created_by").filter(pk=run_id).first()
+    if run is None or run.desired != Run.Desired.RUNNING or run.verdict or run.gone:
+        return
+    run.look_at = None
+    while True:
+        life = life_of(run)
+        what, due = step(life, now)
+        if not what:
+            break
+        _do(run, what, life, now)
+        if what == "stop":
+            return
+    soon = now + AGAIN if not life.is_heard or (life.signal == "use" and run.idle_announced_at) else None
+    run.look_at = min(filter(None, (due, soon)), default=None)
+    run.save(update_fields=COLUMNS)
+
+
+def life_of(run: Run) -> Life:
+    """What is known of a run with its cluster. One query, and one more where use counts and it was ever let in."""
+    signal = FRAMEWORKS[run.spec["framework"]].idle_signal
+    idle = run.spec.get("idle") or {"policy": "never", "after": 0}
+    counts = run.spec["mode"] == "service" and run.phase == Run.Phase.RUNNING
+    return Life(
+        signal=signal,
+        policy=idle["policy"],
+        after=dt.timedelta(seconds=idle["after"]),
+        running_since=run.started_at if counts and not run.verdict else None,
+        idle_since=run.activity_since if run.activity == "idle" else None,
+        used_at=used_at(run.cluster) if signal == "use" else None,
+        is_heard=_is_heard(run.cloud) if counts else True,
+        kept_at=run.kept_at,
+        announced_at=run.idle_announced_at,
+        deadline=run.deadline,
+        end_announced_at=run.end_announced_at,
+        asked_at=run.needed_asked_at,
+    )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """For people: since when a run has done nothing, when it is stopped if that goes on, whether that is announced; `is_last`:
+    its end by its time limit is announced. None where it works, or nobody knows; of what is used by visits, before it is
+    announced."""
+
+    since: dt.datetime | None = None
+    stops_at: dt.datetime | None = None
+    announced: bool = False
+    is_last: bool = False
+
+
+def outlook(run: Run, now: dt.datetime) -> Outlook:
+    """No query."""
+    if run.phase != Run.Phase.RUNNING or run.verdict or run.desired != Run.Desired.RUNNING:
+        return Outlook()
+    if run.end_announced_at and run.deadline and (run.idle_stops_at is None or run.deadline <= run.idle_stops_at):
+        return Outlook(stops_at=run.deadline, announced=True, is_last=True)
+    since = run.activity_since if run.activity == "idle" else None
+    if run.idle_announced_at:
+        return Outlook(since, run.idle_stops_at, True)
+    idle = run.spec.get("idle")
+    if since is None or not idle or idle["policy"] != "stop":
+        return Outlook(since)
+    return Outlook(since, max(since, run.kept_at or since) + dt.timedelta(seconds=idle["after"]))
+
+
+def used_at(cluster: Cluster) -> dt.datetime | None:
+    """When the gateway last let somebody in at any of its endpoints, to a minute or so."""
+    known = Origin.objects.filter(label__in=cluster.origins.values(), used_at__isnull=False)
+    return max((at for at in known.values_list("used_at", flat=True) if at), default=None)
+
+
+def _is_heard(cloud: str) -> bool:
+    heard = CloudState.objects.filter(name=cloud, trouble="").values_list("heard_at", flat=True).first()
+    return heard is not None and timezone.now() - heard <= SILENT
+
+
+def _do(run: Run, what: Step, life: Life, now: dt.datetime) -> None:
+    after = span(int(life.after.total_seconds()))
+    if what == "announce":
+        run.idle_announced_at = now
+        if life.policy == "stop":
+            at = run.idle_stops_at = max((life.quiet_since or now) + life.after, now + life.notice)
+            subject = f"will be stopped at {_clock(at)}: it does nothing"
+            said = f"It has done nothing since {_clock(life.quiet_since or now)} and will be stopped at {_clock(at)}. {RESUMES} "
+            said += "What its programs hold in memory is lost. Do you still need it as it is? Keep it with one click:"
+        else:
+            subject = f"has done nothing for {after}"
+            said = (
+                f"It has done nothing since {_clock(life.quiet_since or now)}. Nobody stops it; do you still need it?"
+            )
+        record_all([run_event("run.idle_announced", run, said.partition(" Do you")[0])])
+        _mail(run, f"idle {now:%Y-%m-%dT%H:%M:%S}", subject, said)
+    elif what == "withdraw":
+        run.idle_announced_at = run.idle_stops_at = None
+        record_all([run_event("run.idle_withdrawn", run, "It works again or is wanted: it goes on.")])
+    elif what == "stop":
+        run.save(update_fields=COLUMNS)
+        end_by_portal(run, REASON, f"Stopped after {after} without work. {RESUMES}")
+    elif what == "announce_end" and run.deadline:
+        run.end_announced_at = now
+        said = (
+            f"It reaches its time limit of {span(run.spec['timeLimit'])} at {_clock(run.deadline)} and is ended then. "
+        )
+        said = f"{said}{RESUMES}"
+        record_all([run_event("run.end_announced", run, said)])
+        _mail(run, "end", f"reaches its time limit at {_clock(run.deadline)}", said)
+    elif what == "ask" and run.started_at:
+        run.needed_asked_at = now
+        cost = f"{run.cost_at(now):,.2f} {settings.CURRENCY}"
+        said = f"It has run since {run.started_at.astimezone(dt.UTC):%Y-%m-%d}, costs go on ({cost} so far), and it has no end. "
+        said += "Nothing is stopped. Disable it when it is done; if it is needed, say so with one click (Keep):"
+        record_all(
+            [run_event("run.needed_asked", run, f"Its owner was asked whether it is still needed: {cost} so far.")]
+        )
+        _mail(run, f"needed {now:%Y-%m-%d}", f"is it still needed? {cost} so far", said)
+
+
+def _mail(run: Run, about: str, subject: str, text: str) -> None:
+    """To who deployed it; without an address of theirs to the notification addresses of the appcode."""
+    cluster = run.cluster
+    owner = run.created_by or cluster.created_by
+    to = [owner.email] if owner and owner.is_active and owner.email else []
+    is_application = FRAMEWORKS[run.spec["framework"]].is_application
+    link = f"{settings.PORTAL_ORIGIN}/{'applications' if is_application else 'clusters'}/{cluster}"
+    for tell in hooks.mail:
+        tell(f"run {run.pk} {about}", cluster.appcode_id, f"{cluster}: {subject}", f"{cluster}: {text}\n\n{link}\n", to)
+
+
+def _clock(at: dt.datetime) -> str:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def saved(clusters: QuerySet[Any, Any] | Collection[Cluster], since: dt.datetime) -> int:
+    """GPU-seconds since then that idle stops gave back: of each, its GPUs from its end to the next deployment of the cluster, its
+    deletion, or now. One query."""
+    following = Run.objects.filter(cluster=OuterRef("cluster"), number__gt=OuterRef("number")).order_by("number")
+    again = Subquery(following.values("created_at")[:1], output_field=DateTimeField())
+    until = Least(Coalesce(again, Now()), Coalesce("cluster__deleted_at", Now()), Now())
+    stops = Run.objects.filter(stop_reason=REASON, finished_at__isnull=False, gpus__gt=0, cluster__in=clusters)
+    free = stops.annotate(until=until, begin=Greatest("finished_at", since, output_field=DateTimeField()))
+    held = ExpressionWrapper(F("gpus") * (F("until") - F("begin")), output_field=DurationField())
+    found = free.filter(until__gt=F("begin")).aggregate(held=Sum(held))
+    return int(found["held"].total_seconds()) if found["held"] else 0

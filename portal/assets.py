@@ -1,0 +1,118 @@
+"""What browsers run and no Python package brings: files of npm packages, by their hashes, beside the packages of Python.
+
+`python -m portal.assets` fetches them; `make run` and docker/portal/Dockerfile call it once. They come from the registry
+that npm uses on this machine, or that NPM_CONFIG_REGISTRY names. Without these files everything works but terminals, and
+their page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+import certifi
+
+FOLDER = Path(sys.prefix) / "share" / "gpu-cloud" / "static"
+SECONDS = 30
+# Of the system, which may believe more than others do (a proxy that looks into connections).
+AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+# They are for who changes xterm.js, and would be looked for when static files are collected.
+SOURCE_MAP = re.compile(rb"\n//# sourceMappingURL=.*\s*\Z")
+
+
+@dataclass(frozen=True)
+class Package:
+    """`sha512` as npm writes it, in base64; `files`: where in the archive → where below FOLDER."""
+
+    name: str
+    version: str
+    sha512: str
+    files: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        return f"{self.name}/-/{self.name.rpartition('/')[2]}-{self.version}.tgz"
+
+
+# Both are under the MIT licence.
+PACKAGES = (
+    Package(
+        "@xterm/xterm", "6.0.0",
+        "TQwDdQGtwwDt+2cgKDLn0IRaSxYu1tSUjgKarSDkUM0ZNiSRXFpjxEsvc/Zgc5kq5omJ+V0a8/kIM2WD3sMOYg==",
+        {"lib/xterm.js": "xterm/xterm.js", "css/xterm.css": "xterm/xterm.css", "LICENSE": "xterm/LICENSE"},
+    ),
+    Package(
+        "@xterm/addon-fit", "0.11.0",
+        "jYcgT6xtVYhnhgxh3QgYDnnNMYTcf8ElbxxFzX0IZo+vabQqSPAjC3c1wJrKB5E19VwQei89QCiZZP86DCPF7g==",
+        {"lib/addon-fit.js": "xterm/addon-fit.js"},
+    ),
+)  # fmt: skip
+
+
+def has_xterm() -> bool:
+    return all((FOLDER / path).exists() for package in PACKAGES for path in package.files.values())
+
+
+def unpack(package: Package, archive: bytes) -> dict[str, bytes]:
+    """The files by their places below FOLDER. Raises ValueError when the archive is not the one that is meant."""
+    if base64.b64encode(hashlib.sha512(archive).digest()).decode() != package.sha512:
+        raise ValueError(f"what came as {package.path} is something else")
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for name, place in package.files.items():
+            file = tar.extractfile(f"package/{name}")
+            assert file is not None
+            found[place] = SOURCE_MAP.sub(b"\n", file.read())
+    return found
+
+
+def fetch(registry: str) -> None:
+    """Fetches all of them anew. Raises OSError, HTTPException or ValueError, and then has written nothing."""
+    context = ssl.create_default_context(cafile=certifi.where())
+    if AUTHORITIES.exists():
+        context.load_verify_locations(AUTHORITIES)
+    found = dict[str, bytes]()
+    for package in PACKAGES:
+        url = f"{registry.rstrip('/')}/{package.path}"
+        # What comes is compared with a hash.
+        with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:  # noqa: S310  # nosec B310
+            found |= unpack(package, answer.read())
+    for place, data in found.items():
+        path = FOLDER / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.new").write_bytes(data)
+        path.with_name(f"{path.name}.new").rename(path)
+
+
+def registry() -> str:
+    """The address of the registry, "" where nobody says one."""
+    if named := os.environ.get("NPM_CONFIG_REGISTRY"):
+        return named
+    npm = shutil.which("npm")
+    if npm is None:
+        return ""
+    asked = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
+
+
+if __name__ == "__main__":
+    source = registry()
+    try:
+        if not source:
+            raise OSError("this machine has no npm, and NPM_CONFIG_REGISTRY names no registry")
+        fetch(source)
+    except (OSError, HTTPException, ValueError) as error:
+        sys.exit(f"xterm.js could not be fetched, so terminals in the browser do not work yet: {error}")

@@ -1,0 +1,125 @@
+"""What an administrator sees of a request: what was asked for beside what the appcode, its business line and the platform have.
+
+A number of queries that does not depend on how many requests wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.forms import BoundField
+
+from portal import hooks
+from portal.hooks import GpuPrices
+from portal.models import Appcode, OrgNode, QuotaRequest
+from portal.pages.forms import DecisionForm
+from portal.terms import Terms
+
+
+@dataclass(frozen=True)
+class Given:
+    """What some active appcodes may use together."""
+
+    appcodes: int = 0
+    gpus: int = 0
+    storage: int = 0
+    budget: Decimal = Decimal(0)
+
+    def __add__(self, other: Given) -> Given:
+        return Given(
+            self.appcodes + other.appcodes,
+            self.gpus + other.gpus,
+            self.storage + other.storage,
+            self.budget + other.budget,
+        )
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What all active appcodes may use together, the GPUs that there are and those that are held, and what one costs; None
+    where nobody knows."""
+
+    given: Given
+    pool: int | None
+    held: int | None
+    prices: GpuPrices | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """One request with its form. `line` is the business line, None where no node above the appcode is one."""
+
+    appcode: Appcode
+    asked: QuotaRequest
+    has: Terms | None
+    used_gib: int
+    line: OrgNode | None
+    line_given: Given
+    platform: Platform
+    form: DecisionForm
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, object, object, BoundField, object, object]]:
+        """Kind of value, name, unit, what it has, what is asked for, the field, what the line and what all have."""
+        has, asked, line, everybody = self.has, self.asked.terms, self.line_given, self.platform.given
+        units = {"gpus": "", "storage": "GiB", "budget": settings.CURRENCY, "expires": ""}
+        return [
+            (
+                name, str(self.form[name].label), unit, getattr(has, name, None), getattr(asked, name), self.form[name],
+                getattr(line, name, None), getattr(everybody, name, None),
+            )
+            for name, unit in units.items()
+        ]  # fmt: skip
+
+
+def waiting() -> QuerySet[Appcode]:
+    """What waits for a decision, the oldest first."""
+    rows = Appcode.objects.filter(request__state=QuotaRequest.State.WAITING).exclude(state=Appcode.State.DISABLED)
+    rows = rows.select_related("org_node", "request__asked_by").prefetch_related("memberships__user")
+    return rows.order_by("request__asked_at", "pk")
+
+
+def _form(appcode: Appcode, asked: QuotaRequest) -> DecisionForm:
+    first = {**DecisionForm.shown(asked.terms), "revision": asked.revision}
+    return DecisionForm(initial=first, auto_id=f"id_{appcode.pk}_%s")
+
+
+def cards(appcodes: Sequence[Appcode], typed: DecisionForm | None = None, of: str = "") -> list[Card]:
+    """Of `appcodes`, those whose request an administrator can decide about; `typed` is what was typed for the one called `of`."""
+    decidable = [(each, each.asked) for each in appcodes if each.asked and each.asked.is_decidable]
+    if not decidable:
+        return []
+    lines = {node.path: node for node in OrgNode.objects.exclude(namespace=None)}
+    active = list(Appcode.objects.filter(state=Appcode.State.ACTIVE).select_related("org_node"))
+    budgets = hooks.budgets_of([each.pk for each in active])
+    given: dict[str, Given] = {}
+    for each in active:
+        path = _line(each, lines)
+        one = Given(1, each.gpu_quota, each.storage_quota_gib, budgets.get(each.pk, Decimal(0)))
+        given[path] = given.get(path, Given()) + one
+    volumes, use, pool = hooks.volumes_gib.only, hooks.gpu_use.only, hooks.gpu_pool.only
+    used = volumes([each.code for each, _ in decidable]) if volumes else {}
+    platform = Platform(
+        sum(given.values(), Given()), pool() if pool else None, use(Appcode.objects.all()).in_use if use else None,
+        hooks.gpu_prices_of(None),
+    )  # fmt: skip
+    found = []
+    for each, asked in decidable:
+        path = _line(each, lines)
+        has = Terms(each.gpu_quota, each.storage_quota_gib, budgets.get(each.pk), each.expires_on)
+        found.append(
+            Card(
+                each, asked, has if each.state == Appcode.State.ACTIVE else None, used.get(each.code, 0), lines.get(path),
+                given.get(path, Given()), platform, typed if typed and each.code == of else _form(each, asked),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _line(appcode: Appcode, lines: Container[str]) -> str:
+    """The path of its business line, "" without one."""
+    return next((path for path in reversed(appcode.org_node.ancestors_and_self) if path in lines), "")

@@ -1,0 +1,251 @@
+"""Origins, tickets, cookies and tokens as rows: who gets in, once, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from clusters.gateway import origins, visits
+from clusters.models import Origin, Visit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+WEB = {
+    "framework": "web",
+    "command": "serve",
+    "roles": {"server": {"flavor": "small", "endpoints": [{"name": "web", "port": 8080}]}},
+}
+
+
+@pytest.fixture
+def web(catalogue: None, manifest: Any, alice: Any, ops: Any) -> Any:
+    from clusters.actions import create_cluster
+    from clusters.manifest import ClusterManifest
+
+    def make(name: str = "app", appcode: str = "ops-demo", user: Any = None, **spec: Any) -> Any:
+        body = {"metadata": {"name": name, "appcode": appcode}, "spec": {"image": "python", **WEB, **spec}}
+        return create_cluster(ClusterManifest.model_validate(body), acting_user=user or alice)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _nothing_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visits, "_believed", visits.Believed())
+
+
+def opened(person: Any, label: str, state: str = "state") -> tuple[Client, str]:
+    """A browser with a session of the portal, and the ticket that it was sent back with."""
+    browser = Client()
+    browser.force_login(person)
+    answer = browser.get(f"/open/{label}?state={state}&next=/lab")
+    if answer.status_code != 200:
+        return browser, ""
+    ticket = answer.content.decode().partition("ticket?ticket=")[2].partition("&amp;")[0]
+    return browser, ticket
+
+
+def test_a_ticket_is_good_once_in_one_browser_at_one_origin(web: Any, alice: Any) -> None:
+    web(), web("other")
+    _, ticket = opened(alice, "web-app-ops-demo")
+    assert visits.exchange(ticket, "another browser", "web-app-ops-demo") == ""
+    assert visits.exchange(ticket, "", "web-app-ops-demo") == ""
+    assert visits.exchange(ticket, "state", "web-other-ops-demo") == ""
+    cookie = visits.exchange(ticket, "state", "web-app-ops-demo")
+    assert visits.person_by(cookie, "web-app-ops-demo") == visits.Found(person="alice", may_open=True)
+    assert visits.exchange(ticket, "state", "web-app-ops-demo") == ""
+    assert visits.person_by(cookie, "web-other-ops-demo") == visits.Found()
+    assert cookie not in str(Visit.objects.values())
+
+
+def test_a_cookie_ends_with_the_session_the_password_and_the_person(web: Any, alice: Any) -> None:
+    web()
+    label = "web-app-ops-demo"
+    ends = {
+        "signed out": lambda browser: browser.post("/accounts/logout/"),
+        "password": lambda browser: (alice.set_password("another-long-one"), alice.save()),
+        "deactivated": lambda browser: type(alice).objects.filter(pk=alice.pk).update(is_active=False),
+    }
+    for end in ends.values():
+        browser, ticket = opened(alice, label)
+        cookie = visits.exchange(ticket, "state", label)
+        assert visits.person_by(cookie, label).may_open
+        end(browser)
+        assert visits.person_by(cookie, label) == visits.Found()
+
+
+def test_who_may_open_what(web: Any, alice: Any, bob: Any, victor: Any, mallory: Any, root: Any) -> None:
+    members = web("members")
+    named = web("named", access={"to": "people", "people": ["mallory"]})
+    everybody = web("everybody", access={"to": "everybody"})
+    lab = {"framework": "jupyter", "command": "", "home": "home", "roles": {"notebook": {"flavor": "small"}}}
+    from datastores.actions import create_datastore
+    from datastores.specs import DatastoreManifest
+
+    home = {"metadata": {"name": "home", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
+    create_datastore(DatastoreManifest.model_validate(home), acting_user=alice)
+    notebook = web("lab", **lab)
+    who = {each.username: each for each in (alice, bob, victor, mallory, root)}
+    table = {
+        row.name: [name for name, each in who.items() if visits.may_open(each, row)]
+        for row in (members, named, everybody, notebook)
+    }
+    insiders = ["alice", "bob", "root"]
+    assert table == {
+        "members": ["alice", "bob", "victor", "root"],
+        "named": ["alice", "bob", "victor", "mallory", "root"],
+        "everybody": list(who),
+        "lab": insiders,
+    }
+    _, ticket = opened(mallory, "web-members-ops-demo")
+    assert not ticket
+
+
+def test_a_token_opens_one_application_until_the_next_one(web: Any, alice: Any, victor: Any) -> None:
+    first, second = web("first"), web("second")
+    token = visits.new_token(first, acting_user=alice)
+    assert visits.is_token(token, "web-first-ops-demo")
+    assert not visits.is_token(token, "web-second-ops-demo")
+    assert visits.token_of(first) == token
+    assert visits.token_of(second) == ""
+    newer = visits.new_token(first, acting_user=alice)
+    assert not visits.is_token(token, "web-first-ops-demo")
+    assert visits.is_token(newer, "web-first-ops-demo")
+    visits.stop_token(first, acting_user=alice)
+    assert not visits.is_token(newer, "web-first-ops-demo")
+    assert not visits.is_token("", "web-first-ops-demo")
+    first.refresh_from_db()
+    assert newer not in str(first.__dict__)
+
+
+def test_an_origin_is_of_one_endpoint_for_ever(web: Any, alice: Any, mallory: Any, flight: Any) -> None:
+    from clusters.actions import delete_cluster
+
+    one = web("a-b")
+    assert one.origins == {"web": "web-a-b-ops-demo"}
+    delete_cluster(one, acting_user=alice)
+    again = web("a-b")
+    assert again.origins == {"web": "web-a-b-ops-demo"}
+    # The same label would be that of endpoint “web” of “a” in an appcode called “b-ops-demo”.
+    Origin.objects.create(label="web-taken-ops-demo", appcode=flight, cluster_name="x", endpoint="web")
+    taken = web("taken")
+    (label,) = taken.origins.values()
+    assert label != "web-taken-ops-demo"
+    assert label.startswith("web-taken-ops-demo-")
+    assert origins.label_of(f"{label}.apps.localhost:8000") == label
+    assert origins.label_of("portal.localhost:8000") == origins.label_of(f"{label}.apps.localhost:9") == ""
+
+
+def test_long_names_and_underscores_have_a_label_of_their_own() -> None:
+    labels = {origins.label("e" * 15, "c" * 40, f"a{n}" * 20) for n in range(9)}
+    assert len(labels) == 9
+    assert all(len(each) <= 63 for each in labels)
+    assert origins.label("web", "x", "a_b") != origins.label("web", "x", "a-b")
+
+
+def test_who_has_it_open_is_told_what_is_announced_and_keeps_it(
+    web: Any, alice: Any, victor: Any, settings: Any
+) -> None:
+    from django.utils import timezone
+
+    from clusters.models import Run
+
+    web()
+    host = f"web-app-ops-demo.{settings.APPS_DOMAIN}" + (
+        "" if settings.APPS_PORT == settings.APPS_USUAL_PORT else f":{settings.APPS_PORT}"
+    )
+    own = {"Host": host, "Origin": f"{settings.APPS_SCHEME}://{host}", "X-Portal-Gateway": settings.GATEWAY_SECRET}
+
+    def ask(person: Any, method: str, path: str, **headers: str) -> Any:
+        browser = Client()
+        if person:
+            _, ticket = opened(person, "web-app-ops-demo")
+            browser.cookies["portal-app"] = visits.exchange(ticket, "state", "web-app-ops-demo")
+        return browser.generic(method, path, headers={**own, **headers})
+
+    assert ask(alice, "GET", "/.portal/idle").json() == {"announced": "", "sentence": "", "mayKeep": False}
+    now = timezone.now()
+    Run.objects.update(phase="Running", started_at=now, idle_announced_at=now, idle_stops_at=now)
+    told = ask(alice, "GET", "/.portal/idle").json()
+    assert told["announced"]
+    assert told["mayKeep"]
+    assert f"stopped at {now:%H:%M} UTC" in told["sentence"]
+    # Who only looks sees it, and may not keep it.
+    assert not ask(victor, "GET", "/.portal/idle").json()["mayKeep"]
+    assert ask(victor, "POST", "/.portal/keep").status_code == 403
+    for person, headers in ((None, {}), (alice, {"Origin": "http://elsewhere.example"})):
+        assert ask(person, "POST", "/.portal/keep", **headers).status_code in (401, 403)
+    assert ask(alice, "GET", "/.portal/keep").status_code == 404
+    assert Run.objects.get().idle_announced_at
+    assert ask(alice, "POST", "/.portal/keep").json() == {"sentence": "It is kept; its idle time begins anew."}
+    assert Run.objects.get().idle_announced_at is None
+    Run.objects.update(phase="Stopped")
+    assert ask(alice, "POST", "/.portal/keep").status_code == 409
+
+
+def test_a_gateway_that_knows_only_yes_and_no_sends_people_to_an_address_of_the_same_origin(
+    web: Any, alice: Any, mallory: Any
+) -> None:
+    """What NGINX asks, and what is answered where it then sends people."""
+    cluster = web(access={"to": "people", "people": ["mallory"]})
+    label, name = "web-app-ops-demo", "web-app-ops-demo.apps.localhost:8000"
+
+    def judged(cookie: str = "", uri: str = "/lab?a=1", **more: str) -> Any:
+        about = {"X-Original-URL": f"http://{name}{uri}", "X-Original-Method": "GET", "Cookie": cookie}
+        return Client().get("/gateway/judge/nginx", headers={**about, **more})
+
+    def sent(cookie: str = "", rd: str = "/lab?a=1", **more: str) -> Any:
+        there = {"Host": name, "Cookie": cookie, "Accept": "text/html", **more}
+        return Client().get("/.portal/sign-in", {"rd": rd}, headers=there)
+
+    def cookie_of(person: Any) -> str:
+        _, ticket = opened(person, label)
+        return f"portal-app={visits.exchange(ticket, 'state', label)}" if ticket else ""
+
+    theirs = f"{cookie_of(alice)}; theme=dark"
+    answer = judged(theirs)
+    assert (answer.status_code, answer["X-Portal-User"], answer["Cookie"]) == (200, "alice", "theme=dark")
+    # Neither nobody nor somebody's page elsewhere, and what a client says in other headers counts for nothing.
+    lies = {"X-Forwarded-Host": name, "X-Forwarded-Uri": "/lab"}
+    for cookie, more in (("", {}), ("", lies), (theirs, {"Origin": "http://web-b-flight.apps.localhost:8000"})):
+        answer = judged(cookie, **more)
+        assert (answer.status_code, answer.content, "X-Portal-User" in answer) == (401, b"", False)
+    other = {"X-Original-URL": "http://web-b-flight.apps.localhost:8000/lab"}
+    assert judged(theirs, **{**lies, **other}).status_code == 401
+
+    answer = sent()
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("http://portal.localhost:8000/open/web-app-ops-demo?state=")
+    assert answer["Location"].endswith("next=%2Flab%3Fa%3D1")
+    assert answer.cookies["portal-app-state"].value in answer["Location"]
+    assert sent(Accept="application/json").status_code == 401
+    assert sent(theirs)["Location"] == f"http://{name}/lab?a=1"
+    for elsewhere in ("//evil.example/", "/\\evil.example", "https://evil.example/", "/.portal/sign-in?rd=/"):
+        assert sent(theirs, elsewhere)["Location"] == f"http://{name}/"
+    guest = cookie_of(mallory)
+    type(cluster).objects.update(spec={**cluster.spec, "access": {"to": "members"}})
+    assert judged(guest).status_code == 401
+    assert sent(guest).status_code == 404
+
+
+def test_a_cloud_with_a_domain_of_its_own_has_its_origins_there(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusters.models import Cloud
+
+    host = "web-app-ops-demo.apps.second.example:8000"
+    monkeypatch.setattr(origins, "_domains", origins._Domains())
+    assert origins.label_of(host) == ""
+    settings = {"gateway": "traefik", "gateway_namespace": "traefik", "apps_domain": "apps.second.example"}
+    Cloud.objects.create(kind="kubernetes", name="second", title="Second", settings=settings)
+    monkeypatch.setattr(origins, "_domains", origins._Domains())
+    assert origins.label_of(host) == "web-app-ops-demo"
+    assert origins.label_of(host.replace(":8000", "")) == origins.label_of("a.b.apps.second.example:8000") == ""
+
+    cluster = web()
+    origins.move(cluster, "apps.second.example")
+    assert [each.url for each in origins.openings(cluster, None)] == [f"http://{host}/"]
+    # The portal answers there, and nothing of its own.
+    answer = Client().get("/", headers={"Host": host, "Accept": "text/html"})
+    assert answer["Location"].startswith("http://portal.localhost:8000/open/web-app-ops-demo?")
+    origins.move(cluster, "")
+    assert cluster.origins == {"web": "web-app-ops-demo"}

@@ -1,0 +1,516 @@
+"""Applications as people and as attackers meet them: the whole portal, the real gateway, real JupyterLab, a real browser.
+
+Each application has an origin of its own. The web program of these tests says back what reached it, so that what did not is seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.browser import chromium
+from tests.index import PASSWORD
+from tests.running import Client, Portal, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
+LATE = 120_000
+# Says back the headers that it was sent, and a little page of its own for browsers.
+ECHO = """cat > /tmp/echo.py <<'END'
+import http.server, json, os
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        body = json.dumps({"path": self.path, "headers": dict(self.headers.items())}).encode()
+        page = self.path.startswith("/page")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if page else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+http.server.ThreadingHTTPServer((os.environ["HOST"], int(os.environ["PORT"])), Echo).serve_forever()
+END
+exec python /tmp/echo.py"""
+CELL = """import time
+for step in range(16):
+    print('step', step, flush=True)
+    time.sleep(0.5)
+print('over')"""
+NOTEBOOK = {
+    "cells": [
+        {
+            "cell_type": "code",
+            "id": "one",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": CELL,
+        }
+    ],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def host_of(portal: Portal, label: str) -> str:
+    return f"{label}.apps.localhost:{portal.port}"
+
+
+def ready(portal: Portal, path: str, person: str = "alice") -> None:
+    client = Client(portal, person)
+
+    def is_ready() -> bool:
+        found = client.call("GET", path)["status"].get("endpoints", [])
+        return bool(found) and all(each["ready"] for each in found)
+
+    assert eventually(is_ready, 120), client.call("GET", path)["status"]
+
+
+@pytest.fixture(scope="module")
+def echo(portal_up: Portal) -> str:
+    """The label of the origin of a web program in ops-demo."""
+    alice = Client(portal_up, "alice")
+    roles = {"server": {"flavor": "small", "endpoints": [{"name": "web", "port": 8080}]}}
+    path = alice.create("ops-demo", "echo", framework="web", image="tensorflow-2-21", command=ECHO, roles=roles)
+    ready(portal_up, path)
+    return "web-echo-ops-demo"
+
+
+@pytest.fixture(scope="module")
+def lab(portal_up: Portal) -> str:
+    """The label of the origin of a notebook in ops-demo."""
+    alice = Client(portal_up, "alice")
+    volume = {"metadata": {"name": "lab-home", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
+    alice.call("POST", "/appcodes/ops-demo/datastores", volume)
+    images = alice.call("GET", "/images")["items"]
+    image = next(each["name"] for each in images if each["name"].startswith("jupyter"))
+    roles = {"notebook": {"flavor": "middle"}}
+    path = alice.create("ops-demo", "lab", framework="jupyter", image=image, home="lab-home", roles=roles)
+    ready(portal_up, path)
+    return "notebook-lab-ops-demo"
+
+
+@contextlib.contextmanager
+def visiting(browser: Browser, portal: Portal, person: str, label: str, path: str = "/page") -> Iterator[Page]:
+    """A browser of `person` that goes straight to the origin, and signs in at the portal on the way."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"http://{host_of(portal, label)}{path}")
+        sign_in(page, portal, person)
+        yield page
+
+
+def sign_in(page: Page, portal: Portal, person: str) -> None:
+    page.locator("[name=login]").fill(person)
+    page.locator("[name=password]").fill(portal.credentials["users"][person]["password"])
+    page.get_by_role("button", name="Sign in").click()
+
+
+def asked(
+    portal: Portal,
+    host: str,
+    path: str = "/",
+    headers: Mapping[str, str] | None = None,
+    method: str = "GET",
+    body: str | None = None,
+) -> tuple[int, Mapping[str, str], str]:
+    """Status, headers and text of one answer of the gateway, without following redirects."""
+    connection = http.client.HTTPConnection("127.0.0.1", portal.port, timeout=30)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers={"Host": host, **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers.items()), answer.read().decode(errors="replace")
+
+
+def cookie_of(context: BrowserContext, host: str) -> str:
+    return next(each["value"] for each in context.cookies(f"http://{host}") if each["name"] == "portal-app")  # type: ignore[typeddict-item]
+
+
+def test_a_person_gets_there_by_the_portal_and_the_program_learns_no_secret_of_it(
+    browser: Browser, portal_up: Portal, echo: str
+) -> None:
+    host = host_of(portal_up, echo)
+    with visiting(browser, portal_up, "bob", echo, "/page?a=1&b=%2F") as page:
+        page.wait_for_url(f"http://{host}/page?a=1&b=%2F")
+        seen = json.loads(page.inner_text("body"))
+        cookie = cookie_of(page.context, host)
+        assert seen["headers"]["X-Portal-User"] == "bob"
+        assert seen["headers"]["Host"] == host
+        page.evaluate("document.cookie = 'mine=1'")
+        # The second is the same to programs that know variables by it.
+        lies = "{headers: {'X-Portal-User': 'root', 'X_Portal_User': 'root'}}"
+        again = page.evaluate(f"async () => (await fetch('/x', {lies})).json()")
+        assert again["headers"]["Cookie"] == "mine=1"
+        assert again["headers"]["X-Portal-User"] == "bob"
+        told = json.dumps([seen, again])
+        for secret in (
+            cookie,
+            "portal-app",
+            "sessionid",
+            "csrftoken",
+            portal_up.secret("PORTAL_GATEWAY_SECRET"),
+            "Gateway",
+            "root",
+        ):
+            assert secret not in told
+        # Its pages act on nothing of the portal's: no cookie of the portal goes there from here, no answer is read here.
+        get = "async url => { try { return (await fetch(url, {credentials: 'include'})).status } catch (e) { return String(e) } }"
+        outcome = page.evaluate(get, f"{portal_up.origin}/api/v1/clusters")
+        assert "TypeError" in outcome
+
+
+def test_who_may_not_open_it_gets_nothing(browser: Browser, portal_up: Portal, echo: str, lab: str) -> None:
+    with visiting(browser, portal_up, "mallory", echo) as page:
+        expect(page.get_by_text("nothing at this address that you may open")).to_be_visible()
+    with visiting(browser, portal_up, "victor", echo) as page:  # a viewer looks at what runs nothing of theirs
+        page.wait_for_url("**/page")
+    with visiting(browser, portal_up, "victor", lab, "/lab") as page:
+        expect(page.get_by_text("nothing at this address that you may open")).to_be_visible()
+
+
+def test_stolen_and_foreign_things_open_nothing(browser: Browser, portal_up: Portal, echo: str, lab: str) -> None:
+    here, there = host_of(portal_up, echo), host_of(portal_up, lab)
+    with visiting(browser, portal_up, "alice", echo) as page:
+        page.wait_for_url("**/page")
+        cookie = f"portal-app={cookie_of(page.context, here)}"
+        portals = "; ".join(
+            f"{each['name']}={each['value']}"  # type: ignore[typeddict-item]
+            for each in page.context.cookies(portal_up.origin)
+        )
+    token = portal_up.credentials["users"]["alice"]["token"]
+    own = f"http://{here}"
+    # Of the right origin, and then of the other one, of the portal, or from a page of somebody else.
+    assert asked(portal_up, here, headers={"Cookie": cookie})[0] == 200
+    assert asked(portal_up, here, headers={"Cookie": cookie, "Origin": own}, method="POST")[0] == 200
+    refused: list[tuple[str, dict[str, str], str]] = [
+        (there, {"Cookie": cookie}, "GET"),
+        (here, {}, "GET"),
+        (here, {"Cookie": portals}, "GET"),
+        (here, {"Authorization": f"Bearer {token}"}, "GET"),
+        (here, {"Cookie": cookie, "Origin": f"http://{there}"}, "POST"),
+        (here, {"Cookie": cookie}, "POST"),
+        (here, {"Cookie": cookie, "Origin": "null"}, "GET"),
+        (here, {"Cookie": cookie, "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, "GET"),
+        (here, {"Cookie": cookie, "Upgrade": "websocket", "Connection": "Upgrade", "Origin": f"http://{there}"}, "GET"),
+        (here, {"X-Portal-User": "alice", "X-Forwarded-Host": here, "X-Forwarded-User": "alice"}, "GET"),
+        (here, {"X-Portal-Gateway": "guess"}, "GET"),
+    ]
+    for host, headers, method in refused:
+        status, _, text = asked(portal_up, host, "/x", headers, method)
+        assert status in (401, 403), (host, headers, status)
+        assert '"headers"' not in text
+    # Names and paths that two programs might read differently.
+    for path in ("/.portal/", "/.portal/routed", "/.portal/ticket?ticket=x"):
+        status, _, text = asked(portal_up, here, path, {"Cookie": cookie})
+        assert status in (302, 400, 404), path
+        assert '"headers"' not in text
+    for host in (
+        f"{echo}.apps.localhost.evil.example",
+        f"{echo}.localhost:{portal_up.port}",
+        f"x.{here}",
+        f"{echo}.apps.localhost:1",
+    ):
+        status, _, text = asked(portal_up, host, "/x", {"Cookie": cookie})
+        assert status >= 400, host
+        assert '"headers"' not in text
+    # Under the name of an application there is no page of the portal, and no session of it.
+    status, _, text = asked(
+        portal_up, f"none-none-none.apps.localhost:{portal_up.port}", "/api/v1/clusters", {"Cookie": portals}
+    )
+    assert status == 401
+    assert "items" not in text
+    # What the gateway asks is for the gateway.
+    assert (
+        asked(portal_up, f"localhost:{portal_up.port}", "/gateway/judge", {"X-Forwarded-Host": here, "Cookie": cookie})[
+            0
+        ]
+        == 404
+    )
+
+
+def test_a_program_comes_in_with_the_token_of_one_application(portal_up: Portal, echo: str, lab: str) -> None:
+    alice = Client(portal_up, "alice")
+    here, there = host_of(portal_up, echo), host_of(portal_up, lab)
+    path = "/appcodes/ops-demo/applications/echo/access"
+    token = alice.call("POST", f"{path}/refresh")["token"]
+    status, _, text = asked(portal_up, here, "/x", {"Authorization": f"token {token}"})
+    assert status == 200
+    assert token not in text
+    assert "X-Portal-User" not in json.loads(text)["headers"]
+    assert asked(portal_up, there, "/api", {"Authorization": f"token {token}"})[0] == 401
+    assert (
+        asked(portal_up, f"localhost:{portal_up.port}", "/api/v1/clusters", {"Authorization": f"Bearer {token}"})[0]
+        == 401
+    )
+    newer = alice.call("POST", f"{path}/refresh")["token"]
+    assert eventually(lambda: asked(portal_up, here, "/x", {"Authorization": f"token {token}"})[0] == 401, 10)
+    assert alice.call("GET", path)["token"] == newer
+    alice.call("POST", f"{path}/stop")
+    assert eventually(lambda: asked(portal_up, here, "/x", {"Authorization": f"token {newer}"})[0] == 401, 10)
+
+
+def printed(portal: Portal, host: str, token: str, code: str, kernel: str = "python3") -> str:
+    """What a cell prints first in a new kernel, as an editor runs it: the token in each request, a kernel by REST, channels by
+    WebSocket."""
+    authorization = {"Authorization": f"token {token}"}
+    status, _, text = asked(portal, host, "/api/kernels", authorization, "POST", json.dumps({"name": kernel}))
+    assert status == 201, text
+    header = {"msg_id": "1", "username": "", "session": "editor", "msg_type": "execute_request", "version": "5.3"}
+    content = {"code": code, "silent": False}
+    request = {
+        "header": header,
+        "parent_header": {},
+        "metadata": {},
+        "content": content,
+        "channel": "shell",
+        "buffers": [],
+    }
+    address = f"ws://{host}/api/kernels/{json.loads(text)['id']}/channels?session_id=editor&token="
+
+    def opened(token: str, **options: Any) -> ClientConnection:
+        return connect(address + token, sock=socket.create_connection(("127.0.0.1", portal.port), 30), **options)
+
+    with pytest.raises(InvalidStatus, match="401"):
+        opened("another")
+    with opened(token, additional_headers=authorization) as channels:
+        channels.send(json.dumps(request))
+        said = iter(lambda: json.loads(channels.recv(timeout=60)), None)
+        return str(next(each["content"]["text"] for each in said if each["header"]["msg_type"] == "stream"))
+
+
+def test_a_desktop_editor_runs_a_cell_with_the_token_of_the_notebook(portal_up: Portal, lab: str) -> None:
+    token = Client(portal_up, "alice").call("POST", "/appcodes/ops-demo/applications/lab/access/refresh")["token"]
+    assert printed(portal_up, host_of(portal_up, lab), token, "print(6 * 7)") == "42\n"
+
+
+def test_signing_out_closes_the_application(browser: Browser, portal_up: Portal, echo: str) -> None:
+    host = host_of(portal_up, echo)
+    with visiting(browser, portal_up, "bob", echo) as page:
+        page.wait_for_url("**/page")
+        cookie = {"Cookie": f"portal-app={cookie_of(page.context, host)}"}
+        assert asked(portal_up, host, "/x", cookie)[0] == 200
+        page.goto(portal_up.origin)
+        page.locator("summary[aria-label]", has=page.locator(".avatar")).click()
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_load_state()
+        assert eventually(lambda: asked(portal_up, host, "/x", cookie)[0] == 401, 10)
+
+
+def test_cells_go_on_when_the_browser_closes_and_the_home_outlives_the_run(
+    browser: Browser, portal_up: Portal, lab: str
+) -> None:
+    alice, path = Client(portal_up, "alice"), "/appcodes/ops-demo/clusters/lab"
+    base = f"http://{host_of(portal_up, lab)}"
+    plain = "/static/favicons/favicon.ico"  # whose scripts, ours, may ask; those of JSON may not
+    with visiting(browser, portal_up, "alice", lab, plain) as page:
+        page.wait_for_url(f"{base}{plain}")
+        assert page.evaluate("async () => (await (await fetch('/api/me')).json()).identity.username") == "alice"
+        body = json.dumps({"type": "notebook", "format": "json", "content": NOTEBOOK})
+        put = "async body => (await fetch('/api/contents/work.ipynb', {method: 'PUT', body})).status"
+        assert page.evaluate(put, body) == 201
+        # JupyterLab asks whether to wait when a machine is busy; it goes on by itself.
+        page.add_locator_handler(page.locator(".jp-Dialog"), lambda dialog: dialog.locator("button").last.click())
+        page.goto(f"{base}/lab/tree/work.ipynb")
+        page.wait_for_selector(".jp-Notebook .cm-content", timeout=LATE)
+        expect(page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")).to_be_visible(timeout=LATE)
+        page.click(".jp-Notebook .cm-content")
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_selector(".jp-OutputArea-output:has-text('step 0')", timeout=LATE)
+        other = page.context.new_page()
+        page.close()  # in the middle of the cell
+        other.goto(f"{base}{plain}")
+        busy = (
+            "async () => (await (await fetch('/api/kernels')).json()).some(kernel => kernel.execution_state == 'busy')"
+        )
+        assert other.evaluate(busy)
+        assert eventually(lambda: not other.evaluate(busy), 60)
+        other.goto(f"{base}/lab/tree/work.ipynb")
+        expect(other.locator(".jp-OutputArea-output").first).to_contain_text("step 15\nover", timeout=LATE)
+        other.keyboard.press("Control+S")
+
+        # The gateway, the web server and the portal's forwarder die: what is open connects again by itself.
+        for pid, line in portal_up.programs().items():
+            if "traefik" in line or "gunicorn" in line:
+                psutil.Process(pid).kill()
+        answers = "async () => { try { return (await fetch('/api/me')).status } catch (e) { return 0 } }"
+        assert eventually(lambda: other.evaluate(answers) == 200, 60)
+
+        alice.call("POST", f"{path}/disable")
+        assert eventually(lambda: alice.call("GET", path)["status"]["phase"] == "Stopped", 60)
+        other.goto(f"{base}/lab")
+        expect(other.get_by_role("status")).to_contain_text("lab: Stopped")
+        alice.call("POST", f"{path}/deploy")
+        other.goto(f"{base}/lab/tree/work.ipynb")  # shows that it starts, and then opens it by itself
+        expect(other.locator(".jp-OutputArea-output").first).to_contain_text("over", timeout=LATE)
+
+
+def test_no_task_reaches_an_endpoint_but_by_the_gateway(portal_up: Portal, echo: str) -> None:
+    """Neither the port of the program nor the one that leads to it, from another tenant's task."""
+    mallory = Client(portal_up, "mallory")
+    routes = json.loads((portal_up.data / "gateway" / "endpoints.yaml").read_text())
+    (server,) = routes["http"]["services"][f"app-{echo}"]["loadBalancer"]["servers"]
+    ports = [8080, urllib.parse.urlsplit(server["url"]).port, portal_up.port]
+    tries = "; ".join(f"(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null && echo reached" for port in ports)
+    spec: dict[str, Any] = {"image": "tensorflow-2-21", "roles": {"master": {"flavor": "small"}}, "retries": 0}
+    path = mallory.create("flight-demo", "reach", command=f"{tries}; echo tried", **spec)
+    assert eventually(lambda: mallory.call("GET", path)["status"]["phase"] == "Succeeded", 120), mallory.call(
+        "GET", path
+    )
+    log = next(
+        each.read_text()
+        for each in (portal_up.data / "cloud" / "runs").glob("*/tasks/master-0-0/log")
+        if "tried" in each.read_text()
+    )
+    assert "reached" not in log
+    # From outside of the machine the program's own port is not there either.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 8080), 5)
+
+
+def test_who_needs_a_notebook_keeps_it_inside_and_another_is_stopped_and_resumed(
+    browser: Browser, portal_up: Portal, lab: str
+) -> None:
+    alice = Client(portal_up, "alice")
+    image = alice.call("GET", "/appcodes/ops-demo/applications/lab")["spec"]["image"]
+    paths = {}
+    for name in ("kept", "left"):
+        spec = {
+            "type": "jupyter", "image": image, "flavor": "small", "storage": {"size": "1Gi"},
+            "idle": {"policy": "stop", "after": 60},
+        }  # fmt: skip
+        alice.call("POST", "/appcodes/ops-demo/applications", {"metadata": {"name": name}, "spec": spec})
+        paths[name] = f"/appcodes/ops-demo/applications/{name}"
+        ready(portal_up, paths[name])
+
+    def status(name: str) -> Any:
+        return alice.call("GET", paths[name])["status"]
+
+    def is_announced() -> bool:
+        return any(each["type"] == "IdleStop" for each in status("kept")["conditions"])
+
+    with visiting(browser, portal_up, "alice", "notebook-left-ops-demo", "/lab") as page:
+        page.wait_for_url("**/lab*", timeout=LATE)
+        file = json.dumps({"type": "file", "format": "text", "content": "x"})
+        made = "body => fetch('/api/contents/kept.txt', {method: 'PUT', body}).then(answer => answer.status)"
+        assert page.evaluate(made, file) == 201
+    with visiting(browser, portal_up, "alice", "notebook-kept-ops-demo", "/lab") as page:
+        expect(page.locator(".jp-Launcher").first).to_be_visible(timeout=LATE)
+        # The page is open all the while, and asks the server by itself.
+        assert eventually(is_announced, 120), status("kept")
+        page.reload()
+        expect(page.get_by_text("does nothing and will be stopped").first).to_be_visible(timeout=LATE)
+        page.get_by_role("button", name="Keep").first.click()
+        expect(page.get_by_text("It is kept").first).to_be_visible(timeout=LATE)
+    assert not is_announced()
+    assert eventually(lambda: status("left")["phase"] == "Stopped", 120), status("left")
+    assert status("left")["reason"] == "Idle"
+    assert status("kept")["phase"] == "Running"
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{portal_up.origin}/applications/ops-demo/left")
+        sign_in(page, portal_up, "alice")
+        expect(page.get_by_text("Stopped after 1 minute without work.").first).to_be_visible(timeout=LATE)
+        page.get_by_role("button", name="Re-Deploy").first.click()
+        ready(portal_up, paths["left"])
+    with visiting(browser, portal_up, "alice", "notebook-left-ops-demo", "/api/contents/kept.txt?content=1") as page:
+        assert '"content": "x"' in (page.text_content("body") or "")
+    for name in paths:
+        alice.call("POST", f"{paths[name]}/disable")
+
+
+def test_what_was_installed_is_saved_for_others_and_a_broken_package_keeps_nobody_out(
+    browser: Browser, portal_up: Portal, lab: str
+) -> None:
+    alice, path = Client(portal_up, "alice"), "/appcodes/ops-demo/applications/lab"
+    portal_up.index.add("greeting", "1.0", greeting="TEXT = 'hello from the index'")
+    portal_up.index.add("tornado", "99.0", tornado="raise SystemExit('broken')")
+    ready(portal_up, path)
+    token = alice.call("POST", f"{path}/access/refresh")["token"]
+    cell = "%pip install -q greeting\nimport greeting\nprint(greeting.TEXT)"
+    assert "hello from the index" in printed(portal_up, host_of(portal_up, lab), token, cell)
+    with visiting(browser, portal_up, "alice", lab, "/lab") as page:
+        page.wait_for_url(f"http://{host_of(portal_up, lab)}/lab**")
+        page.goto(f"{portal_up.origin}/applications/ops-demo/lab")
+        page.get_by_role("link", name="Save environment…").click()
+        expect(page.get_by_role("row", name="greeting 1.0 not there")).to_be_visible()
+        page.get_by_label("Name").fill("hello")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("heading", name="hello version 1")).to_be_visible()
+        page.get_by_role("link", name="New notebook from it").click()
+        expect(page.get_by_label("Environment")).to_have_value("hello:1")
+
+        kept = alice.call("GET", "/appcodes/ops-demo/environments/hello")
+        assert [(each["name"], each["was"]) for each in kept["status"]["packages"]] == [("greeting", "")]
+        again = alice.call("POST", f"{path}/environment", {"metadata": {"name": "hello"}})
+        assert again["metadata"]["version"] == 1
+        command = "python -c 'import greeting, tensorflow; print(greeting.TEXT)'"
+        spec: dict[str, Any] = {"image": kept["spec"]["image"], "environment": "hello", "command": command}
+        trains = alice.create("ops-demo", "greets", roles={"master": {"flavor": "small"}}, retries=0, **spec)
+        assert eventually(lambda: alice.call("GET", trains)["status"]["phase"] == "Succeeded", 120), alice.call(
+            "GET", trains
+        )
+
+        # Neither JupyterLab nor the plain kernel uses what was installed.
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            alice.call("DELETE", "/appcodes/ops-demo/environments/hello")
+        run = alice.call("GET", path)["status"]["run"]
+        exec_path = f"/appcodes/ops-demo/clusters/lab/runs/{run}/tasks/notebook/0/exec"
+        argv = ["bash", "-c", '"$PORTAL_LAYER/bin/pip" install -q --no-deps tornado==99.0']
+        said = portal_exec(portal_up, exec_path, argv)
+        assert '"exit_code":0' in said, said
+        alice.call("POST", f"{path}/disable")
+        assert eventually(lambda: alice.call("GET", path)["status"]["phase"] == "Stopped", 60)
+        alice.call("POST", f"{path}/deploy")
+        ready(portal_up, path)
+        page.goto(f"http://{host_of(portal_up, lab)}/lab")
+        expect(page.locator("#jp-MainMenu")).to_be_visible(timeout=LATE)
+        specs = page.evaluate("async () => (await (await fetch('/api/kernelspecs')).json())")
+        titles = {name: spec["spec"]["display_name"] for name, spec in specs["kernelspecs"].items()}
+        assert (specs["default"], titles) == (
+            "python3",
+            {"python3": "Python (environment)", "image": "Python (plain image)"},
+        )
+        asks = "import tornado; print(tornado.version)"
+        assert not printed(portal_up, host_of(portal_up, lab), token, asks, "image").startswith("99")
+        said = portal_exec(portal_up, exec_path.replace(f"runs/{run}", f"runs/{run + 1}"), [
+            "bash", "-c", '"$PORTAL_LAYER/bin/python" -c "import tornado"; rm -r "$PORTAL_LAYER"/lib/*/site-packages/tornado*',
+        ])  # fmt: skip
+        assert base64.b64encode(b"broken").decode()[:6] in said
+
+    told = [kept, again, alice.call("GET", "/appcodes/ops-demo/environments")]
+    assert PASSWORD not in json.dumps(told)
+    for log in (portal_up.data / "log").iterdir():
+        assert PASSWORD not in log.read_text(errors="replace"), log
+
+
+def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
+    """The lines that REST answers to a command in a task."""
+    client = Client(portal, "alice")
+    request = urllib.request.Request(
+        client.url + path,
+        data=json.dumps({"argv": argv}).encode(),
+        headers={"Authorization": f"Bearer {client.token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return str(response.read().decode())

@@ -1,0 +1,85 @@
+"""A private package index (PEP 503) with wheels that are made on the way: who does not know its password gets nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import threading
+import zipfile
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PASSWORD = "qwerty-of-the-index"
+
+
+def wheel(name: str, version: str, files: Mapping[str, str]) -> bytes:
+    """A wheel of pure Python."""
+    info = f"{name}-{version}.dist-info"
+    texts = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},sha256={_digest(text)},{len(text.encode())}\n" for path, text in texts.items())
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in {**texts, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(path, text)
+    return made.getvalue()
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+class Index:
+    """`url` has the name and the password in it. `asked` are the paths that were answered."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        right = "Basic " + base64.b64encode(f"reader:{PASSWORD}".encode()).decode()
+        index = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                known = self.headers.get("Authorization") == right
+                found = index.answer(self.path) if known else None
+                self.send_response(200 if found is not None else 404 if known else 401)
+                body = found or b"no"
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://reader:{PASSWORD}@127.0.0.1:{self._server.server_port}/simple/"
+
+    def add(self, name: str, version: str, **files: str) -> str:
+        """A wheel with these modules; the requirement that is it, with its hash."""
+        made = wheel(name, version, {f"{module}.py": text for module, text in files.items()})
+        self.files[f"{name}-{version}-py3-none-any.whl"] = made
+        return f"{name}=={version} --hash=sha256:{hashlib.sha256(made).hexdigest()}"
+
+    def answer(self, path: str) -> bytes | None:
+        self.asked.append(path)
+        if path.startswith("/files/"):
+            return self.files.get(path.removeprefix("/files/"))
+        project = path.removeprefix("/simple/").rstrip("/")
+        links = [
+            f'<a href="/files/{name}#sha256={hashlib.sha256(data).hexdigest()}">{name}</a>'
+            for name, data in self.files.items()
+            if name.startswith(f"{project}-")
+        ]
+        return "\n".join(links).encode() if links else None
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,245 @@
+"""Applications on Kubernetes as people meet them: real JupyterLab in a container of a real node, a Traefik of that cluster in
+front of it, the whole portal, and a real browser.
+
+The cluster has a domain of its own, because the portal's leads to this machine's gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playwright.sync_api import Browser, expect, sync_playwright
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from portal.up import services
+from portal.up.services import Service
+from tests.browser import ARGUMENTS, SOON
+from tests.kube import images
+from tests.kube.following import hand_over, portal_kubeconfig
+from tests.kube.node import Node
+from tests.kube.test_ingress import KINDS, NAMESPACE, define, path_of
+from tests.kube.test_main_job import manage
+from tests.running import ROOT, Client, Portal, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+
+DOMAIN, LABEL = "apps.training.localhost", "notebook-lab-ops-demo"
+MIDDLEWARES = ROOT / "docker" / "kubernetes" / "applications" / "traefik" / "middlewares.yaml"
+LATE = 4 * SOON
+PATH = "/appcodes/ops-demo/applications/lab"
+
+
+@dataclass
+class World:
+    portal: Portal
+    node: Node
+    alice: Client
+
+    @property
+    def host(self) -> str:
+        return f"{LABEL}.{DOMAIN}:{self.portal.port}"
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.alice.call("GET", PATH)["status"]
+        return found
+
+    def until_ready(self) -> None:
+        def ready() -> bool:
+            found = self.status().get("endpoints", [])
+            return bool(found) and all(each["ready"] for each in found)
+
+        assert eventually(ready, 300), self.status()
+
+
+@pytest.fixture(scope="module")
+def world(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    node.import_image(images.image("jupyter"))
+    folder = tmp_path_factory.mktemp("applications")
+    portal = Portal(folder / "var")
+    portal.start()
+    wanted = {
+        "gateway": "traefik",
+        "gateway_namespace": "traefik",
+        "gateway_address": f"http://{node.gateway}:{portal.port}",
+        "apps_domain": DOMAIN,
+        "portal": "applications",
+    }
+    settings = [word for name, value in wanted.items() for word in ("--set", f"{name}={value}")]
+    config = str(portal_kubeconfig(node.plane))
+    manage(portal, "register_kubernetes", "training", "--kubeconfig", config, *settings, "--default")
+    hand_over(node.plane, "applications", "ops")
+    disk = Path("/var/tmp") / f"home-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    disk.mkdir()
+    os.chown(disk, 1000, 1000)
+    _volume(node, disk)
+    with services.running([_traefik(node, portal, folder)], services.private_folder(folder / "log"), os.environ):
+        yield World(portal, node, Client(portal, "alice"))
+    assert portal.stop() == 0
+    shutil.rmtree(disk)
+
+
+def _volume(node: Node, disk: Path) -> None:
+    facts = {
+        "capacity": {"storage": "5Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "homes",
+        "hostPath": {"path": str(disk)},
+    }
+    node.plane.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": disk.name}, "spec": facts})
+
+
+def _traefik(node: Node, portal: Portal, folder: Path) -> Service:
+    """The ingress controller of the cluster, with the Middlewares of docker/kubernetes. It runs beside the portal, so it reaches
+    it at its own address, and proves itself as the portal's own gateway does."""
+    routes = json.loads((portal.data / "gateway" / "routes.yaml").read_text())["http"]
+    (server,) = routes["services"]["portal"]["loadBalancer"]["servers"]
+    for kind in KINDS:
+        define(node.plane, kind)
+    node.plane.apply(
+        f"/api/v1/namespaces/{NAMESPACE}", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    )
+    for each in yaml.safe_load_all(MIDDLEWARES.read_text()):
+        each["metadata"]["namespace"] = NAMESPACE
+        spec = each["spec"]
+        if "chain" in spec:
+            spec["chain"]["middlewares"] = [{"name": "proof@file"}, {"name": "applications-who"}]
+        if "errors" in spec:
+            continue
+        if "forwardAuth" in spec:
+            spec["forwardAuth"]["address"] = f"{server['url']}/gateway/judge"
+        node.plane.apply(path_of(each), each, force="true")
+    rule = "HostRegexp(`^[a-z0-9-]+[.]" + DOMAIN.replace(".", "[.]") + "$`)"
+    waits = {"rule": rule, "priority": 1, "service": "portal", "middlewares": ["proof"]}
+    files = services.private_folder(folder / "routes")
+    dynamic = {
+        "routers": {"waits": waits},
+        "middlewares": {"proof": routes["middlewares"]["proof"]},
+        "services": routes["services"],
+    }
+    (files / "portal.yaml").write_text(json.dumps({"http": dynamic}))
+    static = {
+        "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
+        "log": {"level": "INFO", "noColor": True},
+        "entryPoints": {
+            "web": {"address": f"{node.gateway}:{portal.port}", "http": {"aliasHeadersStrategy": "delete"}}
+        },
+        "providers": {
+            "providersThrottleDuration": "100ms",
+            "file": {"directory": str(files)},
+            "kubernetesIngress": {"allowEmptyServices": False},
+            "kubernetesCRD": {},
+        },
+    }
+    (folder / "traefik.yaml").write_text(json.dumps(static))
+    argv = (services.program("traefik"), f"--configFile={folder / 'traefik.yaml'}")
+    return Service("traefik", argv, env={"KUBECONFIG": str(node.plane.kubeconfig)})
+
+
+@pytest.fixture(scope="module")
+def browser(world: World) -> Iterator[Browser]:
+    """One for which the domain of the cluster leads to its gateway."""
+    leads = f"--host-resolver-rules=MAP *.{DOMAIN} {world.node.gateway}"
+    with sync_playwright() as playwright:
+        program = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS, leads], timeout=4 * SOON)
+        yield browser
+        browser.close()
+
+
+def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World, browser: Browser) -> None:
+    alice, portal = world.alice, world.portal
+    volume = {"storage_class": "homes", "size": "1Gi"}
+    home = {"metadata": {"name": "lab-home", "appcode": "ops-demo"}, "spec": {"volume": volume}}
+    alice.call("POST", "/appcodes/ops-demo/datastores", home)
+    image = next(each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("jupyter"))
+    path = alice.create(
+        "ops-demo", "lab", framework="jupyter", image=image, home="lab-home", roles={"notebook": {"flavor": "small"}}
+    )
+    (endpoint,) = world.status()["endpoints"]
+    assert endpoint == {"name": "notebook", "url": f"http://{world.host}/", "ready": False}
+
+    with browser.new_context() as context:
+        page = context.new_page()
+        # Before it answers its own address says so, and opens it as soon as it does.
+        page.goto(f"http://{world.host}/lab")
+        page.locator("[name=login]").fill("alice")
+        page.locator("[name=password]").fill(portal.credentials["users"]["alice"]["password"])
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_selector(".jp-Launcher", timeout=LATE)
+        world.until_ready()
+        me = "async () => (await (await fetch('/api/me')).json()).identity.username"
+        assert page.evaluate(me) == "alice"
+        body = json.dumps({"type": "file", "format": "text", "content": "kept"})
+        put = "async body => (await fetch('/api/contents/kept.txt', {method: 'PUT', body})).status"
+        assert page.evaluate(put, body) == 201
+
+        # A program with the token runs a cell, as a desktop editor does; with another one it gets nothing.
+        token = alice.call("POST", f"{PATH}/access/refresh")["token"]
+        start = "async () => (await (await fetch('/api/kernels', {method: 'POST'})).json()).id"
+        channels = f"ws://{world.host}/api/kernels/{page.evaluate(start)}/channels?session_id=editor"
+        assert ran(world, channels, token, "import os; print(6 * 7, os.getuid())") == "42 1000\n"
+        with pytest.raises(InvalidStatus):
+            opened(world, channels, "another")
+
+        # A terminal in the container, by the portal.
+        terminal = f"ws://localhost:{portal.port}/api/v1{path}/runs/1/tasks/notebook/0/terminal"
+        with connect(terminal, additional_headers={"Authorization": f"Bearer {alice.token}"}) as shell:
+            shell.send(b"cat /elearn/home/kept.txt; echo $((6*7))-$(id -u)\n")
+            shown, end = b"", time.monotonic() + 60
+            while b"kept42-1000" not in shown:
+                assert time.monotonic() < end, shown
+                said = shell.recv(timeout=60)
+                shown += said if isinstance(said, bytes) else b""
+
+        # Somebody else's browser is let in nowhere.
+        with browser.new_context() as others:
+            stranger = others.new_page()
+            stranger.goto(f"http://{world.host}/lab")
+            stranger.locator("[name=login]").fill("mallory")
+            stranger.locator("[name=password]").fill(portal.credentials["users"]["mallory"]["password"])
+            stranger.get_by_role("button", name="Sign in").click()
+            expect(stranger.get_by_text("nothing at this address that you may open")).to_be_visible()
+
+        # What is under way when it is stopped is still answered: the pod leaves the gateway before it hears of it.
+        pod = world.node.plane.request("GET", "/api/v1/namespaces/ops/pods")["items"][0]
+        alice.call("POST", f"{path}/disable")
+        assert eventually(lambda: not world.status()["endpoints"][0]["ready"], 30)
+        assert pod["metadata"]["uid"] in world.node.pods_alive()
+        assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+        page.goto(f"http://{world.host}/lab")
+        expect(page.get_by_role("status")).to_contain_text("lab: Stopped")
+
+        # Its home is still there.
+        alice.call("POST", f"{path}/deploy")
+        page.goto(f"http://{world.host}/lab")
+        page.wait_for_selector("text=kept.txt", timeout=LATE)
+        alice.call("POST", f"{path}/disable")
+        assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+
+
+def opened(world: World, url: str, token: str) -> ClientConnection:
+    sock = socket.create_connection((world.node.gateway, world.portal.port), 30)
+    return connect(url, sock=sock, additional_headers={"Authorization": f"token {token}"})
+
+
+def ran(world: World, url: str, token: str, code: str) -> str:
+    """What a cell wrote."""
+    header = {"msg_id": "1", "username": "", "session": "editor", "msg_type": "execute_request", "version": "5.3"}
+    empty: dict[str, Any] = {"parent_header": {}, "metadata": {}, "buffers": []}
+    request = {"header": header, **empty, "content": {"code": code, "silent": False}, "channel": "shell"}
+    with opened(world, url, token) as kernel:
+        kernel.send(json.dumps(request))
+        said = iter(lambda: json.loads(kernel.recv(timeout=60)), None)
+        return str(next(each["content"]["text"] for each in said if each["header"]["msg_type"] == "stream"))
