@@ -195,7 +195,7 @@ def test_tasks_reach_the_index_without_its_password_and_nothing_beside_it(agent:
     )
     assert "greeting-1.0-py3-none-any.whl</a>" in text
     assert "\nTrue\n" in text
-    assert text.count("404 ") == 6
+    assert text.count("\n404 b") == 6  # an id of mountinfo may be 404, too
     assert PASSWORD not in text
     assert PASSWORD not in agent.log()
     with pytest.raises(OSError):
