@@ -2,6 +2,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from clusters.api import applications, clouds, clusters, environments, logs, terminal
 from clusters.api import exec as exec_api
+from clusters.api.verbs import verb_paths
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
@@ -11,9 +12,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/clusters", clusters.AppcodeClusters.as_view()),
     path("appcodes/<slug:code>/preview", clusters.ClusterPreview.as_view()),
     path(ONE, clusters.OneCluster.as_view()),
-    path(f"{ONE}/deploy", clusters.Deploy.as_view()),
-    path(f"{ONE}/disable", clusters.Disable.as_view()),
-    path(f"{ONE}/cancel", clusters.Cancel.as_view()),
+    *verb_paths(ONE, clusters.CLUSTER),
     path(f"{ONE}/runs", clusters.Runs.as_view()),
     path(f"{ONE}/runs/<int:run>", clusters.OneRun.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
@@ -25,10 +24,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("applications", applications.AllApplications.as_view()),
     path("appcodes/<slug:code>/applications", applications.AppcodeApplications.as_view()),
     path(APPLICATION, applications.OneApplication.as_view()),
-    path(f"{APPLICATION}/deploy", applications.Deploy.as_view()),
-    path(f"{APPLICATION}/disable", applications.Disable.as_view()),
-    path(f"{APPLICATION}/cancel", applications.Cancel.as_view()),
-    path(f"{APPLICATION}/keep", applications.Keep.as_view()),
+    *verb_paths(APPLICATION, applications.APPLICATION),
     path(f"{APPLICATION}/access", applications.Access.as_view()),
     path(f"{APPLICATION}/access/refresh", applications.RefreshAccess.as_view()),
     path(f"{APPLICATION}/access/stop", applications.StopAccess.as_view()),

@@ -6,7 +6,6 @@ What is not here is to be had of the cluster of the same name: runs, tasks, logs
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
 from typing import Any, Literal
 
 from django.db.models import QuerySet
@@ -22,6 +21,7 @@ from clusters import actions
 from clusters.access import cluster_for
 from clusters.api.clusters import LIST_PARAMETERS, search_of
 from clusters.api.documents import EndpointStatus, Money, Phase, money
+from clusters.api.verbs import Kind, carry_out
 from clusters.applications.access import application_for, applications_for
 from clusters.applications.actions import change_application, create_application
 from clusters.applications.manifest import ApplicationManifest, application_spec
@@ -183,55 +183,7 @@ class OneApplication(APIView):
         responses={202: ApplicationDocument},
     )
     def delete(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.delete_cluster)
-
-
-class Deploy(APIView):
-    @extend_schema(
-        operation_id="applications_deploy",
-        summary="Start the next run",
-        description="409 while a run is alive.",
-        request=None,
-        responses={202: ApplicationDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.deploy)
-
-
-class Disable(APIView):
-    @extend_schema(
-        operation_id="applications_disable",
-        summary="End the run and give its GPUs back",
-        description="Its files stay. Repeating it changes nothing.",
-        request=None,
-        responses={202: ApplicationDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.disable)
-
-
-class Cancel(APIView):
-    @extend_schema(
-        operation_id="applications_cancel",
-        summary="End a run that has not begun to run",
-        description="409 once it has.",
-        request=None,
-        responses={202: ApplicationDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.cancel)
-
-
-class Keep(APIView):
-    @extend_schema(
-        operation_id="applications_keep",
-        summary="Say that it is still needed",
-        description="What was announced for its idleness is withdrawn, and its clock begins anew. 409 when it does not run.",
-        request=None,
-        responses={202: ApplicationDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.keep)
+        return carry_out(APPLICATION, actions.delete_cluster, request, code, name)
 
 
 class TensorBoard(APIView):
@@ -352,9 +304,4 @@ def _access(token: str) -> Response:
     return Response(AccessDocument(token=token or None).json_value(), headers={"Cache-Control": "no-store"})
 
 
-def _carry_out(request: Request, code: str, name: str, action: Callable[..., object]) -> Response:
-    """202: the wish is written down and will be carried out. The manifest shows the state right after it."""
-    cluster = application_for(person(request), code, name, OPERATE)
-    action(cluster, acting_user=person(request))
-    cluster.refresh_from_db()
-    return Response(to_manifest(cluster), status=status.HTTP_202_ACCEPTED)
+APPLICATION = Kind("application", application_for, to_manifest, ApplicationDocument)

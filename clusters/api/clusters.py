@@ -35,6 +35,7 @@ from clusters.api.documents import (
     to_manifest,
     usage_document,
 )
+from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image, Run
@@ -51,6 +52,7 @@ LIST_PARAMETERS = [
     SEARCH_PARAMETER,
     OpenApiParameter("phase", str, enum=list(Run.Phase.values), description="Several are divided by commas."),
 ]
+CLUSTER = Kind("cluster", cluster_for, to_manifest, ClusterDocument)
 MAX_RUN = 2**31 - 1
 EXAMPLE = OpenApiExample(
     "Parameter servers",
@@ -157,43 +159,7 @@ class OneCluster(APIView):
         responses={202: ClusterDocument},
     )
     def delete(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.delete_cluster)
-
-
-class Deploy(APIView):
-    @extend_schema(
-        operation_id="clusters_deploy",
-        summary="Start the next run",
-        description="409 while a run is alive.",
-        request=None,
-        responses={202: ClusterDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.deploy)
-
-
-class Disable(APIView):
-    @extend_schema(
-        operation_id="clusters_disable",
-        summary="End the run and give its GPUs back",
-        description="The output is stored first. Repeating it changes nothing.",
-        request=None,
-        responses={202: ClusterDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.disable)
-
-
-class Cancel(APIView):
-    @extend_schema(
-        operation_id="clusters_cancel",
-        summary="End a run that has not begun to run",
-        description="409 once it has.",
-        request=None,
-        responses={202: ClusterDocument},
-    )
-    def post(self, request: Request, code: str, name: str) -> Response:
-        return _carry_out(request, code, name, actions.cancel)
+        return carry_out(CLUSTER, actions.delete_cluster, request, code, name)
 
 
 class Runs(APIView):
@@ -275,11 +241,3 @@ def _with_notices(render: Callable[..., dict[str, Any]]) -> Callable[[Any], dict
     now = timezone.now()
     notices = silences(now)
     return lambda row: render(row, now, notices)
-
-
-def _carry_out(request: Request, code: str, name: str, action: Callable[..., object]) -> Response:
-    """202: the wish is written down and will be carried out. The manifest shows the state right after it."""
-    cluster = cluster_for(person(request), code, name, OPERATE)
-    action(cluster, acting_user=person(request))
-    cluster.refresh_from_db()
-    return Response(to_manifest(cluster), status=status.HTTP_202_ACCEPTED)
