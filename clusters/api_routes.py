@@ -31,6 +31,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{APPLICATION}/environment", environments.SaveEnvironment.as_view()),
     path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),
+    path("appcodes/<slug:code>/environments/<slug:name>/context", environments.BuildContext.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),
     path("kubernetes", clouds.Clusters.as_view()),

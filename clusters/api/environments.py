@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, Literal
 
+from django.http import HttpResponse
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from pydantic import Field
 from rest_framework import status
@@ -16,6 +18,7 @@ from clusters.applications.access import application_for
 from clusters.clouds.drivers.base import CloudError
 from clusters.environments.access import environment_for, environments_for
 from clusters.environments.actions import delete_environment, save_environment
+from clusters.environments.context import build_context
 from clusters.environments.found import EnvironmentManifest
 from clusters.models import Environment
 from portal.access import OPERATE
@@ -127,6 +130,21 @@ class OneEnvironment(APIView):
         row = environment_for(person(request), code, name, version, OPERATE)
         delete_environment(row, acting_user=person(request), every_version=version is None)
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class BuildContext(APIView):
+    @extend_schema(
+        operation_id="environments_context",
+        summary="What an image of a version is built from",
+        description="A .tar.gz with a Dockerfile over its image, as `docker build -` and other builders read it. 409 where the "
+        "image is no container's.",
+        parameters=[VERSION],
+        responses={(200, "application/gzip"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, code: str, name: str) -> HttpResponse:
+        row = environment_for(person(request), code, name, _version(request))
+        headers = {"Content-Disposition": f'attachment; filename="{row.name}-{row.version}.tar.gz"'}
+        return HttpResponse(build_context(row), content_type="application/gzip", headers=headers)
 
 
 class SaveEnvironment(APIView):

@@ -16,7 +16,7 @@ from clusters.environments.access import environment_for, environments_for
 from clusters.environments.actions import delete_environment, save_environment, what_is_new
 from clusters.environments.found import EnvironmentManifest
 from clusters.frameworks import FRAMEWORKS
-from clusters.models import Cluster
+from clusters.models import Cluster, Image
 from clusters.pages.raw_text import Words
 from portal.access import OPERATE, appcode_for, may
 from portal.api.problems import Unavailable
@@ -67,6 +67,10 @@ def environment(request: HttpRequest, code: str, name: str) -> HttpResponse:
         "versions": list(versions),
         "may_operate": may(user, shown.appcode, OPERATE),
         "changed": sum(bool(row["was"]) for row in shown.packages),
+        "container": Image.objects.filter(name=shown.image).values_list("container", flat=True).first(),
+        "context_url": request.build_absolute_uri(
+            f"/api/v1/appcodes/{code}/environments/{name}/context?version={shown.version}"
+        ),
     }
     return render(request, "clusters/environment.html", context)
 

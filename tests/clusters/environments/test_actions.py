@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from clusters.applications.manifest import ApplicationManifest
 from clusters.environments import actions
 from clusters.environments.access import environment_for
 from clusters.environments.actions import delete_environment
+from clusters.environments.context import build_context
 from clusters.models import Environment, Image, Run
 from clusters.runs.reconcile import plan_of
 from datastores.actions import create_datastore
@@ -155,3 +158,17 @@ def test_nothing_is_saved_where_nothing_runs(people: Any, make_cluster: Any) -> 
         actions.what_is_new(create_application(asked, acting_user=people.alice), acting_user=people.alice)
     with pytest.raises(Conflict, match="not kept"):
         actions.what_is_new(make_cluster("trains"), acting_user=people.alice)
+
+
+def test_an_image_is_built_from_the_lock_the_script_and_the_container(saved: Any) -> None:
+    row = saved(digest="1", script="mkdir models")
+    with pytest.raises(Conflict, match="has no container"):
+        Image.objects.filter(name="python").update(container="")
+        build_context(row)
+    Image.objects.filter(name="python").update(container="example.com/python:3")
+    packed = build_context(row)
+    assert packed == build_context(row)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        files = {each.name: tar.extractfile(each).read().decode() for each in tar}  # type: ignore[union-attr]
+    assert (files["requirements.txt"], files["script.sh"]) == (row.lock, row.script)
+    assert files["Dockerfile"].startswith("FROM example.com/python:3\n")
