@@ -32,9 +32,11 @@ def admit(run_id: int) -> bool:
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
-    older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
-    before = [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
-    _save_judged([run] if _judge(run, appcode, held(appcode.pk), before, _barred(appcode)) else [])
+    in_use, before = 0, list[int]()
+    if run.gpus:  # one without waits for nobody's
+        older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
+        in_use, before = held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
+    _save_judged([run] if _judge(run, appcode, in_use, before, _barred(appcode)) else [])
     return run.admitted_at is not None
 
 
