@@ -444,11 +444,14 @@ class CloudState(models.Model):
     Pages and forms read the capacity here: no request waits for a cloud. `trouble` is why it cannot be followed at the
     moment, "" when all is well; until it can, everything that is shown is from `heard_at`. What every page says of the
     machines is kept apart, because the capacity of a thousand nodes is long: `simulated` GPUs, and `notes` in sentences.
+
+    `asked_at`: whether its runs work was asked of each of them since then (runs/asking.py); not of this machine, which tells it.
     """
 
     name = models.CharField(max_length=40, primary_key=True)
     position = models.CharField(max_length=1000, blank=True)
     heard_at = models.DateTimeField(null=True)
+    asked_at = models.DateTimeField(null=True)
     trouble = models.TextField(blank=True, db_default="")
     capacity = models.JSONField(default=dict)
     simulated = models.PositiveIntegerField(default=0, db_default=0)

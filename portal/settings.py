@@ -381,6 +381,8 @@ APPS_USUAL_PORT = "443" if _apps.scheme == "https" else "80"
 APPS_PORT = str(_apps.port or APPS_USUAL_PORT)
 GATEWAY_FOLDER = env.str("PORTAL_GATEWAY_FOLDER", default="")
 GATEWAY_PORT = env.int("PORTAL_GATEWAY_PORT", default=8000)
+# Between two questions whether what people opened on another cloud works.
+ACTIVITY_SECONDS = env.float("PORTAL_ACTIVITY_SECONDS", default=60.0)
 
 # The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
 # registered by administrators.

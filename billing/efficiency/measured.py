@@ -9,7 +9,7 @@ its GPUs; of a pod that billing has not heard of nothing is kept.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -271,6 +271,12 @@ def save_trouble(cloud: str, trouble: str) -> None:
 def forget(cloud: str) -> None:
     """How far it was read; what was measured stays."""
     Measuring.objects.filter(cloud=cloud).delete()
+
+
+def lately(uids: Collection[str], since: dt.datetime) -> list[MeasuredHour]:
+    """What was measured of these pods in the hour of `since` and later ones. One query, none for no pods."""
+    first = since.replace(minute=0, second=0, microsecond=0)
+    return list(MeasuredHour.objects.filter(uid__in=uids, hour__gte=first)) if uids else []
 
 
 def known_since(now: dt.datetime) -> dt.date:

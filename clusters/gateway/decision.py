@@ -73,11 +73,12 @@ class Asked:
 @dataclass(frozen=True)
 class Sender:
     """Who sent it: the holder of a `token` of this application, a `person` by the cookie of this origin, or nobody that is known.
-    `may_open` says whether the person may open this endpoint now."""
+    `may_open` says whether the person may open this endpoint now, `is_use` whether letting them in is use of it."""
 
     token: bool = False
     person: str = ""
     may_open: bool = False
+    is_use: bool = True
 
 
 @dataclass(frozen=True)

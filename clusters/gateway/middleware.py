@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from clusters.gateway import origins, visits
+from clusters.gateway import origins, own, visits
 from clusters.gateway.decision import (
     IDLE,
     KEEP,
@@ -82,9 +82,11 @@ def judge(asked: tuple[str, Asked]) -> HttpResponse:
         return _plain(404, NOT_YOURS)
     if request.path.startswith(RESERVED):
         return _reserved(request, label, routed=True)
-    answer = decide(request, _sender(request, label), COOKIE)
+    sender = _sender(request, label)
+    answer = decide(request, sender, COOKIE)
     if answer.what == "let_through":
-        visits.note_use(label)
+        if sender.is_use:
+            visits.note_use(label)
         return HttpResponse(status=200, headers=answer.headers)
     return _refuse(request, label, answer)
 
@@ -133,6 +135,8 @@ def waiting(cluster: Cluster, endpoint: str, *, is_visit: bool) -> HttpResponse:
 
 
 def _sender(asked: Asked, label: str) -> Sender:
+    if own.is_ours(asked, label):
+        return Sender(token=True, is_use=False)
     found = visits.sender(token_in(asked), values_of(asked.cookies, COOKIE), label)
     return Sender(found.token, found.person, found.may_open)
 

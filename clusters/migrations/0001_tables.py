@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=40, primary_key=True, serialize=False)),
                 ("position", models.CharField(blank=True, max_length=1000)),
                 ("heard_at", models.DateTimeField(null=True)),
+                ("asked_at", models.DateTimeField(null=True)),
                 ("trouble", models.TextField(blank=True, db_default="")),
                 ("capacity", models.JSONField(default=dict)),
                 ("simulated", models.PositiveIntegerField(db_default=0, default=0)),

@@ -22,7 +22,7 @@ from clusters.clouds.health import SILENT
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.idle import Life, Step, step
-from clusters.models import CloudState, Cluster, Origin, Run
+from clusters.models import LOCAL, CloudState, Cluster, Origin, Run
 from clusters.runs.ending import end_by_portal, span
 from portal import hooks
 from portal.events import record_all
@@ -31,6 +31,8 @@ from portal.text import readable
 REASON = "Idle"
 # So many are looked at in one turn; a cloud that is silent, or a use that nobody tells of, is looked at again after so long.
 PORTION, AGAIN = 500, dt.timedelta(seconds=15)
+# What is known counts for nothing once so many rounds of questions have failed to come.
+ASKED = 4
 UNASKED = "Where it runs nobody asks whether it works."
 RESUMES = "Its files are kept, and Re-Deploy resumes it."
 # Columns that are written here.
@@ -90,7 +92,7 @@ def life_of(run: Run) -> Life:
         running_since=run.started_at if counts and not run.verdict else None,
         idle_since=run.activity_since if run.activity == "idle" else None,
         used_at=used_at(run.cluster) if signal == "use" else None,
-        is_heard=_is_heard(run.cloud) if counts else True,
+        is_heard=_is_heard(run.cloud, signal) if counts else True,
         kept_at=run.kept_at,
         announced_at=run.idle_announced_at,
         deadline=run.deadline,
@@ -132,9 +134,16 @@ def used_at(cluster: Cluster) -> dt.datetime | None:
     return max((at for at in known.values_list("used_at", flat=True) if at), default=None)
 
 
-def _is_heard(cloud: str) -> bool:
-    heard = CloudState.objects.filter(name=cloud, trouble="").values_list("heard_at", flat=True).first()
-    return heard is not None and timezone.now() - heard <= SILENT
+def _is_heard(cloud: str, signal: str) -> bool:
+    """Whether what is known of its runs is of now: it tells its news, and where the portal asks it, each was asked lately."""
+    state, now = CloudState.objects.filter(name=cloud, trouble="").only("heard_at", "asked_at").first(), timezone.now()
+    if state is None or state.heard_at is None or now - state.heard_at > SILENT:
+        return False
+    if cloud == LOCAL or signal != "work":
+        return True
+    return state.asked_at is not None and now - state.asked_at <= dt.timedelta(
+        seconds=ASKED * settings.ACTIVITY_SECONDS
+    )
 
 
 def _do(run: Run, what: Step, life: Life, now: dt.datetime) -> None:

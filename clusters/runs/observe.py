@@ -79,6 +79,12 @@ def apply_batch(cloud: str, batch: Batch) -> None:
     _whatever_is_in_it(cloud, apply)
 
 
+def apply_activity(cloud: str, items: Sequence[ActivitySeen]) -> None:
+    """Writes what was found out about runs of a cloud by asking them; the position of its watch is another's."""
+    with transaction.atomic():
+        _write(cloud, items)
+
+
 def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
     """Takes a complete listing, asked for at `asked_at`: what it has is news, and what the cloud had been told of or had
     told by then but does not list was lost behind our back: whole runs, or single pods of runs that go on."""

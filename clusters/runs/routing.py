@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import urllib3
 from django.conf import settings
@@ -68,7 +68,7 @@ class Routing(threading.Thread):
             except Exception as error:
                 # A mistake of ours about one endpoint must not keep all others from being opened.
                 expected = isinstance(error, OperationalError | InterfaceError | OSError)
-                log.warning("routes cannot be told or looked at now: %s", error, exc_info=not expected)
+                log.warning("%s: trying again: %s", self.name, error, exc_info=not expected)
                 connections.close_all()
                 self.stopped.wait(AGAIN)
             else:
@@ -176,7 +176,7 @@ def waiting_elsewhere() -> Iterator[tuple[Living, str, Gateway]]:
 def leads_to(host: str, gateway: Gateway) -> bool:
     """Whether a gateway elsewhere leads to the endpoint that is opened as `host`. It is asked as anybody may ask it, and what it
     says opens nothing, so its certificate is for browsers to judge."""
-    address = urlsplit(gateway.address or f"{settings.APPS_SCHEME}://{host}:{settings.APPS_PORT}")
+    address, named = way_to(host, gateway)
     options: dict[str, Any] = {"timeout": FAR_SECONDS, "retries": False, "maxsize": 1}
     pool: urllib3.HTTPConnectionPool
     if address.scheme == "https":
@@ -185,10 +185,9 @@ def leads_to(host: str, gateway: Gateway) -> bool:
         )
     else:
         pool = urllib3.HTTPConnectionPool(address.hostname or "", address.port, **options)
-    port = "" if settings.APPS_PORT == settings.APPS_USUAL_PORT else f":{settings.APPS_PORT}"
     with pool:
         try:
-            headers = {"Host": f"{host}{port}"}
+            headers = {"Host": named}
             told = pool.request("GET", ROUTED, headers=headers, redirect=False)
             if told.headers.get("X-Portal-Routed") == "yes":
                 return True
@@ -197,6 +196,12 @@ def leads_to(host: str, gateway: Gateway) -> bool:
             return urlsplit(found.headers.get("Location", "")).path == SIGN_IN_AT
         except urllib3.exceptions.HTTPError:
             return False
+
+
+def way_to(host: str, gateway: Gateway) -> tuple[SplitResult, str]:
+    """Where a gateway elsewhere is asked for what is opened as `host`, and what such a request has in its Host header."""
+    port = "" if settings.APPS_PORT == settings.APPS_USUAL_PORT else f":{settings.APPS_PORT}"
+    return urlsplit(gateway.address or f"{settings.APPS_SCHEME}://{host}:{settings.APPS_PORT}"), f"{host}{port}"
 
 
 def is_routed(label: str, port: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from clusters.runs.asking import Asker
 from clusters.runs.follower import follow_all, tune
 from clusters.runs.routing import Lookout, Publisher
 
@@ -24,4 +25,5 @@ class Command(BaseCommand):
         if settings.GATEWAY_FOLDER:
             Publisher(Path(settings.GATEWAY_FOLDER), settings.GATEWAY_PORT, stopped).start()
         Lookout(stopped).start()
+        Asker(stopped).start()
         follow_all(stopped)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.gateway import origins, visits
+from clusters.gateway import origins, own, visits
 from clusters.models import Origin, Visit
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -227,6 +227,48 @@ def test_a_gateway_that_knows_only_yes_and_no_sends_people_to_an_address_of_the_
     type(cluster).objects.update(spec={**cluster.spec, "access": {"to": "members"}})
     assert judged(guest).status_code == 401
     assert sent(guest).status_code == 404
+
+
+def test_the_portal_itself_asks_one_address_for_a_minute_and_that_is_no_use(
+    web: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    web(), web("other")
+    label, path = "web-app-ops-demo", "/api/portal/activity"
+    proof = own.authorization(label, path)
+
+    def judged(uri: str = path, *, proof: str = proof, name: str = label, method: str = "GET", **more: str) -> Any:
+        about = {
+            "X-Forwarded-Host": f"{name}.apps.localhost:8000",
+            "X-Forwarded-Uri": uri,
+            "X-Forwarded-Method": method,
+        }
+        return Client().get("/gateway/judge", headers={**about, "Authorization": proof, **more})
+
+    answer = judged(Cookie="portal-app=x; theme=dark")
+    assert (answer.status_code, answer.headers.get("Cookie")) == (200, "theme=dark")
+    assert not {"Authorization", "X-Portal-User"} & answer.headers.keys()
+    assert Origin.objects.get(label=label).used_at is None
+    refused = [
+        judged("/api/contents"),
+        judged(f"{path}?x=1"),
+        judged(f"{path}/"),
+        judged(name="web-other-ops-demo"),
+        judged(method="POST"),
+        judged(method="DELETE"),
+        judged(Upgrade="websocket"),
+        judged(proof=proof[:-1]),
+        judged(proof=proof.replace("Portal", "token")),
+        judged(proof="Portal "),
+        judged("/api/contents", proof=f"Portal {proof}"),
+    ]
+    assert {each.status_code for each in refused} == {401}
+    # Of what has a reserved path, or no route, it opens nothing, either.
+    assert judged("/.portal/idle", proof=own.authorization(label, "/.portal/idle")).status_code == 404
+    moment = time.time()
+    monkeypatch.setattr(time, "time", lambda: moment + own.GOOD_FOR + 2)
+    assert judged().status_code == 401
 
 
 def test_a_cloud_with_a_domain_of_its_own_has_its_origins_there(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from clusters.clouds.drivers.base import ActivitySeen, Endpoint, EndpointSeen
 from clusters.clouds.drivers.base.activity import Activity, after, read
+from clusters.clouds.drivers.base.asking import MOST_SAID, answer
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.agent.tasks import Task
 from clusters.clouds.drivers.local.network.network import Network
@@ -23,8 +24,6 @@ from clusters.clouds.drivers.local.network.network import Network
 SHORTEST, LONGEST, PATIENCE = 0.05, 1.0, 5.0
 # Between them lies so much of the time that it has taken until then: who starts long may be noticed a little late.
 SHARE = 0.1
-# Bytes of an answer that are read.
-MOST_SAID = 64 * 1024
 
 
 class ServedBy(PartOf, Protocol):
@@ -115,23 +114,12 @@ async def _answers(address: str, path: str) -> bool:
 async def _get(address: str, path: str, most: int) -> tuple[int, bytes]:
     """The status of an answer, 0 when there is none, and at most so many bytes of what it says."""
     host, _, port = address.rpartition(":")
-    body = b""
+    # Of the older protocol comes what is said in one piece, until the connection is closed.
+    version = "1.0" if most else "1.1"
+    request = f"GET {path} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:
         async with asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_SAID)
-            try:
-                # Of the older protocol comes what is said in one piece, until the connection is closed.
-                version = "1.0" if most else "1.1"
-                writer.write(f"GET {path} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-                line = await reader.readline()
-                if most:
-                    while (await reader.readline()).strip():
-                        pass
-                    while len(body) < most and (data := await reader.read(most - len(body))):
-                        body += data
-            finally:
-                writer.close()
+            return await answer(reader, writer, request.encode(), most)
     except (OSError, ValueError):  # TimeoutError is an OSError; ValueError: a line without end
         return 0, b""
-    known = line.startswith(b"HTTP/1.") and line[9:12].isdigit()
-    return (int(line[9:12]), body) if known else (0, b"")
