@@ -18,6 +18,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +465,99 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
         loops.until(lambda: not run_of(cluster).endpoints)
     loops.until_phase(cluster, "Stopped")
     loops.until(lambda: "Stopped" in gateway.ask(label, "/lab", {**cookie, **VISIT})[2])
+    loops.until_nothing_is_left(run)
+
+
+class Worker:
+    """A program that says at /activity what `says` has, and keeps the headers of whoever asked it that."""
+
+    def __init__(self, address: str) -> None:
+        self.says: dict[str, Any] = {"busy": ""}
+        self.asked: list[list[tuple[str, str]]] = []
+        worker = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                if self.path == "/activity":
+                    worker.asked.append([(name.lower(), value) for name, value in self.headers.items()])
+                    self.wfile.write(json.dumps(worker.says).encode())
+
+            def log_message(self, *_: Any) -> None:
+                """Nobody reads it."""
+
+        self.server = ThreadingHTTPServer((address, 0), Handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def worker(address: str) -> Iterator[Worker]:
+    worker = Worker(address)
+    yield worker
+    worker.server.shutdown()
+    worker.server.server_close()
+
+
+def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_may(
+    gateway: Gateway,
+    loops: Loops,
+    people: Any,
+    plane: Plane,
+    address: str,
+    worker: Worker,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from clusters.frameworks.base import Endpoint
+    from clusters.frameworks.web import Web
+    from clusters.gateway import own
+    from clusters.models import Origin
+    from clusters.runs.asking import Asker
+
+    catalogue()
+    monkeypatch.setattr(Web, "idle_signal", "work")
+    monkeypatch.setattr(Web, "endpoints", lambda *_: (Endpoint("web", worker.port, "/", "/activity"),))
+    settings.ACTIVITY_SECONDS = 0.6
+    name = f"asked-{gateway.dialect}"
+    label = f"web-{name}-ops-demo"
+    cluster = web(people, name, worker.port)
+    stopped = threading.Event()
+    asker = Asker(stopped)
+    asker.start()
+    try:
+        run = loops.until_phase(cluster, "Running")
+        lead_here(plane, loops, run, address)
+        loops.until(lambda: run_of(cluster).activity == "idle")
+        worker.says = {"busy": "A cell runs.", "count": 1}
+        loops.until(lambda: run_of(cluster).activity_why == "A cell runs.")
+        worker.says["busy"] = ""
+        loops.until(lambda: run_of(cluster).activity == "idle")
+
+        # It is no visit, and the program sees nothing of the proof.
+        assert Origin.objects.get(label=label).used_at is None
+        for headers in worker.asked:
+            assert ("host", host_of(label)) in headers
+            assert not {"authorization", "x-portal-user", "x-portal-gateway", "cookie"} & dict(headers).keys()
+        others = (own.authorization("web-other-ops-demo", "/activity"), own.authorization(label, "/"), "Portal x", "")
+        for proof in others:
+            assert gateway.ask(label, "/activity", {"Authorization": proof})[0] in (302, 401)
+        assert gateway.ask(label, "/activity", {"Authorization": own.authorization(label, "/activity")})[0] == 200
+
+        # What is not led to is not known, and its clock begins anew.
+        since = run_of(cluster).activity_since
+        make_ready(plane, loops, run, "False")
+        loops.until(lambda: run_of(cluster).activity == "unknown")
+        make_ready(plane, loops, run, "True")
+        loops.until(lambda: run_of(cluster).activity == "idle")
+        assert run_of(cluster).activity_since > since
+    finally:
+        stopped.set()
+        asker.changed.set()
+        asker.join()
+    loops.disable(people, cluster)
+    loops.until_phase(cluster, "Stopped")
     loops.until_nothing_is_left(run)
 
 
