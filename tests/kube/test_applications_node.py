@@ -1,5 +1,5 @@
 """Applications on Kubernetes as people meet them: real JupyterLab in a container of a real node, a Traefik of that cluster in
-front of it, the whole portal, and a real browser.
+front of it, the whole portal, and a real browser. So is TensorBoard, of a run that trains there and stores its output in S3.
 
 The cluster has a domain of its own, because the portal's leads to this machine's gateway.
 """
@@ -26,11 +26,12 @@ from websockets.sync.client import ClientConnection, connect
 from portal.up import services
 from portal.up.services import Service
 from tests.browser import ARGUMENTS, SOON
+from tests.e2e.test_tensorboard import STEPS, TRAIN
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
 from tests.kube.test_ingress import KINDS, NAMESPACE, define, path_of
-from tests.kube.test_main_job import manage
+from tests.kube.test_main_job import manage, s3  # noqa: F401  the fixture
 from tests.running import ROOT, Client, Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
@@ -55,6 +56,11 @@ class World:
         found: dict[str, Any] = self.alice.call("GET", PATH)["status"]
         return found
 
+    def works(self, state: str) -> bool:
+        """Whether this is what is known of it by now: True, False or Unknown."""
+        (known,) = (each for each in self.status()["conditions"] if each["type"] == "Working")
+        return bool(known["status"] == state)
+
     def until_ready(self) -> None:
         def ready() -> bool:
             found = self.status().get("endpoints", [])
@@ -64,10 +70,12 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    node.import_image(images.image("jupyter"))
+def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:  # noqa: F811
+    for name in ("jupyter", "rclone"):
+        node.import_image(images.image(name))
     folder = tmp_path_factory.mktemp("applications")
-    portal = Portal(folder / "var")
+    store = {f"PORTAL_S3_{name}": value for name, value in s3.items()}
+    portal = Portal(folder / "var", PORTAL_ACTIVITY_SECONDS="2", **store)
     portal.start()
     wanted = {
         "gateway": "traefik",
@@ -75,6 +83,7 @@ def world(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worl
         "gateway_address": f"http://{node.gateway}:{portal.port}",
         "apps_domain": DOMAIN,
         "portal": "applications",
+        "storage_networks": f"[{node.gateway}/32]",
     }
     settings = [word for name, value in wanted.items() for word in ("--set", f"{name}={value}")]
     config = str(portal_kubeconfig(node.plane))
@@ -193,15 +202,25 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         with pytest.raises(InvalidStatus):
             opened(world, channels, "another")
 
+        # The portal asks it by the same gateway whether it works. The cell ends when it is told to.
+        assert eventually(lambda: world.works("False"), 120), world.status()
+        waits = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.1)"
+        with opened(world, channels, token) as kernel:
+            kernel.send(executing(waits))
+            assert eventually(lambda: world.works("True"), 60), world.status()
+            assert "A cell runs." in [each["message"] for each in world.status()["conditions"]]
+
         # A terminal in the container, by the portal.
         terminal = f"ws://localhost:{portal.port}/api/v1{path}/runs/1/tasks/notebook/0/terminal"
         with connect(terminal, additional_headers={"Authorization": f"Bearer {alice.token}"}) as shell:
-            shell.send(b"cat /elearn/home/kept.txt; echo $((6*7))-$(id -u)\n")
+            shell.send(b"touch /tmp/go; cat /elearn/home/kept.txt; echo $((6*7))-$(id -u)\n")
             shown, end = b"", time.monotonic() + 60
             while b"kept42-1000" not in shown:
                 assert time.monotonic() < end, shown
                 said = shell.recv(timeout=60)
                 shown += said if isinstance(said, bytes) else b""
+
+        assert eventually(lambda: world.works("False"), 120), world.status()
 
         # Somebody else's browser is let in nowhere.
         with browser.new_context() as others:
@@ -229,17 +248,62 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 
 
+def test_one_click_shows_what_a_run_in_containers_stores_in_s3(world: World, browser: Browser) -> None:
+    alice, portal = world.alice, world.portal
+    image = next(each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("jupyter"))
+    roles = {"master": {"flavor": "small"}}
+    path = alice.create("ops-demo", "learn", image=image, command=TRAIN, output="demo-output", roles=roles)
+    host = f"tensorboard-tb-learn-1-ops-demo.{DOMAIN}:{portal.port}"
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{portal.origin}/clusters/ops-demo/learn/metrics")
+        page.locator("[name=login]").fill("alice")
+        page.locator("[name=password]").fill(portal.credentials["users"]["alice"]["password"])
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator(".chart h2")).to_have_text("loss", timeout=LATE)  # the first steps are stored
+        with context.expect_page() as opening:
+            page.get_by_role("button", name="TensorBoard ▸").click()
+        board = opening.value
+        board.wait_for_url(f"http://{host}/**", timeout=LATE)
+        expect(board.get_by_text("learn/1/summaries").first).to_be_visible(timeout=LATE)
+        expect(board.get_by_text("loss").first).to_be_visible(timeout=LATE)
+        first = board.evaluate(STEPS)["learn/1/summaries"]
+        assert eventually(lambda: board.evaluate(STEPS)["learn/1/summaries"] > first + 5, 60)
+
+        # The keys of the bucket stay with what follows it, and what nobody shows was not fetched.
+        pods = world.node.plane.request("GET", "/api/v1/namespaces/ops/pods")["items"]
+        (pod,) = (each for each in pods if "tb-learn-1" in each["metadata"]["name"])
+        assert "SECRET" not in json.dumps(pod["spec"]["containers"])
+        terminal = (
+            f"ws://localhost:{portal.port}/api/v1/appcodes/ops-demo/clusters/tb-learn-1/runs/1/tasks/board/0/terminal"
+        )
+        with connect(terminal, additional_headers={"Authorization": f"Bearer {alice.token}"}) as shell:
+            shell.send(b"ls /elearn/runs/learn/1/ | cat; echo end-$((6*7))\n")
+            shown = b""
+            while b"end-42" not in shown:
+                said = shell.recv(timeout=60)
+                shown += said if isinstance(said, bytes) else b""
+        assert b"summaries" in shown
+        assert b"ckpt-0" not in shown
+    for each in (path, "/appcodes/ops-demo/clusters/tb-learn-1"):
+        alice.call("POST", f"{each}/disable")
+        assert eventually(lambda each=each: alice.call("GET", each)["status"]["phase"] == "Stopped", 120)
+
+
 def opened(world: World, url: str, token: str) -> ClientConnection:
     sock = socket.create_connection((world.node.gateway, world.portal.port), 30)
     return connect(url, sock=sock, additional_headers={"Authorization": f"token {token}"})
 
 
-def ran(world: World, url: str, token: str, code: str) -> str:
-    """What a cell wrote."""
+def executing(code: str) -> str:
     header = {"msg_id": "1", "username": "", "session": "editor", "msg_type": "execute_request", "version": "5.3"}
     empty: dict[str, Any] = {"parent_header": {}, "metadata": {}, "buffers": []}
-    request = {"header": header, **empty, "content": {"code": code, "silent": False}, "channel": "shell"}
+    return json.dumps({"header": header, **empty, "content": {"code": code, "silent": False}, "channel": "shell"})
+
+
+def ran(world: World, url: str, token: str, code: str) -> str:
+    """What a cell wrote."""
     with opened(world, url, token) as kernel:
-        kernel.send(json.dumps(request))
+        kernel.send(executing(code))
         said = iter(lambda: json.loads(kernel.recv(timeout=60)), None)
         return str(next(each["content"]["text"] for each in said if each["header"]["msg_type"] == "stream"))

@@ -219,7 +219,8 @@ class Settings:
     gateway_address: Annotated[str, AfterValidator(_address)] = Field(
         default="",
         title="Gateway for the portal",
-        description="Where the portal looks whether it leads to an endpoint, e.g. http://traefik.traefik.svc.cluster.local. "
+        description="Where the portal looks whether it leads to an endpoint, and asks notebooks whether they work, e.g. "
+        "http://traefik.traefik.svc.cluster.local. "
         "Empty: where the names of endpoints lead.",
         max_length=300,
     )
