@@ -110,6 +110,7 @@ class Asker(Routing):
                     percent, entry.gpus = gpu_percent(pods[run.pk], hours, entry.gpus, timezone.now())
                     look = look and replace(look, gpu_percent=percent)
                 known = entry.activity = after(entry.activity, look, at)
+            # What is not asked yet needs no word; what was told is compared with the row, whoever told it.
             if known.state != (run.activity or ("" if each else "unknown")):
                 since = dt.datetime.fromtimestamp(known.since, dt.UTC)
                 told[run.cloud].append(ActivitySeen(run.pk, known.state, since, known.why))

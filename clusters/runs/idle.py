@@ -33,7 +33,7 @@ REASON = "Idle"
 PORTION, AGAIN = 500, dt.timedelta(seconds=15)
 # What is known counts for nothing once so many rounds of questions have failed to come.
 ASKED = 4
-UNASKED = "Where it runs nobody asks whether it works."
+UNASKED = "Nobody has asked yet whether it works."
 RESUMES = "Its files are kept, and Re-Deploy resumes it."
 # Columns that are written here.
 COLUMNS = ["activity", "activity_since", "activity_why", "kept_at", "idle_announced_at", "idle_stops_at",

@@ -71,7 +71,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:  # noqa: F811
-    for name in ("jupyter", "rclone"):
+    for name in ("jupyter", "tensorflow", "rclone"):
         node.import_image(images.image(name))
     folder = tmp_path_factory.mktemp("applications")
     store = {f"PORTAL_S3_{name}": value for name, value in s3.items()}
@@ -250,7 +250,9 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
 
 def test_one_click_shows_what_a_run_in_containers_stores_in_s3(world: World, browser: Browser) -> None:
     alice, portal = world.alice, world.portal
-    image = next(each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("jupyter"))
+    image = next(
+        each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("tensorflow")
+    )
     roles = {"master": {"flavor": "small"}}
     path = alice.create("ops-demo", "learn", image=image, command=TRAIN, output="demo-output", roles=roles)
     host = f"tensorboard-tb-learn-1-ops-demo.{DOMAIN}:{portal.port}"
