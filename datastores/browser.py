@@ -6,38 +6,38 @@ type, and the browser is told not to guess one. Bytes pass through in pieces; a 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.core.files.uploadedfile import UploadedFile
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
-from django.utils.http import content_disposition_header
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods
 
 from datastores import contents, hooks
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
+from datastores.downloads import LOOK_SECONDS, download
+from datastores.drivers.base import DriverError, Listing, NotPossible
 from datastores.drivers.patience import within
+from datastores.forms import RenameForm
 from datastores.models import Datastore
 from datastores.views import address, may_operate
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS, TRANSFERS, Sending
+from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person
 
 ROWS = 200
 MAX_CURSOR = 2000
-# What a page may wait for its datastore, and what removing a folder may, which takes a question for every thousand files.
-LOOK_SECONDS, REMOVE_SECONDS = 20, 60
+# What removing a folder may take: a question for every thousand files.
+REMOVE_SECONDS = 60
 # Without JavaScript a file is first written to our own disk.
 PLAIN_UPLOAD_BYTES = 100 * 2**20
 
@@ -73,26 +73,13 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_GET
 def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
-    """A file, given out. Its place is free again when the last byte is sent or the reader is gone."""
     user = person(request)
     store = datastore_for(user, appcode, name)
     path = _path(request, "path")
-    with ExitStack() as held:
-        try:
-            held.enter_context(TRANSFERS.enter(user.pk))
-            with within(LOOK_SECONDS):
-                content = open_store(store).open(path)
-        except NotThere as error:
-            raise Http404(str(error)) from error
-        except (DriverError, Unavailable) as error:
-            return _back(request, store, path, error)
-        stream = Sending(content.chunks, held.pop_all().close)
-    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
-    response["Content-Disposition"] = content_disposition_header(True, path.rpartition("/")[2])
-    response["Content-Length"] = str(content.size)
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, no-store"
-    return response
+    try:
+        return download(store, path, user)
+    except (DriverError, Unavailable) as error:
+        return _back(request, store, path, error)
 
 
 @csrf_exempt
@@ -136,6 +123,31 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
     if stored:
         messages.success(request, f"{stored} file{'s'[: stored != 1]} stored.")
     return redirect(address(store, folder))
+
+
+@get_or_post
+def rename(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Another name for the file `?path=`, in the same folder or another one, or a copy of that name."""
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    path = _path(request, "path")
+    is_sent, move = request.method == "POST", "copy" not in request.POST
+    form = RenameForm(request.POST if is_sent else None, initial={"to": path})
+    if is_sent and form.is_valid():
+        try:
+            with TRANSFERS.enter(user.pk):
+                made = contents.copy_file(store, path, form.cleaned_data["to"], acting_user=user, move=move)
+        except Invalid as error:
+            form.add_error("to", " ".join(item.message for item in error.errors))
+        except (DriverError, Conflict, Unavailable) as error:
+            form.add_error("to", str(error))
+        else:
+            messages.success(
+                request, f"{path} is {'called' if move else 'copied to'} {made.path}{' now' if move else ''}."
+            )
+            return redirect(address(store, made.path.rpartition("/")[0]))
+    page = {"store": store, "path": path, "form": form, "back": address(store, path.rpartition("/")[0])}
+    return render(request, "datastores/rename.html", page)
 
 
 @get_or_post

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import transaction
 
 from datastores.actions import open_store
-from datastores.drivers.base import Stream
+from datastores.drivers.base import Entry, NotThere, Stream
 from datastores.models import Datastore
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
@@ -52,6 +52,27 @@ def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting
         raise Invalid.at("size", message=f"A file sent through the portal has at most {largest} MiB; use an S3 client.")
     open_store(store).upload(path, stream, size)
     _record("datastore.file-stored", store, acting_user, f"Stored {path}.", size=size)
+
+
+def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: bool) -> Entry:
+    """Makes of `path` another file, `to`, or with `move` calls it so. Raises Invalid at `copy` or `move`, Conflict when there is
+    one of that name, DriverError."""
+    require(acting_user, store.appcode, OPERATE)
+    field = "move" if move else "copy"
+    path, to = checked_path(path), checked_path(to, field=field)
+    if not to or to == path:
+        raise Invalid.at(field, message="Give it another name.")
+    driver = open_store(store)
+    try:
+        driver.look(to)
+    except NotThere:
+        pass
+    else:
+        raise Conflict(f"There is a file {to} already; remove it first, or choose another name.")
+    (driver.move if move else driver.copy)(path, to)
+    verb, said = ("datastore.file-moved", "Moved") if move else ("datastore.file-copied", "Copied")
+    _record(verb, store, acting_user, f"{said} {path} to {to}.")
+    return driver.look(to)
 
 
 def remove_file(store: Datastore, path: str, *, acting_user: User) -> None:

@@ -193,4 +193,14 @@ class FolderForm(forms.Form):
     )
 
 
+class RenameForm(forms.Form):
+    """Another name for a file, or a copy of that name."""
+
+    to = Words(
+        label="New name, with its folder",
+        help_text="From the top of the datastore. A new folder comes to be with its first file; no file is replaced.",
+        widget=forms.TextInput(attrs={**_PLAIN, "class": "code"}),
+    )
+
+
 FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "volume": VolumeForm, "local": LocalForm}

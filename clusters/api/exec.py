@@ -22,13 +22,14 @@ from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.actions import note_command
-from clusters.api.logs import AnyAccept, PlainText
+from clusters.api.logs import PlainText
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands, Session
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.frameworks import ROLES
 from clusters.models import Run
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
+from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Conflict
 from portal.limits import STREAMS, Place, is_gone

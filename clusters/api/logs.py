@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -20,6 +17,7 @@ from clusters.logs.read import CHUNK, FOLLOW_SECONDS, LogSource, LogStream, RunL
 from clusters.models import Run
 from portal.api.pagination import flag, number, whole
 from portal.api.problems import Unavailable
+from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.limits import STREAMS, is_gone
@@ -35,16 +33,6 @@ class PlainText(BaseRenderer):
 
     def render(self, data: object, *args: object, **kwargs: object) -> bytes:
         return str(data).encode()
-
-
-class AnyAccept(DefaultContentNegotiation):
-    """A stream is what it is, whatever was asked for."""
-
-    def select_renderer(
-        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        renderer = next(iter(renderers))
-        return renderer, renderer.media_type
 
 
 class TaskLog(APIView):

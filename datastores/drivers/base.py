@@ -58,12 +58,42 @@ class Listing:
     cursor: str = ""
 
 
+class NoSuchPart(DriverError):
+    """The file has none of the bytes that were asked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file that are wanted, as HTTP counts them (RFC 9110, 14.1.2): from `first` to `last`, both included; without
+    `last` to the end; without `first` the `last` last ones."""
+
+    first: int | None
+    last: int | None
+
+    def __str__(self) -> str:
+        return f"bytes={'' if self.first is None else self.first}-{'' if self.last is None else self.last}"
+
+    def of(self, total: int) -> tuple[int, int]:
+        """Where it starts in a file of `total` bytes, and how many bytes it has. Raises NoSuchPart."""
+        if self.first is None:
+            start, end = max(0, total - (self.last or 0)), total
+        else:
+            start, end = self.first, total if self.last is None else min(total, self.last + 1)
+        if start >= end:
+            raise NoSuchPart("The file ends before the part that was asked for.")
+        return start, end - start
+
+
 @dataclass(frozen=True)
 class Content:
-    """A file being read: exactly `size` bytes come out of `chunks`, or DriverError. Iterate it to the end or close it."""
+    """A file of `total` bytes being read: exactly `size` of them, from `start` on, come out of `chunks`, or DriverError. Iterate
+    it to the end or close it."""
 
     size: int
     chunks: Iterator[bytes]
+    total: int
+    start: int = 0
+    etag: str = ""
 
 
 class Stream(Protocol):
@@ -83,13 +113,22 @@ class Unseen:
     def walk(self, folder: str) -> Iterator[Entry]:
         raise NotPossible(self.why)
 
-    def open(self, path: str) -> Content:
+    def look(self, path: str) -> Entry:
+        raise NotPossible(self.why)
+
+    def open(self, path: str, part: Part | None = None) -> Content:
         raise NotPossible(self.why)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         raise NotPossible(self.why)
 
     def upload(self, path: str, stream: Stream, size: int) -> None:
+        raise NotPossible(self.why)
+
+    def copy(self, path: str, to: str) -> None:
+        raise NotPossible(self.why)
+
+    def move(self, path: str, to: str) -> None:
         raise NotPossible(self.why)
 
     def delete(self, path: str) -> None:
@@ -109,14 +148,23 @@ class Driver(Protocol):
     def walk(self, folder: str) -> Iterator[Entry]:
         """All files in `folder` and below, in no promised order, asked for as they are consumed."""
 
-    def open(self, path: str) -> Content:
-        """Raises NotThere."""
+    def look(self, path: str) -> Entry:
+        """One file. Raises NotThere."""
+
+    def open(self, path: str, part: Part | None = None) -> Content:
+        """Raises NotThere, NoSuchPart. A server that knows no parts gives the whole file."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """At most `length` bytes from `start`, fewer at the end, none behind it. Raises NotThere."""
 
     def upload(self, path: str, stream: Stream, size: int) -> None:
         """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing."""
+
+    def copy(self, path: str, to: str) -> None:
+        """Makes another file of the same bytes, replacing one of that name. Raises NotThere."""
+
+    def move(self, path: str, to: str) -> None:
+        """The same, and afterwards the first one is gone; who dies meanwhile may leave both. Raises NotThere."""
 
     def delete(self, path: str) -> None:
         """Removes one file. One that is absent is as good as removed."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
 from datastores import trees
-from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing, NotPossible, NotThere, Stream
+from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing, NotPossible, NotThere, Part, Stream
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe must not make us wait for its other end.
@@ -59,10 +59,23 @@ class Local:
         except NotThere:
             return
 
-    def open(self, path: str) -> Content:
+    def look(self, path: str) -> Entry:
         fd = self._open(path)
-        size = os.fstat(fd).st_size
-        return Content(size, _chunks(fd, size))
+        try:
+            return _file(path.rpartition("/")[2], path, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def open(self, path: str, part: Part | None = None) -> Content:
+        fd = self._open(path)
+        try:
+            facts = os.fstat(fd)
+            start, size = part.of(facts.st_size) if part else (0, facts.st_size)
+            os.lseek(fd, start, os.SEEK_SET)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Content(size, _chunks(fd, size), facts.st_size, start, _file("", "", facts).etag)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         fd = self._open(path)
@@ -84,6 +97,17 @@ class Local:
             except BaseException:
                 os.unlink(partial, dir_fd=folder)
                 raise
+
+    def copy(self, path: str, to: str) -> None:
+        with open(self._open(path), "rb", buffering=0) as file:
+            self.upload(to, file, os.fstat(file.fileno()).st_size)
+
+    def move(self, path: str, to: str) -> None:
+        self._writable()
+        os.close(self._open(path))  # which says that it is a file
+        (above, _, name), (target, _, new) = path.rpartition("/"), to.rpartition("/")
+        with self._told(), self._folder(above) as source, self._folder(target, make=True) as folder:
+            os.rename(name, new, src_dir_fd=source, dst_dir_fd=folder)
 
     def delete(self, path: str) -> None:
         self._writable()

@@ -6,6 +6,7 @@ many servers answer when something is wrong is turned into the few sentences tha
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ from datastores.drivers.base import (
     DriverError,
     Entry,
     Listing,
+    NoSuchPart,
     NotThere,
+    Part,
     Stream,
 )
 from datastores.drivers.patience import (
@@ -42,6 +45,8 @@ from datastores.drivers.patience import (
 
 # One piece at a time in memory for each upload.
 TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 * 2**20, use_threads=False)
+# The server copies by itself, but for what is larger than Amazon's takes in one piece.
+COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -66,6 +71,8 @@ _WORDS = {
 }
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _DENIED = {"403", "Forbidden"}
+_NO_SUCH_PART = {"416", "InvalidRange"}
+_CONTENT_RANGE = re.compile(r"bytes (?P<start>[0-9]+)-[0-9]+/(?P<total>[0-9]+)")
 
 
 class S3:
@@ -105,10 +112,29 @@ class S3:
                     if not item["Key"].endswith("/"):
                         yield self._entry(item, folder)
 
-    def open(self, path: str) -> Content:
+    def look(self, path: str) -> Entry:
+        # By a listing, whose first key it is: the answer to HEAD has no word by which an S3 server could be told from others.
+        with self._told():
+            answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(path), MaxKeys=1)
+        for item in answer.get("Contents", ()):
+            if item["Key"] == self._key(path):
+                return self._entry(item, path.rpartition("/")[0])
+        raise NotThere("There is no such file any more.")
+
+    def open(self, path: str, part: Part | None = None) -> Content:
+        wanted = {} if part is None else {"Range": str(part)}
         with self._told(), for_files():
-            answer = self._client.get_object(Bucket=self.bucket, Key=self._key(path))
-        return Content(answer["ContentLength"], self._chunks(answer["Body"]))
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(path), **wanted)
+            except exceptions.ClientError as error:
+                if _word(error) in _NO_SUCH_PART:
+                    raise NoSuchPart("The file ends before the part that was asked for.") from error
+                raise
+            size, start, etag = answer["ContentLength"], 0, answer["ETag"].strip('"')
+            total = size
+            if said := _CONTENT_RANGE.fullmatch(answer.get("ContentRange", "")):
+                start, total = int(said["start"]), int(said["total"])
+        return Content(size, self._chunks(answer["Body"]), total, start, etag)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if length <= 0:
@@ -119,7 +145,7 @@ class S3:
                     Bucket=self.bucket, Key=self._key(path), Range=f"bytes={start}-{start + length - 1}"
                 )
             except exceptions.ClientError as error:
-                if _word(error) in ("InvalidRange", "416"):
+                if _word(error) in _NO_SUCH_PART:
                     return b""
                 raise
             with answer["Body"] as body:
@@ -128,6 +154,16 @@ class S3:
     def upload(self, path: str, stream: Stream, size: int) -> None:
         with self._told(), for_files():
             self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
+
+    def copy(self, path: str, to: str) -> None:
+        self.look(path)
+        source = {"Bucket": self.bucket, "Key": self._key(path)}
+        with self._told(), for_files():
+            self._client.copy(source, self.bucket, self._key(to), Config=COPYING)
+
+    def move(self, path: str, to: str) -> None:
+        self.copy(path, to)
+        self.delete(path)
 
     def delete(self, path: str) -> None:
         with self._told():

@@ -24,7 +24,7 @@ from portal.errors import Invalid
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
 MAX_SEARCH = 200
-MAX_CURSOR = 400
+MAX_CURSOR = 4000  # S3 servers have long ones
 
 
 def whole(low: int, high: int) -> dict[str, Any]:
@@ -67,6 +67,20 @@ def page_of_sums(
     with _cursor(request) as cursor:
         before = keyset.position(models.BigIntegerField(), cursor) if cursor else None
     return _answer(request, *keyset.cut(found(before, limit + 1), limit, number_of), render)
+
+
+def page_elsewhere(
+    request: Request,
+    found: Callable[[str, int], tuple[Sequence[Thing], str]],
+    *,
+    render: Callable[[Thing], Any],
+) -> Response:
+    """The same of what another server lists: `found(cursor, limit)` gives its things, and its own word for the next ones ("" at
+    the end)."""
+    limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
+    with _cursor(request) as cursor:
+        things, following = found(cursor, limit)
+    return _answer(request, things, following, render)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def make(bucket: str) -> World:
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
-        "uploads/{appcode}/{name}": "data",
+        "uploads/{appcode}/{name}": "data", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",

@@ -262,6 +262,22 @@ def test_uploads_work_without_javascript(as_: Any, store: Any, s3: Any, bucket: 
     assert s3.client.get_object(Bucket=bucket, Key="new/folder/b.txt")["Body"].read() == b"b.txt"
 
 
+def test_a_file_gets_another_name_and_never_that_of_another_file(as_: Any, store: Any) -> None:
+    bob = as_("bob")
+    for name in ("a.txt", "b.txt"):
+        put(bob, name, name.encode())
+    refused = bob.post(f"{ONE}/rename?path=a.txt", {"to": "b.txt"})
+    assert "There is a file b.txt already" in refused.content.decode()
+    moved = bob.post(f"{ONE}/rename?path=a.txt", {"to": "best/a.txt"})
+    assert (moved["Location"], said(moved)) == (f"{ONE}?folder=best", "a.txt is called best/a.txt now.")
+    copied = bob.post(f"{ONE}/rename?path=b.txt", {"to": "best/b.txt", "copy": "1"})
+    assert said(copied) == "b.txt is copied to best/b.txt."
+    assert bob.get(f"{ONE}/file?path=a.txt").status_code == 404
+    assert [bob.get(f"{ONE}/file?path={name}").getvalue() for name in ("best/a.txt", "b.txt", "best/b.txt")] == [
+        b"a.txt", b"b.txt", b"b.txt",
+    ]  # fmt: skip
+
+
 def test_uploads_need_the_token_of_the_page(people: Any, store: Any) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(people.bob)

@@ -1,0 +1,54 @@
+"""A file on its way out, to a page or to a program: an attachment of no type, in pieces, never in memory as a whole."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from http import HTTPStatus
+
+from django.http import Http404, StreamingHttpResponse
+from django.utils.http import content_disposition_header
+
+from datastores.actions import open_store
+from datastores.drivers.base import NotThere, Part
+from datastores.drivers.patience import within
+from datastores.models import Datastore
+from portal.limits import TRANSFERS, Sending
+from portal.models import User
+
+# How long the first answer of a datastore may take.
+LOOK_SECONDS = 20
+
+
+def download(
+    store: Datastore, path: str, user: User, part: Part | None = None, *, unless_changed: str = ""
+) -> StreamingHttpResponse:
+    """The bytes of a file, or of a part of it; the whole file where its ETag is not `unless_changed` any more. Its place is free
+    again when the last byte is sent or the reader is gone. Raises Http404, NoSuchPart, DriverError, Unavailable."""
+    driver = open_store(store)
+    with ExitStack() as held:
+        held.enter_context(TRANSFERS.enter(user.pk))
+        with within(LOOK_SECONDS):
+            try:
+                if part and unless_changed and quoted(driver.look(path).etag) != unless_changed:
+                    part = None
+                content = driver.open(path, part)
+            except NotThere as error:
+                raise Http404(str(error)) from error
+        stream = Sending(content.chunks, held.pop_all().close)
+    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
+    response["Content-Disposition"] = content_disposition_header(True, path.rpartition("/")[2])
+    response["Content-Length"] = str(content.size)
+    response["Accept-Ranges"] = "bytes"
+    response["ETag"] = quoted(content.etag)
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Cache-Control"] = "private, no-store"
+    if content.size < content.total:
+        response.status_code = HTTPStatus.PARTIAL_CONTENT
+        last = content.start + content.size - 1
+        response["Content-Range"] = f"bytes {content.start}-{last}/{content.total}"
+    return response
+
+
+def quoted(etag: str) -> str:
+    """As headers say it."""
+    return f'"{etag}"'

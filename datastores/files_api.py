@@ -1,0 +1,221 @@
+"""REST: the files of a datastore. A file is its bytes: GET, also of parts of it, PUT, DELETE; POST gives it another name.
+
+A body that is sent here is read as it comes, after it is known who sends it and that there is a place for it; gateways are told
+so by this address (portal/up/programs.py).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Literal
+
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from pydantic import Field, model_validator
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from datastores import contents
+from datastores.access import datastore_for
+from datastores.actions import open_store
+from datastores.downloads import LOOK_SECONDS, download, quoted
+from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
+from datastores.drivers.patience import within
+from portal.access import OPERATE
+from portal.api.documents import Answer
+from portal.api.pagination import PAGE_PARAMETERS, page_elsewhere, text
+from portal.api.problems import Unavailable, problem
+from portal.api.streams import AnyAccept
+from portal.api.views import person
+from portal.errors import Conflict
+from portal.limits import LOOKS, TRANSFERS
+from portal.manifests import Strict, parse
+
+# What removing a folder may take: a question for every thousand files.
+REMOVE_SECONDS = 60
+# One part; who asks for several at once is given the whole file, as HTTP allows.
+_RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
+RANGE = OpenApiParameter(
+    "Range", str, OpenApiParameter.HEADER, description="One part of it: bytes=0-99, bytes=100-, bytes=-100."
+)
+
+
+class FileDocument(Answer):
+    """A file, or a folder, which has neither size nor time."""
+
+    kind: Literal["file", "folder"]
+    name: str
+    path: str = Field(description="From the top of the datastore.")
+    size: int | None
+    modified: dt.datetime | None
+    etag: str | None = Field(description="Changes whenever the bytes do.")
+
+
+class FilePage(Answer):
+    items: list[FileDocument]
+    next: str | None
+
+
+class AnotherName(Strict):
+    """One of the two."""
+
+    move: str | None = Field(default=None, examples=["models/best.keras"], description="It is called so from now on.")
+    copy_to: str | None = Field(default=None, alias="copy", description="There is a file of the same bytes besides.")
+
+    @model_validator(mode="after")
+    def _one(self) -> AnotherName:
+        if (self.move is None) == (self.copy_to is None):
+            raise ValueError("Say either “move” or “copy”, with the new path.")
+        return self
+
+
+class Files(APIView):
+    @extend_schema(
+        operation_id="files_list",
+        summary="The files and folders in one folder of a datastore, by name",
+        parameters=[
+            *PAGE_PARAMETERS,
+            OpenApiParameter("path", str, description="The folder; the top of the datastore when absent."),
+            OpenApiParameter("search", str, description="Only names that start with this."),
+        ],
+        responses=FilePage,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        store = datastore_for(person(request), code, name)
+        folder = contents.checked_path(text(request, "path", longest=2000))
+        search = text(request, "search", longest=200)
+
+        def found(cursor: str, limit: int) -> tuple[tuple[Entry, ...], str]:
+            listing = open_store(store).list(folder, search=search, cursor=cursor, limit=limit)
+            return listing.entries, listing.cursor
+
+        with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+            return page_elsewhere(request, found, render=_document)
+
+
+class OneFile(APIView):
+    content_negotiation_class = AnyAccept
+
+    @extend_schema(
+        operation_id="files_read",
+        summary="A file, or a part of it",
+        description="HEAD answers its size and ETag. With `If-Range` the whole file comes if it has changed.",
+        parameters=[RANGE],
+        responses={(code, "application/octet-stream"): OpenApiTypes.BINARY for code in (200, 206)},
+    )
+    def get(self, request: Request, code: str, name: str, path: str) -> HttpResponseBase:
+        store = datastore_for(person(request), code, name)
+        known = request.headers.get("If-Range", "")
+        try:
+            with _told():
+                return download(
+                    store, contents.checked_path(path), person(request), _part(request), unless_changed=known
+                )
+        except NoSuchPart as error:
+            return problem(request.path, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "no-such-part", str(error))
+
+    def head(self, request: Request, code: str, name: str, path: str) -> HttpResponse:
+        store = datastore_for(person(request), code, name)
+        path = contents.checked_path(path)
+        with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+            entry = open_store(store).look(path)
+        headers = {"Content-Length": str(entry.size), "ETag": quoted(entry.etag), "Accept-Ranges": "bytes"}
+        return HttpResponse(content_type="application/octet-stream", headers=headers)
+
+    @extend_schema(
+        operation_id="files_write",
+        summary="Store the body as a file",
+        description="A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. For "
+        "very large files use a client of the datastore's own, of S3 for example.",
+        request={"application/octet-stream": OpenApiTypes.BINARY},
+        responses={204: None},
+    )
+    def put(self, request: Request, code: str, name: str, path: str) -> HttpResponse:
+        user = person(request)
+        store = datastore_for(user, code, name, OPERATE)
+        length = request.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            sentence = "Say how long the file is: send Content-Length."
+            return problem(request.path, HTTPStatus.LENGTH_REQUIRED, "length-required", sentence)
+        with _told(), TRANSFERS.enter(user.pk):
+            contents.store_file(store, path, request._request, int(length), acting_user=user)
+        return HttpResponse(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(
+        operation_id="files_delete",
+        summary="Remove a file; with a slash at its end a folder with everything in it",
+        description="A file that is absent is as good as removed. A folder has at most 10,000 files for this.",
+        responses={204: None},
+    )
+    def delete(self, request: Request, code: str, name: str, path: str) -> Response:
+        user = person(request)
+        store = datastore_for(user, code, name, OPERATE)
+        with _told(), LOOKS.enter(user.pk), within(REMOVE_SECONDS):
+            if path.endswith("/"):
+                contents.remove_folder(store, path, acting_user=user)
+            else:
+                contents.remove_file(store, path, acting_user=user)
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(
+        operation_id="files_name",
+        summary="Move or copy a file within its datastore",
+        description="409 when there is a file of that name already.",
+        request=AnotherName,
+        responses={201: FileDocument},
+        examples=[OpenApiExample("A new name", request_only=True, value={"move": "models/best.keras"})],
+    )
+    def post(self, request: Request, code: str, name: str, path: str) -> Response:
+        user = person(request)
+        store = datastore_for(user, code, name, OPERATE)
+        # The place first: a gateway may pass this body on as it comes, too.
+        with _told(), TRANSFERS.enter(user.pk):
+            wanted = parse(AnotherName, request.data)
+            to = wanted.move or wanted.copy_to or ""
+            made = contents.copy_file(store, path, to, acting_user=user, move=wanted.move is not None)
+        address = request.build_absolute_uri(f"{request.path.removesuffix(path)}{made.path}")
+        return Response(_document(made), status=HTTPStatus.CREATED, headers={"Location": address})
+
+
+def _part(request: Request) -> Part | None:
+    """None for the whole file, and for what is no part."""
+    found = _RANGE.fullmatch(request.headers.get("Range", ""))
+    if found is None:
+        return None
+    first, last = (int(word) if word else None for word in found.groups())
+    backwards = first is not None and last is not None and last < first
+    return None if backwards or (first is None and last is None) else Part(first, last)
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    is_file = not entry.is_folder
+    return FileDocument(
+        kind="file" if is_file else "folder",
+        name=entry.name,
+        path=entry.path,
+        size=entry.size if is_file else None,
+        modified=entry.modified,
+        etag=entry.etag if is_file else None,
+    ).json_value()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a datastore says, as REST says it."""
+    try:
+        yield
+    except NoSuchPart:
+        raise
+    except NotThere as error:
+        raise Http404(str(error)) from error
+    except NotPossible as error:
+        raise Conflict(str(error)) from error
+    except DriverError as error:
+        raise Unavailable(str(error)) from error

@@ -1,0 +1,130 @@
+"""Files by REST, on the real S3 server and on a folder of this machine: what is stored comes back, whole and in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from portal.models import Event
+from tests.api.client import api_of
+
+ROOT = "/api/v1/appcodes/ops-demo/datastores/data/files"
+
+
+@pytest.fixture(params=["s3", "local"])
+def at(request: pytest.FixtureRequest, people: Any) -> str:
+    """The address of the files of a datastore of ops-demo."""
+    from datastores.actions import create_datastore
+
+    if request.param == "s3":
+        request.getfixturevalue("store")
+    else:
+        folder: Path = request.getfixturevalue("folder")
+        create_datastore(
+            request.getfixturevalue("manifest")("data", {"local": {"path": str(folder)}}), acting_user=people.alice
+        )
+    return ROOT
+
+
+@pytest.fixture
+def bob(people: Any) -> Any:
+    """bob("PUT", address, b"…") → the answer, read to its end."""
+    token = api_of(people.bob).token
+
+    def ask(
+        method: str, address: str, data: bytes = b"", kind: str = "application/octet-stream", **headers: str
+    ) -> Any:
+        answer = Client().generic(
+            method, address, data, content_type=kind, headers={"Authorization": f"Bearer {token}", **headers}
+        )
+        answer.content_ = b"".join(answer.streaming_content) if answer.streaming else answer.content
+        return answer
+
+    return ask
+
+
+def test_a_file_goes_in_comes_back_in_parts_and_gets_another_name(at: str, bob: Any) -> None:
+    assert bob("PUT", f"{at}/runs/a%20b/model.bin", b"0123456789").status_code == 204
+    whole = bob("GET", f"{at}/runs/a%20b/model.bin")
+    assert (whole.status_code, whole.content_, whole["Accept-Ranges"]) == (200, b"0123456789", "bytes")
+    for wanted, told, data in (
+        ("bytes=2-4", "bytes 2-4/10", b"234"),
+        ("bytes=7-", "bytes 7-9/10", b"789"),
+        ("bytes=-3", "bytes 7-9/10", b"789"),
+        ("bytes=8-99", "bytes 8-9/10", b"89"),
+    ):
+        part = bob("GET", f"{at}/runs/a%20b/model.bin", Range=wanted)
+        assert (part.status_code, part["Content-Range"], part.content_) == (206, told, data)
+    assert bob("GET", f"{at}/runs/a%20b/model.bin", Range="bytes=10-").status_code == 416
+    assert bob("GET", f"{at}/runs/a%20b/model.bin", Range="bytes=4-2").status_code == 200
+    old = {"Range": "bytes=0-1", "If-Range": whole["ETag"]}
+    assert bob("GET", f"{at}/runs/a%20b/model.bin", **old).content_ == b"01"
+    bob("PUT", f"{at}/runs/a%20b/model.bin", b"another")
+    assert bob("GET", f"{at}/runs/a%20b/model.bin", **old).content_ == b"another"
+    looked = bob("HEAD", f"{at}/runs/a%20b/model.bin")
+    assert (looked["Content-Length"], looked.content_) == ("7", b"")
+
+    copied = bob("POST", f"{at}/runs/a%20b/model.bin", b'{"copy": "best/model.bin"}', "application/json")
+    assert (copied.status_code, copied.json()["size"], copied["Location"]) == (
+        201, 7, f"http://testserver{at}/best/model.bin",
+    )  # fmt: skip
+    again = bob("POST", f"{at}/runs/a%20b/model.bin", b'{"move": "best/model.bin"}', "application/json")
+    assert (again.status_code, "already" in again.json()["detail"]) == (409, True)
+    moved = bob("POST", f"{at}/runs/a%20b/model.bin", b'{"move": "runs/first.bin"}', "application/json")
+    assert moved.status_code == 201
+    assert bob("GET", f"{at}/runs/a%20b/model.bin").status_code == 404
+    assert bob("GET", f"{at}/runs/first.bin").content_ == b"another"
+    said = list(Event.objects.filter(verb__startswith="datastore.file-").order_by("id").values_list("verb", "message"))
+    assert said[-2:] == [
+        ("datastore.file-copied", "Copied runs/a b/model.bin to best/model.bin."),
+        ("datastore.file-moved", "Moved runs/a b/model.bin to runs/first.bin."),
+    ]
+
+    assert bob("DELETE", f"{at}/best/model.bin").status_code == 204
+    assert bob("GET", f"{at}/best/model.bin").status_code == 404
+    assert [bob("DELETE", f"{at}/{folder}/").status_code for folder in ("best", "runs")] == [204, 204]
+    assert bob("GET", at).json() == {"items": [], "next": None}
+
+
+def test_a_folder_is_listed_by_pages(at: str, bob: Any) -> None:
+    for name in ("a.txt", "b.txt", "c/d.txt"):
+        bob("PUT", f"{at}/{name}", b"x")
+    first = bob("GET", f"{at}?limit=2").json()
+    rest = bob("GET", first["next"].removeprefix("http://testserver")).json()
+    items = sorted((each["kind"], each["path"], each["size"]) for each in first["items"] + rest["items"])
+    assert (items, rest["next"]) == ([("file", "a.txt", 1), ("file", "b.txt", 1), ("folder", "c", None)], None)
+    [deep] = bob("GET", f"{at}?path=c").json()["items"]
+    assert (deep["path"], deep["etag"] != "") == ("c/d.txt", True)
+    assert [each["name"] for each in bob("GET", f"{at}?search=b").json()["items"]] == ["b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("PUT", "/../x", b"x", 422),
+        ("GET", "/a/../../x", b"", 422),
+        ("GET", "?path=../x", b"", 422),
+        ("POST", "/a.txt", b'{"move": "../x"}', 422),
+        ("POST", "/a.txt", b"{}", 422),
+        ("POST", "/a.txt", b'{"move": "b", "copy": "c"}', 422),
+        ("POST", "/absent.txt", b'{"move": "b"}', 404),
+        ("DELETE", "/..", b"", 422),
+    ],
+)
+def test_what_leads_out_or_means_nothing_is_refused(
+    at: str, bob: Any, method: str, path: str, body: bytes, status: int
+) -> None:
+    bob("PUT", f"{at}/a.txt", b"x")
+    assert bob(method, f"{at}{path}", body, "application/json").status_code == status
+    assert bob("GET", f"{at}/a.txt").content_ == b"x"
+
+
+def test_a_kind_that_only_tasks_see_says_so(people: Any, bob: Any, manifest: Any) -> None:
+    from datastores.actions import create_datastore
+
+    create_datastore(manifest("data", {"nfs": {"server": "10.0.0.7", "path": "/data"}}), acting_user=people.alice)
+    for answer in (bob("GET", ROOT), bob("GET", f"{ROOT}/x"), bob("PUT", f"{ROOT}/x", b"x")):
+        assert (answer.status_code, "inside a cluster" in answer.json()["detail"]) == (409, True)
