@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 from django.conf import settings
+from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
 from django.db.models import Count, Max, Q
 from django.utils import timezone
@@ -112,6 +113,47 @@ def deploy(cluster: Cluster, *, acting_user: User) -> Run:
     return _new_run(cluster, acting_user, resolved, [], scheduled=False)
 
 
+@transaction.atomic
+def redeploy(cluster: Cluster, *, acting_user: User) -> None:
+    """The next run of its definition: at once, or as soon as the living one is over, which is asked to end. Raises Invalid
+    before anything ends when the definition names what is gone by now."""
+    cluster = _locked(cluster)
+    require(acting_user, cluster.appcode, OPERATE)
+    _require_alive(cluster)
+    require_active(cluster.appcode)
+    run = _locked_run(cluster)
+    if run and not run.is_terminal:
+        resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
+        if run.desired != Run.Desired.ENDED:
+            ask_to_end(run, "Restarted", f"Ended by {acting_user.display_name}, to be started anew.")
+            message = f"Run {run.number} is ended, to be started anew."
+            record_all([cluster_event("cluster.restarted", cluster, acting_user, message, run=run.number)])
+    if run and not run.is_terminal:
+        _want_next(cluster, acting_user)
+    else:
+        deploy(cluster, acting_user=acting_user)
+
+
+@transaction.atomic
+def deploy_next(cluster_id: int) -> None:
+    """What `redeploy` left to be done when the run was over; nothing when it is not, or nobody wants it any more."""
+    cluster = _locked(Cluster(pk=cluster_id))
+    user = cluster.next_by
+    if user is None or cluster.deleted_at or (cluster.current_run and not cluster.current_run.is_terminal):
+        return
+    _want_next(cluster, None)
+    try:
+        deploy(cluster, acting_user=user)
+    except (Invalid, PermissionDenied) as error:
+        why = " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)
+        record_all([cluster_event("cluster.not_restarted", cluster, None, f"It was not started anew: {why}")])
+
+
+def _want_next(cluster: Cluster, user: User | None) -> None:
+    cluster.next_by = user
+    cluster.save(update_fields=["next_by"])
+
+
 def disable(cluster: Cluster, *, acting_user: User) -> Run:
     """Ends the living run; its output is stored first. Repeating it changes nothing."""
     return _end(cluster, acting_user, "Disabled", "disabled", lambda run: None)
@@ -196,6 +238,7 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
     run = _locked_run(cluster)
     if run is None:
         raise Conflict(f"{cluster.name} has never been deployed.")
+    _want_next(cluster, None)
     if run.is_terminal or run.desired == Run.Desired.ENDED:
         return run
     check(run)

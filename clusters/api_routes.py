@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters.api import applications, clouds, clusters, environments, logs, terminal
+from clusters.api import applications, clouds, clusters, environments, logs, notebooks, terminal
 from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
@@ -21,6 +21,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.TaskTerminal.as_view()),
     path(f"{ONE}/usage", clusters.ClusterUsage.as_view()),
     path(f"{ONE}/tensorboard", applications.TensorBoard.as_view()),
+    path(f"{ONE}/notebook", notebooks.OpenInNotebook.as_view()),
     path("applications", applications.AllApplications.as_view()),
     path("appcodes/<slug:code>/applications", applications.AppcodeApplications.as_view()),
     path(APPLICATION, applications.OneApplication.as_view()),

@@ -147,7 +147,7 @@ class ClusterSpec(Strict):
     output_path: Annotated[str, StringConstraints(max_length=200)] = "{name}/{run}"
     runs: Annotated[tuple[RunName, ...], Field(max_length=MAX_RUNS_SHOWN)] = Field(
         default=(),
-        description="Of TensorBoard: the runs of this appcode that it shows, as CLUSTER/NUMBER; their outputs are mounted "
+        description="Of TensorBoard and Jupyter: runs of this appcode, as CLUSTER/NUMBER; their outputs are mounted "
         "read-only at /elearn/runs/CLUSTER/NUMBER.",
     )
     mode: Mode = "batch"

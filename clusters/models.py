@@ -126,6 +126,13 @@ class Cluster(models.Model):
         default=dict, db_default={}, help_text="Where its endpoints are opened: labels as in `Origin`, or whole names"
     )
     run_count = models.PositiveIntegerField(default=0)
+    next_by = models.ForeignKey(
+        User,
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="+",
+        help_text="Who wants a run as soon as this is over.",
+    )
     current_run = models.OneToOneField("Run", on_delete=models.SET_NULL, null=True, related_name="current_of")
 
     class Meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from clusters import actions
 from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
@@ -21,6 +22,11 @@ def reconcile_run(run_id: int) -> None:
 def admit_waiting(appcode_id: int) -> None:
     for run_id in quota.admit_waiting(appcode_id):
         wake(run_id)
+
+
+@shared_task(name="clusters.tasks.deploy_next")
+def deploy_next(cluster_id: int) -> None:
+    actions.deploy_next(cluster_id)
 
 
 @shared_task(name="clusters.tasks.purge_cluster")

@@ -15,6 +15,11 @@ def wake_waiting(appcode_id: int) -> None:
     send("clusters.tasks.admit_waiting", appcode_id)
 
 
+def wake_next(cluster_id: int) -> None:
+    """Asks for the run that somebody wants as soon as the one before it is over."""
+    send("clusters.tasks.deploy_next", cluster_id)
+
+
 def wake_purge(cluster_id: int) -> None:
     """Asks for the logs of a deleted cluster to be removed once its runs are over."""
     send("clusters.tasks.purge_cluster", cluster_id)

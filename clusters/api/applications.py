@@ -199,10 +199,7 @@ class TensorBoard(APIView):
     def post(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)
         wanted = parse(WantedRuns, request.data).runs
-        if not wanted and cluster.current_run is None:
-            raise Conflict(f"{name} has never been deployed.")
-        latest = [f"{name}/{cluster.current_run.number}"] if cluster.current_run else []
-        made, is_new = open_tensorboard(wanted or latest, appcode=cluster.appcode, acting_user=person(request))
+        made, is_new = open_tensorboard(wanted or latest(cluster), appcode=cluster.appcode, acting_user=person(request))
         made.refresh_from_db()
         address = request.build_absolute_uri(f"/api/v1/appcodes/{code}/applications/{made.name}")
         code_of = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
@@ -243,6 +240,13 @@ class StopAccess(APIView):
     def post(self, request: Request, code: str, name: str) -> Response:
         visits.stop_token(application_for(person(request), code, name, OPERATE), acting_user=person(request))
         return _access("")
+
+
+def latest(cluster: Cluster) -> list[str]:
+    """Its latest run, as the name of a run. Raises Conflict before there is one."""
+    if cluster.current_run is None:
+        raise Conflict(f"{cluster.name} has never been deployed.")
+    return [f"{cluster.name}/{cluster.current_run.number}"]
 
 
 def _page(request: Request, rows: QuerySet[Cluster]) -> Response:

@@ -81,7 +81,7 @@ class ApplicationSpec(Strict):
     input: Name | None = None
     output: Name | None = None
     output_path: str = "{name}/{run}"
-    runs: tuple[str, ...] = Field(default=(), description="Of TensorBoard: the runs that it shows, as CLUSTER/NUMBER.")
+    runs: tuple[str, ...] = Field(default=(), description="Runs whose output it shows, as CLUSTER/NUMBER.")
     command: str = Field(default="", description="What to run; of Jupyter: what to run before it.")
     env: dict[str, str] = Field(default_factory=dict)
     time_limit: int | None = Field(default=None, description="Seconds after which it is ended.")

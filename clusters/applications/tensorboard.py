@@ -43,7 +43,7 @@ def open_tensorboard(names: Iterable[str], *, appcode: Appcode, acting_user: Use
     cannot be shown, PermissionDenied for who may not start one that does not live, Conflict while it is being ended."""
     runs = in_order(names)
     found = _of(runs, appcode)
-    if found and _lives(found):
+    if found and lives(found):
         return found, False
     require(acting_user, appcode, OPERATE)
     if found is None:
@@ -51,7 +51,7 @@ def open_tensorboard(names: Iterable[str], *, appcode: Appcode, acting_user: Use
     try:
         actions.deploy(found, acting_user=acting_user)
     except Conflict:
-        if not ((found := _of(runs, appcode)) and _lives(found)):  # else somebody else has just started it
+        if not ((found := _of(runs, appcode)) and lives(found)):  # else somebody else has just started it
             raise
     return _of(runs, appcode) or found, False
 
@@ -61,7 +61,7 @@ def offer(names: Iterable[str], *, appcode: Appcode, may_operate: bool) -> Offer
     try:
         runs = in_order(names)
         found = _of(runs, appcode)
-        if found and _lives(found):
+        if found and lives(found):
             return Offer(found)
         if not may_operate:
             return Offer(why_not="Nobody has started one, and you may only look here.")
@@ -93,7 +93,7 @@ def _of(runs: tuple[str, ...], appcode: Appcode) -> Cluster | None:
     return rows.filter(appcode=appcode, deleted_at=None, **shown).first()
 
 
-def _lives(cluster: Cluster) -> bool:
+def lives(cluster: Cluster) -> bool:
     run = cluster.current_run
     return run is not None and not run.is_terminal and run.desired != Run.Desired.ENDED and not run.verdict
 
@@ -104,14 +104,14 @@ def _make(runs: tuple[str, ...], appcode: Appcode, user: User) -> tuple[Cluster,
             return create_application(_manifest(runs, name, appcode), acting_user=user, appcode=appcode), True
         except Invalid as invalid:
             if [error.path for error in invalid.errors] != [("metadata", "name")]:
-                raise Invalid([_of_request(error) for error in invalid.errors]) from None
+                raise Invalid([of_request(error) for error in invalid.errors]) from None
             refused = invalid
         if made := _of(runs, appcode):
             return made, False
     raise refused
 
 
-def _of_request(error: FieldError) -> FieldError:
+def of_request(error: FieldError) -> FieldError:
     """Runs are what is asked for; the rest was chosen here."""
     return FieldError(("runs",), error.message) if error.path == ("spec", "runs") else error
 

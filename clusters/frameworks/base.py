@@ -169,8 +169,8 @@ class Framework(ABC):
     idle_signal: ClassVar[Literal["work", "use", ""]] = ""
     # Seconds of idleness after which one is stopped whose manifest says nothing; 0 for never.
     idle_after: ClassVar[int] = 0
-    # Whether its tasks see outputs of runs, those that a manifest names.
-    shows_runs: ClassVar[bool] = False
+    # What its tasks see of the outputs of runs, those that a manifest names: all files, or event files as they grow.
+    shows_runs: ClassVar[Literal["files", "events", ""]] = ""
     # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
     has_layer: ClassVar[bool] = False
     # The first is that of a manifest which says nothing.

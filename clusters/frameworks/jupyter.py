@@ -33,6 +33,8 @@ from clusters.frameworks.programs import text, with_layers
 from portal.manifests import field_error
 
 HOME = "/elearn/home"
+# The link in it to the outputs of runs that it shows (jupyter_start.py).
+RUNS = "elearn-runs"
 # Any image with JupyterLab will do: what the server needs to know of the portal comes with its command.
 START, NOTICE = with_layers("jupyter_start.py"), text("jupyter_notice.js")
 PORT = 8888
@@ -44,6 +46,7 @@ class Jupyter(Framework):
     is_application = True
     is_shell = True
     has_layer = True
+    shows_runs = "files"
     modes = ("service",)
     idle_signal = "work"
     idle_after = 7200

@@ -133,6 +133,17 @@ def ask_nothing() -> None:
     os.environ["JUPYTER_CONFIG_PATH"] = str(config)
 
 
+def show_runs() -> None:
+    """Outputs of runs are shown beside the home, and its file browser sees the home: a link leads there. What people have
+    under that name stays."""
+    link = os.path.join(os.environ["HOME"], "elearn-runs")
+    if os.path.isdir("/elearn/runs") and not os.path.lexists(link):
+        try:
+            os.symlink("/elearn/runs", link)
+        except OSError as error:
+            print(f"{link} cannot be made: {error}", file=sys.stderr)
+
+
 def kernel(folder: Path, title: str, argv: "list[str]", env: "dict[str, str]") -> None:
     """Writes down a kernel under a name by which this server finds it before all others."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +177,7 @@ def offer_layer() -> None:
 if __name__ == "__main__":
     ask_nothing()
     offer_layer()
+    show_runs()
     own = {"identity_provider_class": "PortalIdentity", "kernel_manager_class": "Kernels"}
     flags = [f"--ServerApp.{name}=__main__.{value}" for name, value in own.items()]
     flags.append(f"--LabApp.extra_labextensions_path={show_notices(sys.argv[1])}")

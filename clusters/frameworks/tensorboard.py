@@ -39,7 +39,7 @@ class TensorBoard(Framework):
     name = "tensorboard"
     title = "TensorBoard"
     is_application = True
-    shows_runs = True
+    shows_runs = "events"
     # Seconds without a request that the gateway lets through, which is all that it does for people.
     idle_signal = "use"
     idle_after = 1800

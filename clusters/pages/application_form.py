@@ -110,7 +110,7 @@ class ApplicationForm(forms.Form):
     runs = Words(
         label="Runs",
         required=False,
-        help_text="Of TensorBoard: what it shows, as CLUSTER/NUMBER, several divided by commas, e.g. train/3, train/4.",
+        help_text="Of TensorBoard and Jupyter: whose output it shows, as CLUSTER/NUMBER, divided by commas: train/3, train/4.",
         widget=forms.TextInput(attrs={**PLAIN, "class": "code"}),
     )
     command = Words(

@@ -361,7 +361,8 @@ def _stores(cluster: Cluster) -> dict[str, Datastore]:
 def _run_url(cluster: Cluster, name: str) -> str:
     """Of a run that it shows."""
     shown, _, number = name.partition("/")
-    return f"{reverse('cluster_metrics', args=[cluster.appcode.code, shown])}?run={number}"
+    page = "cluster" if cluster.spec.get("home") else "cluster_metrics"
+    return f"{reverse(page, args=[cluster.appcode.code, shown])}?run={number}"
 
 
 def _boxes(shown: Page) -> dict[str, Any]:

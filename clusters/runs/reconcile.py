@@ -37,6 +37,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
 from clusters.events import run_event
+from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Resources
 from clusters.frameworks.programs import with_layers
 from clusters.gateway.origins import url
@@ -67,6 +68,8 @@ CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
 TROUBLE = "CloudUnreachable"
+# What is copied out of a bucket of what a run wrote, only to be looked at.
+SHOWN_GIB = 20
 INSTALL = with_layers("install.py")
 
 
@@ -286,7 +289,9 @@ def plan_of(run: Run) -> Plan:
         mounts.append(Mount(HOME_PATH, False, mount_source(run, found.home, "")))
     for shown in found.runs:
         folder = output_folder(shown.run.spec["outputPath"], name=shown.run.cluster.name, run=shown.run.number)
-        mounts.append(Mount(f"{RUNS_PATH}/{shown.name}", True, mount_source(run, shown.store, folder), follow=True))
+        source = mount_source(run, shown.store, folder)
+        follow = FRAMEWORKS[spec.framework].shows_runs == "events"
+        mounts.append(Mount(f"{RUNS_PATH}/{shown.name}", True, source, follow=follow, shown_gib=SHOWN_GIB))
     counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
     cloud = cloud_of(run)
     with lane(run.cloud) if cloud.asks_for_addresses else nullcontext():

@@ -16,6 +16,7 @@ from billing.prices.book import price_book
 from clusters import wakeups
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task
+from clusters.phase import TERMINAL
 from clusters.runs import idle
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.quota import HELD, waits
@@ -48,6 +49,9 @@ def sweep() -> None:
     dead = Cluster.objects.filter(~alive, deleted_at__isnull=False, purged=False)
     for cluster_id in dead.values_list("pk", flat=True).order_by("pk")[:SWEEP_LIMIT]:
         wakeups.wake_purge(cluster_id)
+    wanted = Cluster.objects.filter(next_by__isnull=False, current_run__phase__in=TERMINAL)
+    for cluster_id in wanted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_next(cluster_id)
     for volume_id in lifecycle.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_volume(volume_id)
 

@@ -136,6 +136,8 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         run.finished_at = now
         note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
+        if run.cluster.next_by_id:
+            transaction.on_commit(lambda: wakeups.wake_next(run.cluster_id))
         if run.cluster.deleted_at:
             transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))
     message = f"Run {run.number} {run.phase}. {run.message}".strip()

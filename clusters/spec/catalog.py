@@ -7,7 +7,7 @@ container, others its environment, and not every cloud reaches every kind of dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
@@ -237,12 +237,7 @@ def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
     """The runs that `spec` shows, in its order; adds an error when one of them cannot be shown. Two queries at most."""
     if not spec.runs:
         return ()
-    named = Q()
-    for name in spec.runs:
-        cluster, _, number = name.partition("/")
-        named |= Q(cluster__name=cluster, number=int(number))
-    runs = Run.objects.filter(named, cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
-    found = {f"{run.cluster.name}/{run.number}": run for run in runs}
+    found = runs_named(spec.runs, appcode)
     outputs = {run.spec["output"] for run in found.values()} - {None}
     stores = Datastore.objects.filter(appcode=appcode, name__in=outputs).select_related("appcode", "volume")
     by_name = {store.name: store for store in stores}
@@ -258,6 +253,16 @@ def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
         assert store is not None
         shown.append(Shown(run, store))
     return tuple(shown)
+
+
+def runs_named(names: Iterable[str], appcode: Appcode) -> dict[str, Run]:
+    """Those of these runs of the appcode (`train/3`) that there are, by name."""
+    named = Q(pk=None)
+    for name in names:
+        cluster, _, number = name.partition("/")
+        named |= Q(cluster__name=cluster, number=int(number))
+    runs = Run.objects.filter(named, cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
+    return {f"{run.cluster.name}/{run.number}": run for run in runs}
 
 
 def why_not_shown(run: Run, store: Datastore | None, place: Place) -> str:

@@ -28,7 +28,7 @@ MAX_EXCERPT = 1024
 GROUPS = {
     "run": "Runs: queued, starting, running, succeeded, failed, stopped; GPU-seconds and cost when they end",
     "task": "Tasks that failed, commands run inside tasks",
-    "cluster": "Clusters: created, changed, deployed, disabled, deleted",
+    "cluster": "Clusters: created, changed, deployed, restarted, disabled, deleted",
     "invoice": "Invoices closed, credit notes",
     "budget": "Budgets: changed, steps reached, what they did",
     "price": "Prices added and withdrawn",

@@ -150,6 +150,18 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             ),
             main,
         ),
+        "notebook-with-runs": (
+            plan(
+                role("notebook", restart="Always", gpus=0, endpoints=(Endpoint("notebook", 8888),)),
+                run=run,
+                mounts=(
+                    data()[0],
+                    replace(data()[0], mount_path="/elearn/runs/mnist/1", shown_gib=20),
+                    replace(nfs, mount_path="/elearn/runs/mnist/2", shown_gib=20),
+                ),
+            ),
+            main,
+        ),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
     }
 

@@ -77,6 +77,20 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     assert sorted(path.name for path in copied if path.is_file()) == ["checkpoint", "digits.csv"]
 
 
+def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    looked_at = plan(mounts=(whole.mounts[1], replace(whole.mounts[0], shown_gib=20)), run=whole.run)
+    assert start(looked_at, storage.FETCH).wait(30) == 0
+    assert (tmp_path / "home" / "said").read_text().split() == [str(tmp_path / "out")]
+    for name in ("a", "b"):
+        s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"x" * 3_000_000)
+    assert start(looked_at, storage.FETCH, **{"20Gi": "4Mi"}).wait(30) == 0
+    assert len(list((tmp_path / "in").glob("?"))) < 2  # no half of one
+    said = (tmp_path / "in" / "NOT-ALL-IS-COPIED.txt").read_text()
+    assert said == f"There are more than 4MiB in {bucket}/in/; the rest is not copied.\n"
+
+
 def test_input_without_a_file_is_told_and_output_without_one_is_not(
     s3: Any, bucket: str, whole: Plan, tmp_path: Path
 ) -> None:

@@ -11,33 +11,6 @@ from django.utils import timezone
 from tests.api.client import Api, api_of, manifest
 
 TRAIN = "/appcodes/ops-demo/clusters/train"
-S3 = {"server": "http://127.0.0.1:9", "access_key": "A" * 20, "secret_key": "s" * 40, "bucket": "results"}
-
-
-@pytest.fixture
-def offers(db: None) -> None:
-    from clusters.models import Flavor, Image
-
-    Flavor.objects.create(name="tiny", title="Tiny", cpu_milli=100, memory_mb=128)
-    Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
-    Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=1024)
-    Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=2048, gpus=1)
-    Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr", container="example.com/tf:1")
-
-
-@pytest.fixture
-def as_bob(bob: Any, offers: None) -> Api:
-    """With a cluster `train` that has begun its second run; both store their output."""
-    from clusters.models import Run
-
-    api = api_of(bob)
-    store = {"metadata": {"name": "results", "appcode": "ops-demo"}, "spec": {"s3": S3}}
-    assert api.post("/appcodes/ops-demo/datastores", store)[0] == 201
-    assert api.post("/appcodes/ops-demo/clusters", manifest("train", output="results"))[0] == 201
-    Run.objects.update(phase="Succeeded", started_at=timezone.now(), gone=True)
-    assert api.post(f"{TRAIN}/deploy")[0] == 202
-    Run.objects.update(started_at=timezone.now())
-    return api
 
 
 def errors(answer: dict[str, Any]) -> dict[str, str]:

@@ -120,6 +120,9 @@ class Mount:
     For output, what already lies there is fetched first too (resuming); during the run changed files are stored every few
     seconds, and once more when the last task has ended, whether it succeeded, failed or was stopped.
 
+    With `shown_gib` it was written by another run, for people to look at: it may be empty, and of a bucket no more than so many
+    GiB are fetched, which a file NOT-ALL-IS-COPIED.txt says there.
+
     With `follow`, of what is read only, only the event files of a bucket are fetched (`follow.PATTERN`), a piece of each before
     the start; they grow as they grow there, within seconds; see drivers/follow.py. What is mounted needs nothing of that.
     """
@@ -128,6 +131,7 @@ class Mount:
     read_only: bool
     source: Source
     follow: bool = False
+    shown_gib: float = 0
 
 
 @dataclass(frozen=True)

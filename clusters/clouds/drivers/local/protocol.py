@@ -74,10 +74,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
         run=RunRef(**data["run"]),
         image=ImageRef(**data["image"]),
         roles=tuple(_role_from(role) for role in data["roles"]),
-        mounts=tuple(
-            Mount(mount["mount_path"], mount["read_only"], _source_from(mount["source"]), mount["follow"])
-            for mount in data["mounts"]
-        ),
+        mounts=tuple(Mount(**{**mount, "source": _source_from(mount["source"])}) for mount in data["mounts"]),
         grace_seconds=data["grace_seconds"],
         shared=data["shared"],
         secrets=data["secrets"],

@@ -45,6 +45,23 @@ def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> No
     assert sorted(os.listdir(agent.folder / "cloud" / "runs" / str(run.id))) == ["gone.json", "tasks"]
 
 
+def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(agent: Agent, store: Store) -> None:
+    def shown(folder: str) -> Mount:
+        return Mount("/elearn/runs/train/1", True, store.source("results", folder), shown_gib=4 / 1024)
+
+    run = agent.apply(role("ls -A /elearn/runs/train/1; echo over"), mounts=(shown("wrote/nothing"),))
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run) == "over\n"
+    assert not any(isinstance(item, StorageSeen) and item.warning for item in agent.seen)
+    for name in ("a", "b"):
+        store.upload("results", f"wrote/{name}", "x" * 3_000_000)
+    run = agent.apply(role("cd /elearn/runs/train/1; ls -d ? | wc -l; cat NOT*; > x"), mounts=(shown("wrote"),))
+    assert agent.ended(run).phase == "Failed"
+    assert "There are more than 0.00390625 GiB in folder wrote of bucket results" in agent.output(run)
+    assert "Read-only file system" in agent.output(run)
+    assert not agent.output(run).startswith("2")  # nor half of one
+
+
 @pytest.mark.as_user
 def test_input_is_read_only(agent: Agent, store: Store) -> None:
     store.put("data/a.txt", "one\n")

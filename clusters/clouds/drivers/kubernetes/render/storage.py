@@ -122,7 +122,7 @@ def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodPar
     if folders:
         parts.init.append(_make_folders(folders, settings))
     if copied:
-        parts.init.append(_helper(plan, FETCH, [FETCH], copied, settings))
+        parts.init.append(_fetch(plan, copied, settings))
     if stored:
         argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
         store = _helper(plan, STORE, argv, stored, settings)
@@ -145,6 +145,16 @@ def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodPar
         parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {"sizeLimit": _HELPERS_DISK["limits"]}})
     parts.stores = bool(stored)
     return parts
+
+
+def _fetch(plan: Plan, copied: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
+    """What is only looked at stands behind all else among the mounts of a plan, and so behind --most."""
+    made = _helper(plan, FETCH, [FETCH], copied, settings)
+    limits = [plan.mounts[number].shown_gib for number, _ in copied]
+    if any(limits):
+        first = 1 + 2 * next(place for place, limit in enumerate(limits) if limit)
+        made["args"][first:first] = ["--most", f"{max(limits):g}Gi"]
+    return made
 
 
 def _claimed(plan: Plan, number: int) -> tuple[str, str]:

@@ -133,7 +133,7 @@ class Data:
                     os.chown(own.root, owner, owner)
                 create = None if mount.read_only else owner
                 handle = sandbox.open_inside(own.root, own.path, create_for=create)
-                if mount.read_only and not mount.follow and storage.is_empty(f"/proc/self/fd/{handle}"):
+                if mount.read_only and not mount.shown_gib and storage.is_empty(f"/proc/self/fd/{handle}"):
                     where = "the volume" if isinstance(mount.source, VolumeSource) else own.path
                     self.empty = f"The input is empty: there is nothing in {where}."
                 os.close(handle)
@@ -158,7 +158,8 @@ class Data:
             if self.own(mount.source) is None:
                 kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
-                mounts.append(row | vars(mount.source) | {"read_only": mount.read_only, "follow": mount.follow})
+                flags = {name: getattr(mount, name) for name in ("read_only", "follow", "shown_gib")}
+                mounts.append(row | vars(mount.source) | flags)
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/storage",
             "poke": str(machine.poke),

@@ -32,7 +32,7 @@ _COMMON = (
     "--buffer-size=4M",
     "--s3-no-check-bucket",
 )
-_DIRECTORY_NOT_FOUND = 3
+_DIRECTORY_NOT_FOUND, _TOO_MUCH = 3, 8
 # New with every try, and so would make news of a failure that is still the same.
 _IDS = re.compile(r"\b(RequestID|HostID): [^,]*, |exceeded maximum number of attempts, \d+, ")
 
@@ -50,13 +50,22 @@ def fetch(
     check: Callable[[], None],
 ) -> None:
     """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
-    argv = ["copy", remote(mount), _DATA, *_COMMON, "--inplace", "--local-no-set-modtime=false"]
+    argv = ["copy", remote(mount), _DATA, *_COMMON, "--local-no-set-modtime=false"]
+    if not mount["shown_gib"]:
+        argv.append("--inplace")
+    else:  # and no half of a file is left
+        argv += [f"--max-transfer={int(mount['shown_gib'] * 2**30)}B", "--cutoff-mode=hard"]
     code, errors = _run(spec, mount, folder, argv, b"", lambda entry: _progress(entry, progress), wake, check)
     if code == _DIRECTORY_NOT_FOUND:
         raise Failed(_no_bucket(mount))
+    if code == _TOO_MUCH and mount["shown_gib"]:
+        # Said where people look at it. Nobody but us writes there.
+        with open(os.path.join(mount["folder"], "NOT-ALL-IS-COPIED.txt"), "w") as file:
+            file.write(f"There are more than {mount['shown_gib']:g} GiB in {where(mount)}; the rest is not copied.\n")
+        return
     if code != 0:
         raise Failed(explain(mount, errors))
-    if mount["read_only"] and mount["prefix"] and not os.listdir(mount["folder"]):
+    if mount["read_only"] and mount["prefix"] and not mount["shown_gib"] and not os.listdir(mount["folder"]):
         raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
 
 

@@ -1,0 +1,102 @@
+"""The output of runs in a notebook: in which of an appcode's notebooks it can be opened, and what that takes.
+
+A notebook has the runs that its manifest names, read-only, from its start on. So one that runs without them is started anew,
+which ends what its kernels do: that is done for who has said so, and for nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db import transaction
+
+from clusters import actions
+from clusters.access import clusters_in
+from clusters.applications.tensorboard import in_order, lives, of_request
+from clusters.frameworks.jupyter import RUNS, Jupyter
+from clusters.gateway import origins
+from clusters.manifest import MAX_RUNS_SHOWN, ClusterManifest
+from clusters.models import Cluster
+from clusters.spec.catalog import runs_named
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.models import Appcode, User
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A notebook, and what it takes to have the runs in it: that it is opened, started, or ended and started anew."""
+
+    cluster: Cluster
+    takes: Literal["open", "start", "restart"]
+
+
+def choices(runs: Sequence[str], appcode: Appcode) -> list[Choice]:
+    """The notebooks of the appcode, those first that need least. One query."""
+    found = []
+    for cluster in clusters_in([appcode.pk]).filter(framework=Jupyter.name).order_by("-pk"):
+        run = cluster.current_run
+        if run is None or run.is_terminal:
+            found.append(Choice(cluster, "start"))
+        else:
+            shown = lives(cluster) and set(runs) <= set(run.spec["runs"])
+            found.append(Choice(cluster, "open" if shown else "restart"))
+    return sorted(found, key=lambda choice: ("open", "start", "restart").index(choice.takes))
+
+
+def open_in_notebook(
+    names: Iterable[str], name: str = "", *, restart: bool = False, appcode: Appcode, acting_user: User
+) -> Cluster:
+    """The notebook `name` with these runs of the appcode (`train/3`) among those that it shows; without a name one that lives and
+    shows them. Raises Invalid, also where none does, PermissionDenied, and Conflict for one that has to be ended for it,
+    unless `restart`."""
+    require(acting_user, appcode, OPERATE)
+    runs = in_order(names)
+    found = choices(runs, appcode)
+    chosen = next((each for each in found if each.cluster.name == name if name), None)
+    if not name:
+        chosen = next((each for each in found if each.takes == "open"), None)
+    if chosen is None:
+        raise Invalid.at("application", message=_none(name, appcode, found))
+    if chosen.takes == "open":
+        return chosen.cluster
+    if chosen.takes == "restart" and not restart:
+        sentence = (
+            f"{chosen.cluster.name} runs without them, and has to be ended and started anew; say so by “restart”."
+        )
+        raise Conflict(sentence)
+    return _show(chosen.cluster, runs, acting_user)
+
+
+def address_in(cluster: Cluster, names: Iterable[str]) -> str:
+    """Where a notebook shows these runs."""
+    runs = list(names)
+    return f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}{f'/{runs[0]}' if len(runs) == 1 else ''}"
+
+
+@transaction.atomic
+def _show(cluster: Cluster, runs: Sequence[str], user: User) -> Cluster:
+    """Names them in its definition, in the place of those that are gone or were named longest ago, and starts it with them."""
+    before = [name for name in cluster.spec["runs"] if name not in runs]
+    there = runs_named(before, cluster.appcode)
+    kept = [*(name for name in before if name in there), *runs][-MAX_RUNS_SHOWN:]
+    metadata = {"name": cluster.name, "appcode": cluster.appcode.code}
+    manifest = ClusterManifest.model_validate({"metadata": metadata, "spec": {**cluster.spec, "runs": kept}})
+    try:
+        changed = actions.change_cluster(cluster, manifest, acting_user=user)
+        actions.redeploy(changed, acting_user=user)
+    except Invalid as invalid:
+        raise Invalid([of_request(error) for error in invalid.errors]) from None
+    return changed
+
+
+def _none(name: str, appcode: Appcode, found: Sequence[Choice]) -> str:
+    if name:
+        return f"{appcode.code} has no notebook “{name}”."
+    there = ", ".join(each.cluster.name for each in found[:5])
+    makes = "make one by the manifest of an application, with them in its “runs”."
+    return (
+        f"None shows them now; name one of {there}, or {makes}" if there else f"{appcode.code} has no notebook; {makes}"
+    )

@@ -1,0 +1,159 @@
+"""Runs and notebooks: the output of a run is opened in one that shows it, or in one that is started with it and not behind
+anybody's back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from tests.api.client import Api, manifest
+from tests.clusters.applications.test_tensorboard import errors
+
+TRAIN = "/appcodes/ops-demo/clusters/train"
+LAB = "/appcodes/ops-demo/applications/lab"
+
+
+@pytest.fixture
+def lab(as_bob: Api, settings: Any) -> Api:
+    """bob, who has a notebook that waits for its first run to begin."""
+    spec = {"type": "jupyter", "image": "tensorflow", "flavor": "small", "storage": {"size": "1Gi"}}
+    status, made = as_bob.post("/appcodes/ops-demo/applications", {"metadata": {"name": "lab"}, "spec": spec})
+    assert status == 201, made
+    return as_bob
+
+
+def over(name: str, phase: str = "Stopped") -> None:
+    """The cloud says that nothing of it is left."""
+    from django.db import transaction
+
+    from clusters.models import Run
+    from clusters.runs.status import refresh
+
+    with transaction.atomic():
+        run = Run.objects.select_related("cluster__appcode").filter(cluster__name=name).latest("number")
+        run.gone = True
+        refresh([run], timezone.now(), unsaved=["gone"])
+    assert run.phase == phase
+
+
+def running(name: str) -> None:
+    from clusters.models import Run
+
+    Run.objects.filter(cluster__name=name, gone=False).update(
+        phase="Running", admitted_at=timezone.now(), applied_at=timezone.now()
+    )
+
+
+def test_a_notebook_that_runs_without_it_is_ended_only_for_who_says_so_and_started_anew_with_it(lab: Api) -> None:
+    from clusters import actions
+    from clusters.models import Cluster
+
+    running("lab")
+    status, answer = lab.post(f"{TRAIN}/notebook")
+    assert (status, errors(answer)) == (
+        422,
+        {
+            "application": "None shows them now; name one of lab, or make one by the manifest of an application, with them in "
+            "its “runs”."
+        },
+    )
+    assert lab.post(f"{TRAIN}/notebook", {"application": "lab"})[0] == 409
+    assert Cluster.objects.get(name="lab").spec["runs"] == []
+    status, made = lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})
+    assert (status, made["spec"]["runs"], made["status"]["run"]) == (200, ["train/2"], 1)
+    pk = Cluster.objects.get(name="lab").pk
+    actions.deploy_next(pk)  # a wake-up that comes too soon
+    assert lab.get(LAB)[1]["status"]["run"] == 1
+    over("lab")
+    for _ in range(2):
+        actions.deploy_next(pk)
+    assert lab.get(LAB)[1]["status"]["run"] == 2
+    running("lab")
+    # Now it shows it, and nothing more is done.
+    assert lab.post(f"{TRAIN}/notebook") == (200, lab.get(LAB)[1])
+    assert lab.post(f"{TRAIN}/notebook", {"runs": ["train/1"]})[0] == 422
+
+
+def test_who_disables_it_meanwhile_is_believed(lab: Api) -> None:
+    from clusters import actions
+    from clusters.models import Cluster
+
+    running("lab")
+    lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})
+    assert lab.post(f"{LAB}/disable")[0] == 202
+    over("lab")
+    actions.deploy_next(Cluster.objects.get(name="lab").pk)
+    assert lab.get(LAB)[1]["status"]["run"] == 1
+
+
+def test_what_cannot_be_started_anew_is_not_ended_or_says_why_it_was_not(lab: Api) -> None:
+    from clusters import actions
+    from clusters.models import Cluster, Image
+    from portal.models import Event
+
+    running("lab")
+    assert lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})[0] == 200
+    Image.objects.update(enabled=False)
+    over("lab")
+    actions.deploy_next(Cluster.objects.get(name="lab").pk)
+    assert Event.objects.get(verb="cluster.not_restarted").message.startswith(
+        "It was not started anew: The catalogue has no"
+    )
+    assert Cluster.objects.get(name="lab").next_by is None
+    Image.objects.update(enabled=True)
+    lab.post(f"{LAB}/deploy")
+    running("lab")
+    Image.objects.update(enabled=False)
+    assert lab.post(f"{TRAIN}/notebook", {"application": "lab", "runs": ["train/1"], "restart": True})[0] == 422
+    assert lab.get(LAB)[1]["status"]["phase"] == "Running"
+    assert lab.get(LAB)[1]["spec"]["runs"] == ["train/2"]
+
+
+def test_runs_that_are_gone_leave_it_and_it_is_started_with_the_rest(lab: Api) -> None:
+    lab.post("/appcodes/ops-demo/clusters", manifest("old", output="results"))
+    from clusters.models import Run
+
+    Run.objects.filter(cluster__name="old").update(started_at=timezone.now())
+    running("lab")
+    assert lab.post(f"{LAB}/disable")[0] == 202
+    over("lab")
+    assert lab.post(f"{TRAIN}/notebook", {"application": "lab", "runs": ["old/1", "train/1"]})[0] == 200
+    running("lab")
+    lab.delete("/appcodes/ops-demo/clusters/old")
+    status, made = lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})
+    assert (status, made["spec"]["runs"]) == (200, ["train/1", "train/2"])
+
+
+def test_what_cannot_be_shown_is_refused_at_the_runs(lab: Api) -> None:
+    lab.post("/appcodes/ops-demo/clusters", manifest("bare"))
+    for asked, path, sentence in (
+        ({"runs": ["train/9"], "application": "lab"}, "runs", "ops-demo has no run train/9."),
+        ({"runs": ["bare/1"], "application": "lab"}, "runs", "Run bare/1 has no output datastore"),
+        ({"runs": ["train"], "application": "lab"}, "runs", "“train” is no run"),
+        ({"application": "train"}, "application", "ops-demo has no notebook “train”."),
+    ):
+        status, answer = lab.post(f"{TRAIN}/notebook", {**asked, "restart": True})
+        assert status == 422, answer
+        assert errors(answer)[path].startswith(sentence)
+
+
+def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victor: Any) -> None:
+    from clusters.models import Cluster
+
+    page, client = "/clusters/ops-demo/train/notebook", Client()
+    client.force_login(bob)
+    said = client.get(page).content.decode()
+    assert "Open train/2 in a notebook" in said
+    assert "It runs without this run. It is ended and started anew" in said
+    # One click with nothing chosen asks, too; what is not confirmed ends nothing.
+    assert client.post(page).content.decode().count("Start anew") == said.count("Start anew") > 0
+    client.post(page, {"application": "lab"})
+    assert Cluster.objects.get(name="lab").spec["runs"] == []
+    opening = client.post(page, {"restart": "lab"}).content.decode()
+    assert "http://notebook-lab-ops-demo.apps.localhost" in opening
+    assert "/lab/tree/elearn-runs/train/2" in opening
+    client.force_login(victor)
+    assert client.get(page).status_code == client.post(page).status_code == 403
