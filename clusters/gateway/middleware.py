@@ -118,6 +118,8 @@ def waiting(cluster: Cluster, endpoint: str, *, is_visit: bool) -> HttpResponse:
     again = 0
     if run is None:
         title, text = f"{cluster.name} does not run", "It was never deployed."
+    elif cluster.next_by_id:
+        title, text, again = f"{cluster.name} is started anew", run.message, 1
     elif run.is_terminal:
         title, text = f"{cluster.name}: {run.phase}", run.message
     elif run.reason == "Ending":
