@@ -305,6 +305,7 @@ def _progress(
     for reason, sentence in (
         ("PullingImage", "The image is being fetched."),
         ("MountingVolume", "Its volumes are being mounted."),
+        ("MakingEnvironment", "Its environment is being made."),
         ("FetchingInput", run.storage_message or "The input data is being fetched."),
     ):
         waiting = [task for task in pending if task.reason == reason]

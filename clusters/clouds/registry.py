@@ -97,10 +97,21 @@ def driver(name: str) -> type[Cloud]:
 
 def gateway_of(name: str) -> Gateway | None:
     """What leads people to the endpoints of a cloud, None where nothing does. One query, none for this machine."""
+    kind, stored = _stored(name)
+    return DRIVERS[kind].gateway(stored) if kind else None
+
+
+def why_no_environments(name: str) -> str:
+    """Why tasks of a cloud cannot start from a saved environment, or "". One query, none for this machine."""
+    kind, stored = _stored(name)
+    return DRIVERS[kind].why_no_environments(stored) if kind else str(_absent(name))
+
+
+def _stored(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Kind and settings of a cloud, "" for the kind of none."""
     if name in OWN:
-        return DRIVERS[name].gateway({})
-    row = models.Cloud.objects.filter(name=name).values_list("kind", "settings").first()
-    return DRIVERS[row[0]].gateway(row[1]) if row else None
+        return name, {}
+    return models.Cloud.objects.filter(name=name).values_list("kind", "settings").first() or ("", {})
 
 
 def keeps_logs(name: str) -> bool:

@@ -2,31 +2,76 @@
 
 Nothing of a package is run: wheels are unpacked, sources are refused. Files are linked to uv's cache, which lies on the same
 file system and in the same mount, or copied where a script of the appcode may write into them afterwards.
+
+With SCRIPT, also empty, it is one of several that may be about to make the same: the first one does, with what the script does
+afterwards, and the others find it. What says that it is whole is written last, so a half-made one is thrown away and made anew.
 """
 
+import bz2
 import compileall
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from clusters.frameworks.layer import make_layer, packages_of
 
+# How long packages and the script may take.
+SECONDS, SCRIPT_SECONDS = 1200, 300
 
-def install(path: str, lock: str, cache: str, link: str) -> None:
-    """Installs the requirements of the file `lock` into a new layer at `path`."""
+
+def install(path: str, lock: str, cache: str, link: str) -> int:
+    """Installs the requirements of the file `lock` into a new layer at `path`. The exit code of uv."""
     uv = shutil.which("uv") or "/elearn/uv"
     if not os.path.exists(uv):
         sys.exit("There is no uv in this image, and without it nothing is installed.")
     make_layer(path)
     argv = [uv, "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--link-mode", link]
     argv += ["--allow-empty-requirements", "--no-config", "--no-progress", "--cache-dir", cache]
-    code = subprocess.call([*argv, "--python", os.path.join(path, "bin", "python"), lock])
+    code = limited([*argv, "--python", os.path.join(path, "bin", "python"), lock], "Installing packages", SECONDS)
     if code == 0:
         # By the image's own Python: that of the layer runs what a package put into a .pth. Some carry files that do not compile.
         compileall.compile_dir(packages_of(path), quiet=2, workers=2)
-    sys.exit(code)
+    return code
+
+
+def once(path: str, packed: str, cache: str, link: str, script: str) -> int:
+    """The same from a lock that bz2 has packed, unless it is there; then the script, and the cache is not kept."""
+    whole = f"{path}.whole"
+    with open(f"{path}.lock", "w") as turn, tempfile.TemporaryDirectory() as folder:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if os.path.exists(whole):
+            return 0
+        for left in filter(os.path.exists, (path, cache)):
+            shutil.rmtree(left)
+        lock = os.path.join(folder, "lock.txt")
+        with bz2.open(packed) as text, open(lock, "wb") as file:
+            shutil.copyfileobj(text, file)
+        code = install(path, lock, cache, link)
+        # Nothing of it is needed any more, and a script shall not write into files that are there twice.
+        shutil.rmtree(cache, ignore_errors=True)
+        if code == 0 and script:
+            code = limited(["bash", "-euo", "pipefail", "-c", script], "The script", SCRIPT_SECONDS, path)
+        if code == 0:
+            open(whole, "w").close()
+        return code
+
+
+def limited(argv: "list[str]", what: str, seconds: float, path: str = "") -> int:
+    """Its exit code; what people read of it when it fails is said last."""
+    programs = os.path.join(path, "bin")
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "VIRTUAL_ENV": path, "PORTAL_ENVIRONMENT": path} if path else {}
+    try:
+        code = subprocess.call(argv, env={**os.environ, **own}, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        print(f"{what} took longer than {seconds} s.", file=sys.stderr)
+        return 124
+    if code and path:
+        print(f"{what} ended with exit code {code}.", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":
-    install(*sys.argv[1:])
+    sys.exit((once if len(sys.argv) == 6 else install)(*sys.argv[1:]))

@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 
 from clusters.clouds.health import notes
 from clusters.clouds.placement import Place, place_of
+from clusters.clouds.registry import why_no_environments
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.models import Environment, Flavor, Image
 from datastores.models import Datastore
@@ -52,7 +53,7 @@ class Offer:
                 .only("name", "version", "image")
                 .order_by("name", "-version")
             )
-            if place is not None and place.driver.makes_environments
+            if place is not None and not why_no_environments(place.cloud)
             else [],
         )
 

@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
-from clusters.clouds.registry import driver, gateway_of
+from clusters.clouds.registry import driver, gateway_of, why_no_environments
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
@@ -196,9 +196,9 @@ def _environment(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list
         sentence = f"{appcode.code} has no environment “{spec.environment}”."
     elif found.image != spec.image:
         sentence = f"“{found}” was saved over the image {found.image}; choose that image, or no environment."
-    elif not place.driver.makes_environments:
+    elif why := why_no_environments(place.cloud):
         sentence = (
-            f"Saved environments cannot be used on {title_of(place.cloud)} yet; choose an image that has the packages."
+            f"Saved environments cannot be used on {title_of(place.cloud)}: {why} An image that has the packages can."
         )
     if sentence:
         errors.append(FieldError(("spec", "environment"), sentence))

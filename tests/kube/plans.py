@@ -9,6 +9,7 @@ from typing import Any
 from clusters.clouds.drivers.base import (
     AccessMode,
     Endpoint,
+    Environment,
     ImageRef,
     Mount,
     NfsSource,
@@ -107,6 +108,9 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         ingress_annotations={"nginx.ingress.kubernetes.io/proxy-body-size": "1g"},
         apps_certificate="apps-tls",
     )
+    index = Settings(portal="main", package_index="http://packages.gpu-cloud-packages.svc:3141/simple")
+    torch = Environment("torch:3", "a digest", f"greeting==1.0 --hash=sha256:{'0' * 64}\n", "true $HOME", "import this")
+    lab = role("notebook", restart="Always", gpus=0, from_image=True, argv=("jupyter", "lab"))
     ps = role("ps", restart="Always", gpus=0)
     return {
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
@@ -161,6 +165,11 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
                 ),
             ),
             main,
+        ),
+        "from-an-environment": (plan(role("master"), run=run, environment=torch), index),
+        "notebook-over-a-kept-environment": (
+            plan(lab, run=run, environment=torch, mounts=(replace(data()[0], mount_path="/elearn/input"),)),
+            replace(index, environment_class="cephfs"),
         ),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
     }

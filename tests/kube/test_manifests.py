@@ -30,7 +30,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.render import manifests, names, storage
+from clusters.clouds.drivers.kubernetes.render import environments, manifests, names, storage
 from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import ROLES
@@ -247,7 +247,7 @@ def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
 
 
 def test_the_owner_waits_for_the_database() -> None:
-    assert manifests.owner_manifest(RUN, SETTINGS, {}) == {
+    assert manifests.owner_manifest(RUN, SETTINGS) == {
         "immutable": True,
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -262,7 +262,7 @@ def test_the_owner_waits_for_the_database() -> None:
 
 def test_what_all_tasks_share_stands_in_the_owner_and_not_in_pods() -> None:
     whole = plan(role("worker", 1000, env={"WHO": "$(ALL)/$(TASK_INDEX)"}), run=RUN, shared={"ALL": "a" * 100_000})
-    owner = manifests.owner_manifest(RUN, SETTINGS, whole.shared)
+    owner = manifests.owner_manifest(RUN, SETTINGS, whole)
     assert (owner["data"], owner["immutable"]) == ({"ALL": "a" * 100_000}, True)
     (job,) = [each for each in manifests.run_manifests(whole, "some-uid", SETTINGS) if each["kind"] == "Job"]
     env = task_of(job)["env"]
@@ -596,8 +596,9 @@ def everything(kind: str) -> list[dict[str, Any]]:
     whole, settings = every_kind()[kind]
     sources = [mount.source for mount in whole.mounts if isinstance(mount.source, VolumeSource)]
     return [
-        manifests.owner_manifest(whole.run, settings, whole.shared),
+        manifests.owner_manifest(whole.run, settings, whole),
         *(storage.volume_manifest(source, settings) for source in sources),
+        *filter(None, [environments.claim_manifest(whole, settings, "2026-07-01")]),
         *manifests.run_manifests(whole, "some-uid", settings),
     ]
 
@@ -649,9 +650,10 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tu
     client, namespace = line
     whole, settings = every_kind(namespace)[kind]
     strictly = {"dryRun": "All", "fieldValidation": "Strict"}
-    client.apply(manifests.owner_manifest(whole.run, settings, whole.shared), **strictly)
+    client.apply(manifests.owner_manifest(whole.run, settings, whole), **strictly)
     made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
     made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
+    made += filter(None, [environments.claim_manifest(whole, settings, "2026-07-01")])
     for each in client.apply_all(made, **strictly):
         if each["kind"] in ("Job", "Deployment", "StatefulSet", "Service", "Ingress", "NetworkPolicy"):
             assert Drift().is_as_applied(each["kind"], each["metadata"], queued=manifests.is_queued(each))

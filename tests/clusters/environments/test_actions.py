@@ -134,11 +134,12 @@ def test_nobody_starts_from_the_environment_of_another_appcode(saved: Any, make_
 
 
 def test_a_cloud_that_makes_none_says_so(saved: Any, make_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
     from clusters.clouds.drivers.local.client import LocalCloud
 
     saved(digest="1")
-    monkeypatch.setattr(LocalCloud, "makes_environments", False)
-    with pytest.raises(Invalid, match="cannot be used on this machine yet"):
+    monkeypatch.setattr(LocalCloud, "why_no_environments", KubernetesCloud.why_no_environments)
+    with pytest.raises(Invalid, match="cannot be used on this machine: An administrator has to name a package index"):
         make_cluster("trains", environment="torch")
 
 

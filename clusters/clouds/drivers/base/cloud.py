@@ -66,8 +66,6 @@ class Cloud(Protocol):
     # How many characters an address from `reserve` has at most, and whether `reserve` asks the cloud for it.
     longest_address: ClassVar[int]
     asks_for_addresses: ClassVar[bool]
-    # Whether its tasks can start from an `Environment`.
-    makes_environments: ClassVar[bool] = False
     # Whether a run needs the namespace of a business line; otherwise one without gets "default".
     needs_namespace: ClassVar[bool]
 
@@ -92,6 +90,11 @@ class Cloud(Protocol):
     def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
         """Why tasks do not reach an S3 server by its address, as far as can be told without asking anybody, or ""."""
         return ""
+
+    @classmethod
+    def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
+        """Why its tasks cannot start from an `Environment`, or ""."""
+        return "They are not made there."
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:

@@ -154,7 +154,9 @@ class Environment:
 
     `lock` is a file of requirements with hashes, `script` what a shell runs once afterwards ("" for nothing), with the
     environment in place and writable. `install` is a program for the image's own Python: with the arguments PATH LOCK CACHE
-    LINK it makes the environment at PATH from the file LOCK, by uv with its cache in CACHE and --link-mode LINK.
+    LINK it makes the environment at PATH from the file LOCK, by uv with its cache in CACHE and --link-mode LINK. With a
+    further SCRIPT it is for several that may be about to make the same: LOCK is packed by bz2, the script is run, too, what is
+    whole is left as it is, and what another one makes is waited for.
 
     A cloud makes it once for each digest and image, before any task of a run that names it starts, and shows it read-only to all
     of them; a half-made one is never seen.
@@ -202,7 +204,8 @@ class RolePlan:
     restart: RestartPolicy
     retries: int
     endpoints: tuple[Endpoint, ...] = ()
-    # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT.
+    # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT. What
+    # people install there can be saved, for which it has uv.
     from_image: bool = False
 
 

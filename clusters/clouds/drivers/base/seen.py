@@ -20,7 +20,7 @@ class TaskSeen:
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word: for Pending
     Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk), PullingImage, MountingVolume,
-    FetchingInput, BackOff, Starting; for Running BackOff (its
+    MakingEnvironment, FetchingInput, BackOff, Starting; for Running BackOff (its
     program ended and is started again in the same pod), NodeLost (its machine does not answer); for Failed Error, OOMKilled,
     Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when
     the first container of the pod ran, be it to fetch its data (metering starts), `started_at` when its program did,

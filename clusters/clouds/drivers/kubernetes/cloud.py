@@ -55,7 +55,7 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     path_of,
     patiently,
 )
-from clusters.clouds.drivers.kubernetes.render import manifests, names, network_policy, storage
+from clusters.clouds.drivers.kubernetes.render import environments, manifests, names, network_policy, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
@@ -130,6 +130,10 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         return network_policy.why_closed(server, Settings.readable(stored))
 
     @classmethod
+    def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
+        return environments.why_none(Settings.readable(stored))
+
+    @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
         settings = Settings.readable(stored)
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
@@ -159,12 +163,14 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         stops = [] if settings.kueue_queue else manifests.workloads(plan)
         makers = " ".join("/".join(each) for each in stops)
         notes = {names.WORKLOADS: makers, names.SETTINGS: settings.whole()}
-        owner = self._apply_owner(plan.run, notes, plan.shared)
+        owner = self._apply_owner(manifests.owner_manifest(plan.run, settings, plan), notes)
         if _is_ending(owner["metadata"]):
             return
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
         volumes = {source.volume.id: source for source in sources}
         made = [storage.volume_manifest(source, settings) for source in volumes.values()]
+        if claim := environments.claim_manifest(plan, settings, dt.datetime.now(dt.UTC).date().isoformat()):
+            made.append(claim)
         made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
         self._client.apply_all([each for each in made if not manifests.is_queued(each)])
@@ -204,7 +210,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
             owner: Mapping[str, Any] = self._client.patch(path, {"metadata": {"annotations": {names.ENDING: "true"}}})
         except Missing:
             # Never seen, or gone before anybody knew: an owner of nothing brings the news by the watch.
-            owner = self._apply_owner(run, {names.ENDING: "true"}, {})
+            owner = self._apply_owner(manifests.owner_manifest(run, self._settings), {names.ENDING: "true"})
         if "deletionTimestamp" in owner["metadata"] or not self._stop(run, owner):
             self._client.delete(path, propagation="Foreground")
 
@@ -229,8 +235,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
             return False
         return True
 
-    def _apply_owner(self, run: RunRef, annotations: Mapping[str, str], shared: Mapping[str, str]) -> Mapping[str, Any]:
-        owner = manifests.owner_manifest(run, self._settings, shared)
+    def _apply_owner(self, owner: Mapping[str, Any], annotations: Mapping[str, str]) -> Mapping[str, Any]:
         return self._apply_inside({**owner, "metadata": {**owner["metadata"], "annotations": dict(annotations)}})
 
     def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -455,7 +460,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         # It loads the official client (see client.py), which a portal without a Kubernetes cluster has no use for.
         from clusters.clouds.drivers.kubernetes import exec as kubernetes_exec
 
-        return kubernetes_exec.execute(self._client, pod, argv, stdin=stdin, tty=tty)
+        return kubernetes_exec.execute(self._client, pod, environments.as_in(pod, argv), stdin=stdin, tty=tty)
 
 
 def _is_ending(owner: Mapping[str, Any]) -> bool:

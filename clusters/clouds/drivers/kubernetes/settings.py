@@ -56,7 +56,9 @@ def _address(value: str) -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
-    if value and (not good or parts.username or parts.query or parts.fragment or not value.isascii() or " " in value):
+    if value and (
+        not good or "@" in parts.netloc or parts.query or parts.fragment or not value.isascii() or " " in value
+    ):
         raise ValueError("Write an address like https://prometheus.example.org or http://10.0.0.9:9090/prometheus.")
     return value.rstrip("/")
 
@@ -182,6 +184,23 @@ class Settings:
         default=(),
         title="Storage classes",
         description="Those that volumes of datastores may have, e.g. ceph-rbd, cephfs. Empty for any.",
+    )
+    package_index: Annotated[str, AfterValidator(_address)] = Field(
+        default="",
+        title="Package index",
+        description="From where tasks install packages, e.g. http://packages.gpu-cloud-packages.svc:3141/simple, which is "
+        "docker/kubernetes/packages and knows the password that yours may want. Open to all tasks; of one outside the "
+        "cluster that is given by its name, the port on any public address. Empty: none, and no saved environments.",
+        max_length=300,
+    )
+    environment_class: Name = Field(
+        default="",
+        title="Storage class of environments",
+        description="One whose volumes several pods mount (ReadWriteMany) and lock files in, e.g. cephfs: a saved environment is "
+        "made once for an appcode. Empty: anew at the start of each task, on the disk of its node.",
+    )
+    environment_size: Quantity = Field(
+        default="20Gi", title="Size of an environment", description="Of the volume that each has where it is made once."
     )
     storage_namespaces: tuple[Label, ...] = Field(
         default=(),

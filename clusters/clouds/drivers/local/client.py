@@ -59,7 +59,6 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     mounts = frozenset({"s3", "nfs", "local", "volume"})
     longest_address = len("127.0.0.1:65535")
     asks_for_addresses = True
-    makes_environments = True
     needs_namespace = False
 
     def __init__(self, socket_path: str) -> None:
@@ -69,6 +68,10 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     @classmethod
     def connect(cls, access: Access) -> Self:
         return cls(access.settings["socket"])
+
+    @classmethod
+    def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
+        return ""
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway:

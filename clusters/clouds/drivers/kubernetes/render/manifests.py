@@ -7,11 +7,10 @@ label that Kubernetes puts on the pod; variables that all tasks share stand in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.render import endpoints, names, network_policy, pods, storage
+from clusters.clouds.drivers.kubernetes.render import endpoints, environments, names, network_policy, pods, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
 
@@ -96,20 +95,24 @@ def foreign(namespace: Manifest, settings: Settings) -> str:
     )
 
 
-def owner_manifest(run: RunRef, settings: Settings, shared: Mapping[str, str]) -> Manifest:
-    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for).
+def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) -> Manifest:
+    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for). Without
+    `plan`, of a run that is to have nothing.
 
     Nobody can change what it holds, so nobody has to put that right, and no node watches it.
     """
+    shared, binary = (plan.shared, environments.packed(plan)) if plan else ({}, {})
+    starts_from = {names.ENVIRONMENT: environments.key(plan, settings)} if plan and plan.environment else {}
     return {
         "immutable": True,
         **({"data": dict(shared)} if shared else {}),
+        **({"binaryData": binary} if binary else {}),
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
             "name": names.owner_name(run),
             "namespace": run.namespace,
-            "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run"},
+            "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run", **starts_from},
             "finalizers": [names.TOLD],
         },
     }
@@ -166,6 +169,7 @@ def check(plan: Plan, settings: Settings) -> None:
         if isinstance(mount.source, VolumeSource):
             _check_volume(mount.source, plan, settings)
     network_policy.check(plan, settings)
+    environments.check(plan, settings)
     for role in plan.roles:
         held = {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, GPU: role.gpus}
         for name, largest in (settings.largest_task or {}).items():

@@ -34,6 +34,10 @@ OWNER = f"{PREFIX}/owner"
 DATASTORE = f"{PREFIX}/datastore"
 VOLUME_ID = f"{PREFIX}/volume-id"
 
+# On the claim of a saved environment what is in it, and on owners what their runs start from; and the last day on which one did.
+ENVIRONMENT = f"{PREFIX}/environment"
+USED = f"{PREFIX}/used"
+
 # Which pod of a service's task this is, from 0 (and then absent): nobody else counts them.
 ATTEMPT = f"{PREFIX}/attempt"
 # Why a run's output is not where it belongs, noted on its owner.
@@ -109,6 +113,11 @@ def persistent_volume_name(run: RunRef, mount: int) -> str:
 def claim_name(volume: VolumeRef) -> str:
     """The claim of a datastore's volume, which outlives runs; never the name of one that belongs to a run."""
     return _cut(f"{volume.appcode}-{volume.datastore}", f"-{volume.id}-data", LABEL_LIMIT)
+
+
+def environment_claim(appcode: str, key: str) -> str:
+    """The claim of an appcode's saved environment; never the name of one that belongs to a run or a datastore."""
+    return _cut(f"{appcode}-environment", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def host_name(run: RunRef, role: str, index: int) -> str:

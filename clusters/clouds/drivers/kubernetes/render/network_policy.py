@@ -52,10 +52,15 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
 
 
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
-    """Tasks of a run reach each other on any port; of a datastore only what it names."""
+    """Tasks of a run reach each other on any port; of a datastore only what it names; and the package index."""
     rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
     servers = {_server(mount.source.endpoint) for mount in plan.mounts if isinstance(mount.source, S3Source)}
-    return rules + [_to(host, port, settings) for host, port in sorted(servers)]
+    rules += [_to(host, port, settings) for host, port in sorted(servers)]
+    if settings.package_index:
+        host, port = _server(settings.package_index)
+        # Whoever named it opened it; in a namespace, the port of its pods and nothing else there.
+        rules.append({**_to(host, port, settings), "ports": [{"port": port, "protocol": "TCP"}]})
+    return rules
 
 
 def check(plan: Plan, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.render import endpoints, names, storage
+from clusters.clouds.drivers.kubernetes.render import endpoints, environments, names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
@@ -24,6 +24,8 @@ USER = 1000
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
     """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
     stored = storage.pod_parts(plan, settings, serves=bool(role.endpoints))
+    resources = _resources(role, settings)
+    made = environments.pod_parts(plan, role, settings, _without_gpus(resources))
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
     grace = max(1, plan.grace_seconds)
@@ -51,13 +53,18 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 "imagePullPolicy": settings.image_pull_policy,
                 # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
                 # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
-                "command": ["timeout", f"--kill-after={grace}", "0", *(literal(word) for word in role.argv)],
-                "env": _environment(plan, role, index),
+                "command": [
+                    "timeout",
+                    f"--kill-after={grace}",
+                    "0",
+                    *(literal(word) for word in environments.argv(plan, role)),
+                ],
+                "env": _environment(plan, role, index, settings),
                 "ports": [
                     {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
                     *({"name": each.name, "containerPort": each.port, "protocol": "TCP"} for each in role.endpoints),
                 ],
-                "resources": _resources(role, settings),
+                "resources": resources,
                 "securityContext": storage.CONFINED,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 **endpoints.of_container(role),
@@ -66,6 +73,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                     {"name": "shm", "mountPath": SHARED_MEMORY},
                     *({"name": f"scratch{n}", "mountPath": path} for n, path in enumerate(scratch)),
                     *stored.mounts,
+                    *made.mounts,
                 ],
             }
         ],
@@ -75,10 +83,11 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{role.memory_mb}Mi"}},
             *({"name": f"scratch{n}", "emptyDir": storage.on_disk(settings)} for n, _ in enumerate(scratch)),
             *stored.volumes,
+            *made.volumes,
         ],
     }
-    if stored.init:
-        spec["initContainers"] = stored.init
+    if made.init or stored.init:
+        spec["initContainers"] = [*made.init, *stored.init]
     batch = any(each.restart == "OnFailure" for each in plan.roles)
     if priority := settings.batch_priority_class if batch else settings.service_priority_class:
         spec["priorityClassName"] = priority
@@ -100,7 +109,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     }
 
 
-def _environment(plan: Plan, role: RolePlan, index: str) -> list[Manifest]:
+def _environment(plan: Plan, role: RolePlan, index: str, settings: Settings) -> list[Manifest]:
     """TASK_INDEX and what the owner holds stand first: a value can only refer to what stands before it."""
     first: Manifest = {"name": "TASK_INDEX", "value": "0"}
     if index:
@@ -112,7 +121,7 @@ def _environment(plan: Plan, role: RolePlan, index: str) -> list[Manifest]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
         for name in plan.secrets
     ]
-    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environments.variables(plan, role, settings)}
     if not role.gpus:
         # An image that asks for all GPUs would otherwise see those of others.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
@@ -127,3 +136,7 @@ def _resources(role: RolePlan, settings: Settings) -> Manifest:
         held[GPU] = str(role.gpus)
     disk = settings.task_disk
     return {kind: {**held, **({"ephemeral-storage": disk[kind]} if disk else {})} for kind in ("requests", "limits")}
+
+
+def _without_gpus(resources: Manifest) -> Manifest:
+    return {kind: {name: held[name] for name in held if name != GPU} for kind, held in resources.items()}

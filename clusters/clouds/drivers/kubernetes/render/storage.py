@@ -172,7 +172,7 @@ def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[st
     write to; this does it as who the tasks are, and says why where it cannot be done."""
     roots = {number: f"/data{number}" for number, _ in folders}
     return {
-        **_container(FOLDERS, settings),
+        **container(FOLDERS, settings),
         "command": ["mkdir", "-p", "--", *(literal(f"{roots[number]}/{folder}") for number, folder in folders)],
         "volumeMounts": [{"name": f"data{number}", "mountPath": root} for number, root in roots.items()],
     }
@@ -189,7 +189,7 @@ def _helpers_disk(kind: str, settings: Settings) -> dict[str, str]:
     return {"ephemeral-storage": min(_HELPERS_DISK[kind], disk[kind], key=quantity)} if disk else {}
 
 
-def _container(name: str, settings: Settings) -> dict[str, Any]:
+def container(name: str, settings: Settings) -> dict[str, Any]:
     return {
         "name": name,
         "image": settings.storage_image,
@@ -214,7 +214,7 @@ def _helper(
         folder = f"{source.bucket}/{source.prefix}/" if source.prefix else source.bucket
         pairs += [literal(f"data{number}:{folder}"), path]
     return {
-        **_container(name, settings),
+        **container(name, settings),
         "args": [*argv, *pairs],
         "env": env,
         "volumeMounts": [

@@ -6,14 +6,24 @@ Nothing here is remembered but in the mirror, so it may be broken off anywhere: 
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
-from clusters.clouds.drivers.kubernetes.api.client import MERGE, STRATEGIC, Client, Missing, Refused, path_of
+from clusters.clouds.drivers.kubernetes.api.client import (
+    MERGE,
+    METADATA_LIST,
+    STRATEGIC,
+    Client,
+    Missing,
+    Refused,
+    path_of,
+)
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
@@ -30,6 +40,8 @@ RETRY_AT_ONCE = 20
 STOP_SECONDS = 20.0
 # A namespace that somebody opens again and again is closed so often at most.
 BIND_AGAIN = 30.0
+# What saved environments lie in is looked through so often, and goes when none was started from it for so many days.
+ENVIRONMENTS_AGAIN, ENVIRONMENTS_KEPT = 3600.0, dt.timedelta(days=30)
 
 
 class Upkeep:
@@ -87,6 +99,7 @@ class Upkeep:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
         self._look_for_strays()
+        self._begin(("environments",), self._remove_environments)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
@@ -100,7 +113,7 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = BIND_AGAIN if key[0] == "bind" else AGAIN
+            wait = {"bind": BIND_AGAIN, "environments": ENVIRONMENTS_AGAIN}.get(key[0], AGAIN)
         try:
             task(*arguments)
         except CloudError as error:
@@ -212,6 +225,24 @@ class Upkeep:
         log.warning("clearing away what is left of run %s: %s", run.id, kind)
         label = names.selector(portal=self._portal, run_id=run.id)
         self._client.delete(path_of(kind, run.namespace), labelSelector=label)
+
+    def _remove_environments(self) -> None:
+        """Those that no run has and none was started from for long; they are made again when one is. Whoever starts one now notes
+        that on its claim first, which then is not as it was seen here."""
+        last = (dt.datetime.now(dt.UTC) - ENVIRONMENTS_KEPT).date().isoformat()
+        ours = f"{names.selector(portal=self._portal)},{names.ENVIRONMENT}"
+        claims = self._client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)
+        for metadata in [claim["metadata"] for page in claims for claim in page["items"] or ()]:
+            if (metadata.get("annotations") or {}).get(names.USED, "") >= last or "deletionTimestamp" in metadata:
+                continue
+            of_runs = names.selector(portal=self._portal, environment=metadata["labels"][names.ENVIRONMENT])
+            if self._client.get(path_of("ConfigMap", metadata["namespace"]), labelSelector=of_runs)["items"]:
+                continue
+            as_seen = {"preconditions": {"resourceVersion": metadata["resourceVersion"]}}
+            with suppress(Missing):
+                path = path_of("PersistentVolumeClaim", metadata["namespace"], metadata["name"])
+                self._client.request("DELETE", path, body=as_seen)
+            log.info("the environment in claim %s/%s was not used for long", metadata["namespace"], metadata["name"])
 
     def _patch(self, path: str, metadata: Mapping[str, Any]) -> None:
         try:

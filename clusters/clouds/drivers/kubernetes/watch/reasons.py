@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.drivers.kubernetes.render import storage
+from clusters.clouds.drivers.kubernetes.render import environments, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, gib
 
@@ -19,6 +19,7 @@ _NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _OF_KUEUE = "kueue.x-k8s.io/queue-name"
 NODE_LOST = "NodeLost"
+MAKING = "MakingEnvironment"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
 JOB_SUSPENDED = "Its Job was suspended to make room for others; it starts again when it is let go."
@@ -58,6 +59,8 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
     for status in pod["status"].get("initContainerStatuses") or []:
         if (held := _held_up(status)) is not None:
             return held
+        if status["name"] == environments.MAKE and "running" in status.get("state", {}):
+            return MAKING, "Its environment is being made."
         if status["name"] == storage.FETCH and "running" in status.get("state", {}):
             return "FetchingInput", ""
         if status["name"] == storage.FOLLOW and not status.get("started"):
@@ -103,9 +106,18 @@ def _held_up(status: Status) -> tuple[str, str] | None:
         return None
     if reason in _IMAGE:
         return "PullingImage", f"Image {status.get('image')} cannot be fetched ({reason}): {detail or 'no details'}"
+    if reason == "CrashLoopBackOff" and status["name"] == environments.MAKE:
+        ended = status.get("lastState", {}).get("terminated") or {}
+        return MAKING, f"{_not_made(ended)} It is tried again."
     if reason == "CrashLoopBackOff":
         return "BackOff", _restarting(status)
     return "BackOff", f"Its container cannot be made ({reason}): {detail or 'no details'}"
+
+
+def _not_made(ended: Status) -> str:
+    """What uv or the script said last, and what to do."""
+    what = f"The environment cannot be made: {_tidy(ended.get('message') or ended.get('reason') or '')}"
+    return f"{what} Put what is missing into the package index, or save the environment anew where its script is wrong."
 
 
 def _restarting(status: Status) -> str:
@@ -154,6 +166,8 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
         return "Stopped", "It was stopped."
     for init in status.get("initContainerStatuses") or []:
         failed = init.get("state", {}).get("terminated")
+        if failed and failed["exitCode"] and not ended and init["name"] == environments.MAKE:
+            return "Error", _not_made(failed)
         if failed and failed["exitCode"] and not ended:
             what = {
                 storage.FETCH: "The input could not be fetched",

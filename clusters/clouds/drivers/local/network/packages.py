@@ -1,9 +1,11 @@
 """The package index that tasks reach: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a mirror without memory.
 
-It answers on a Unix socket, to which the holder of each run's network leads (`outward.py`), and asks the one index of
+It answers on a Unix socket, to which the holder of each run's network leads (`outward.py`), or as a pod of a Kubernetes cluster
+(docker/kubernetes/packages) on a port, which stands in the place of SOCKET then, and asks the one index of
 PORTAL_PACKAGE_INDEX. So a task installs packages without a way to the internet, and a private index gives them without its
-password: that is sent by this process, to the index's own host, and stands in nothing that it answers. Of an index it knows what
-its pages are (PEP 503); each file is asked for by the address that the page had, signed here, so nobody is led elsewhere by it.
+password: that is sent by this process, to the index's own host, and stands in nothing that it answers. Of an index it knows
+what its pages are (PEP 503); each file is asked for by the address that the page had, signed here, so nobody is led elsewhere
+by it.
 
 A caching mirror from a package was refused: those that there are send whoever waits too long to the index itself, password and
 all. The cache is uv's, beside the environments.
@@ -18,6 +20,8 @@ import hmac
 import html
 import os
 import re
+import secrets
+import signal
 import socket
 import socketserver
 import sys
@@ -65,7 +69,8 @@ class Index:
         host = parts.netloc.rpartition("@")[2]
         self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
         self._own = (parts.scheme, host)
-        self._key = hashlib.sha256(b"packages " + url.encode()).digest()
+        # Nothing that tasks could know or guess: whoever can sign an address is answered from there.
+        self._key = secrets.token_bytes(32)
         name, word = unquote(parts.username or ""), unquote(parts.password or "")
         self._auth = urllib3.make_headers(basic_auth=f"{name}:{word}") if name or word else {}
         self._pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
@@ -193,16 +198,24 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """On a Unix socket, or on a port of all addresses."""
+
     daemon_threads = True
+    allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, path: str, index: Index) -> None:
+    def __init__(self, place: str | int, index: Index) -> None:
         self.index = index
         self.place = threading.BoundedSemaphore(AT_ONCE)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        super().__init__(path, Handler)
+        if isinstance(place, str):
+            self.address_family = socket.AF_UNIX
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place)
+            super().__init__(place, Handler)  # type: ignore[arg-type]  # as UnixStreamServer is told it
+        else:
+            self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+            super().__init__(("", place), Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Somebody hung up."""
@@ -226,6 +239,12 @@ def main(path: str) -> None:
     # Out of the environment, which children and the dumps of a process have.
     url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX"), os.getppid()
     os.umask(0o077)
+    if path.isdigit():
+        # The first process of a container has no other way to hear of its end, and no parent that it would survive.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with Server(int(path), Index(url)) as server:
+            server.serve_forever()
+        return
     with listening(path, url) as server:
         # What looks names up is loaded while the files can be read.
         with contextlib.suppress(OSError):

@@ -1,0 +1,175 @@
+"""A saved environment in the pods of a run: who makes it, where it lies, and how programs start from it. Pure.
+
+An init container in the task's own image makes it, with uv, which comes from the storage image, so that any image with Python
+will do. It lies in a volume of the pod, made anew at each start; or, where administrators named a storage class of which several
+pods mount one volume, in a claim of the appcode, where the first pod makes it and all others find it. The task sees it read-only.
+
+The lock is packed in the ConfigMap that owns the run: by bz2, which writes the same bytes for ever, because the ConfigMap cannot
+be changed. No password is in here: tasks reach an index that wants none; docker/kubernetes/packages is one, before an index that
+does.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from clusters.clouds.drivers.base import CloudRefused, Plan, RolePlan, literal
+from clusters.clouds.drivers.kubernetes.render import names, storage
+from clusters.clouds.drivers.kubernetes.settings import Settings
+
+Manifest = dict[str, Any]
+
+# The containers that bring uv, and that make the environment.
+BRING, MAKE = "uv", "environment"
+PLACE, UV = "/elearn/environments", "/elearn/uv"
+LOCK = "environment.lock"
+# Longer than what is inside it may take (see frameworks/install.py), and than waiting for another who makes the same.
+SECONDS = 2 * 1500
+# What a ConfigMap may hold is 1 MiB; lines of people's variables stand there, too.
+_LARGEST = 2**20 - 2**12
+# Nobody but the image knows its own PATH.
+_INSIDE = ("sh", "-c", 'export PATH="$PORTAL_ENVIRONMENT/bin:$PATH"; exec "$@"', "sh")
+
+
+def packed(plan: Plan) -> dict[str, str]:
+    """What the owner of the run holds besides what tasks share: bytes in base64, by their key."""
+    if plan.environment is None:
+        return {}
+    return {LOCK: base64.b64encode(bz2.compress(plan.environment.lock.encode())).decode()}
+
+
+def check(plan: Plan, settings: Settings) -> None:
+    """Raises CloudRefused."""
+    if plan.environment is None:
+        return
+    if why := why_none(settings):
+        raise CloudRefused(f"Environment {plan.environment.name} cannot be used here: {why}")
+    held = sum(len(base64.b64decode(each)) for each in packed(plan).values())
+    held += sum(len(value.encode()) for value in plan.shared.values())
+    if held > _LARGEST:
+        raise CloudRefused(
+            f"Environment {plan.environment.name} has too many packages for a Kubernetes cluster, which keeps at most 1 MiB of "
+            "their hashes; put them into an image."
+        )
+
+
+def why_none(settings: Settings) -> str:
+    return "" if settings.package_index else "An administrator has to name a package index in its settings first."
+
+
+def key(plan: Plan, settings: Settings) -> str:
+    """Names what is made, whose it is, and where it lies: changed settings hold for what is made from then on."""
+    assert plan.environment is not None
+    where = (settings.environment_class, settings.environment_size)
+    parts = (plan.run.appcode, plan.environment.digest, plan.image.container, *where)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def claim_manifest(plan: Plan, settings: Settings, today: str) -> Manifest | None:
+    """The claim in which it lies; None where it lies in each pod. No run owns it: it goes when none has used it for long."""
+    if plan.environment is None or not settings.environment_class:
+        return None
+    made = key(plan, settings)
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": names.environment_claim(plan.run.appcode, made),
+            "namespace": plan.run.namespace,
+            "labels": {names.PORTAL: settings.portal, names.APPCODE: plan.run.appcode, names.ENVIRONMENT: made},
+            "annotations": {names.USED: today},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": settings.environment_class,
+            "resources": {"requests": {"storage": settings.environment_size}},
+        },
+    }
+
+
+def variables(plan: Plan, role: RolePlan, settings: Settings) -> dict[str, str]:
+    """What leads pip and uv to the index, and programs to the environment."""
+    found = index_variables(settings)
+    if plan.environment is not None:
+        path = _path(plan, settings)
+        found |= {"PORTAL_ENVIRONMENT": path, **({} if role.from_image else {"VIRTUAL_ENV": path})}
+    return found
+
+
+def index_variables(settings: Settings) -> dict[str, str]:
+    if not settings.package_index:
+        return {}
+    url, parts = f"{settings.package_index}/", urlsplit(settings.package_index)
+    found = {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # Otherwise pip takes nothing from a server without TLS; inside the cluster that is usual.
+    return found | ({"PIP_TRUSTED_HOST": parts.netloc} if parts.scheme == "http" else {})
+
+
+def argv(plan: Plan, role: RolePlan) -> Sequence[str]:
+    return role.argv if plan.environment is None or role.from_image else (*_INSIDE, *role.argv)
+
+
+def as_in(pod: Mapping[str, Any], words: Sequence[str]) -> Sequence[str]:
+    """A command that is run beside a task's program, with the Python that the program has."""
+    program = next(each["command"] for each in pod["spec"]["containers"] if each["name"] == names.TASK)
+    return (*_INSIDE, *words) if literal(_INSIDE[2]) in program else words
+
+
+def pod_parts(plan: Plan, role: RolePlan, settings: Settings, resources: Manifest) -> storage.PodParts:
+    """`resources` as of the task: what makes it has those, but no GPU."""
+    parts = storage.PodParts()
+    if not settings.package_index or not (plan.environment or role.from_image):
+        return parts
+    parts.init.append(
+        {
+            **storage.container(BRING, settings),
+            "command": ["cp", "/usr/local/bin/uv", f"{UV}/uv"],
+            "volumeMounts": [{"name": "uv", "mountPath": UV}],
+        }
+    )
+    parts.volumes.append({"name": "uv", "emptyDir": {"sizeLimit": "256Mi"}})
+    uv = {"name": "uv", "mountPath": UV, "subPath": "uv", "readOnly": True}
+    if role.from_image:
+        parts.mounts.append(uv)
+    if plan.environment is None:
+        return parts
+    path, asked = _path(plan, settings), plan.environment
+    words = (asked.install, path, f"/elearn/{LOCK}/lock", f"{PLACE}/cache", "hardlink", asked.script)
+    env = {"HOME": storage.TMP, **index_variables(settings)}
+    parts.init.append(
+        {
+            "name": MAKE,
+            "image": plan.image.container,
+            "imagePullPolicy": settings.image_pull_policy,
+            "command": ["timeout", "--kill-after=5", str(SECONDS), "python", "-c", *map(literal, words)],
+            "env": [{"name": name, "value": value} for name, value in env.items()],
+            "resources": resources,
+            "securityContext": storage.CONFINED,
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [
+                {"name": "tmp", "mountPath": storage.TMP},
+                {"name": MAKE, "mountPath": PLACE},
+                {"name": "lock", "mountPath": f"/elearn/{LOCK}", "readOnly": True},
+                uv,
+            ],
+        }
+    )
+    claim = names.environment_claim(plan.run.appcode, key(plan, settings))
+    lies = (
+        {"persistentVolumeClaim": {"claimName": claim}}
+        if settings.environment_class
+        else {"emptyDir": storage.on_disk(settings)}
+    )
+    lock = {"name": names.owner_name(plan.run), "items": [{"key": LOCK, "path": "lock"}]}
+    parts.volumes += [{"name": MAKE, **lies}, {"name": "lock", "configMap": lock}]
+    parts.mounts.append({"name": MAKE, "mountPath": PLACE, "readOnly": True})
+    return parts
+
+
+def _path(plan: Plan, settings: Settings) -> str:
+    return f"{PLACE}/{key(plan, settings)}"
