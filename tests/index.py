@@ -5,10 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
+import socket
+import subprocess
+import sys
 import threading
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from portal.up.services import dies_with_parent
 
 PASSWORD = "qwerty-of-the-index"
 
@@ -83,3 +92,21 @@ class Index:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextmanager
+def mirror(index: Index, port: int) -> Iterator[None]:
+    """What stands before an index in a Kubernetes cluster, at `port` of all addresses of this machine."""
+    argv = [sys.executable, "-m", "clusters.clouds.drivers.local.network.packages", str(port)]
+    env = {**os.environ, "PORTAL_PACKAGE_INDEX": index.url}
+    with subprocess.Popen(dies_with_parent(argv, "TERM"), env=env, cwd=Path(__file__).parents[1]) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield
+        process.terminate()
+    assert process.returncode == 0

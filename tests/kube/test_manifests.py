@@ -7,6 +7,7 @@ writes them anew, and the difference is to be read.
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 import secrets
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
+    Environment,
     ImageRef,
     LocalSource,
     Mount,
@@ -35,7 +37,7 @@ from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import ROLES
 from tests.kube.plane import Plane
-from tests.kube.plans import data, every_kind, plan, role, run_ref, volume
+from tests.kube.plans import IMAGE, data, every_kind, plan, role, run_ref, volume
 
 EXPECTED = Path(__file__).parent / "expected"
 
@@ -444,6 +446,72 @@ def egress_to(endpoint: str, **settings: Any) -> dict[str, Any]:
     found = made(role("master"), mounts=mounts, settings=Settings(**settings))
     _, rule = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
     return dict(rule)
+
+
+INDEX = Settings(portal="main", package_index="http://packages.gpu-cloud-packages.svc:3141/simple")
+
+
+def saved(lock: str = "", digest: str = "a digest") -> Environment:
+    return Environment("torch:3", digest, lock, "", "import this")
+
+
+@pytest.mark.parametrize(
+    ("index", "rule"),
+    [
+        ("http://10.0.0.7:3141/simple", {"ipBlock": {"cidr": "10.0.0.7/32"}}),
+        (
+            "http://packages.elsewhere.svc.cluster.local:3141/simple",
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}},
+        ),
+    ],
+)
+def test_the_package_index_is_open_at_its_port_alone(index: str, rule: dict[str, Any]) -> None:
+    policy = made(role("master"), settings=Settings(package_index=index))["NetworkPolicy", "demo-mnist-3-1042"]
+    assert policy["spec"]["egress"][1] == {"to": [rule], "ports": [{"port": 3141, "protocol": "TCP"}]}
+
+
+def test_an_environment_without_an_index_or_beyond_what_a_config_map_holds_is_refused() -> None:
+    with pytest.raises(CloudRefused, match="name a package index"):
+        made(role("master"), environment=saved())
+    chance = random.Random(7)
+    lock = "".join(f"p==1 --hash=sha256:{chance.randbytes(32).hex()}\n" for _ in range(2 * 2**20 // 84))
+    made(role("master"), environment=saved(lock), settings=INDEX)
+    with pytest.raises(CloudRefused, match="too many packages"):
+        made(role("master"), environment=saved(lock), settings=INDEX, shared={"ALL": "a" * 300_000})
+
+
+def test_each_appcode_has_environments_of_its_own_and_where_they_lie_is_part_of_them() -> None:
+    kept = dataclasses.replace(INDEX, environment_class="cephfs")
+
+    def claim(settings: Settings = kept, **changes: Any) -> dict[str, Any]:
+        run = dataclasses.replace(RUN, appcode=changes.pop("appcode", "demo"))
+        found = environments.claim_manifest(plan(role("master"), run=run, **changes), settings, "2026-07-01")
+        assert found is not None
+        return found
+
+    one = claim(environment=saved())
+    others = [
+        claim(environment=saved(), appcode="demo2"),
+        claim(environment=saved(digest="another")),
+        claim(environment=saved(), image=dataclasses.replace(IMAGE, container="example/tensorflow:3")),
+        claim(dataclasses.replace(kept, environment_size="30Gi"), environment=saved()),
+        claim(dataclasses.replace(kept, environment_class="nfs"), environment=saved()),
+    ]
+    assert len({each["metadata"]["name"] for each in [one, *others]}) == 6
+    assert all(DNS_LABEL.fullmatch(each["metadata"]["name"]) for each in [one, *others])
+    assert claim(environment=saved()) == one
+    assert environments.claim_manifest(plan(role("master"), environment=saved()), INDEX, "2026-07-01") is None
+
+
+def test_a_command_beside_a_program_has_the_python_that_the_program_has() -> None:
+    def pod(**changes: Any) -> dict[str, Any]:
+        found = made(role("master", **changes), environment=saved(), settings=INDEX)
+        return dict(found["Job", "demo-mnist-3-1042-master"]["spec"]["template"])
+
+    words = ("python", "-V")
+    assert environments.as_in(pod(), words)[-2:] == words
+    assert "PORTAL_ENVIRONMENT" in " ".join(environments.as_in(pod(), words))
+    assert environments.as_in(pod(from_image=True), words) == words
 
 
 def test_no_task_fills_the_disk_of_its_node() -> None:

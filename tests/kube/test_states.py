@@ -327,6 +327,27 @@ def test_input_that_cannot_be_fetched_fails_the_task_with_the_reason() -> None:
     assert found.log_tail == "NoSuchBucket"
 
 
+def test_an_environment_that_cannot_be_made_names_the_package_and_what_to_do() -> None:
+    wait, ended = {"waiting": {"reason": "PodInitializing"}}, terminated(2, message="absent was not found")
+
+    def making(phase: str, **status: Any) -> Any:
+        made = pod(phase, state=wait if phase == "Pending" else None)
+        made["status"]["initContainerStatuses"] = [{"name": "environment", **status}]
+        return task_seen(made)
+
+    found = making("Pending", state=RUNNING)
+    assert (found.phase, found.reason) == ("Pending", "MakingEnvironment")
+    sentence = "The environment cannot be made: absent was not found. Put what is missing into the package index"
+    # A service starts it again and again, a batch run as often as it may.
+    found = making("Pending", state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended)
+    assert (found.phase, found.reason) == ("Pending", "MakingEnvironment")
+    assert found.message.startswith(sentence)
+    assert found.message.endswith("It is tried again.")
+    found = making("Failed", state=ended)
+    assert (found.phase, found.reason) == ("Failed", "Error")
+    assert found.message.startswith(sentence)
+
+
 def test_pods_that_are_not_ours_are_nothing() -> None:
     assert task_seen(pod(metadata={"labels": {"gpu-cloud/run-id": "seven"}})) is None
     assert task_seen(pod(metadata={"labels": None})) is None

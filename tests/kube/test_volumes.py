@@ -13,9 +13,19 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.drivers.base import AccessMode, CloudError, CloudRefused, Mount, NfsSource, VolumeRef, VolumeSource
+from clusters.clouds.drivers.base import (
+    AccessMode,
+    CloudError,
+    CloudRefused,
+    Environment,
+    Mount,
+    NfsSource,
+    VolumeRef,
+    VolumeSource,
+)
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.repair import upkeep
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref
@@ -43,6 +53,36 @@ def space(plane: Plane, cloud: KubernetesCloud) -> Iterator[str]:
     name = f"line-{secrets.token_hex(4)}"
     yield name
     plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+def test_an_environment_that_no_run_has_and_none_was_started_from_for_long_is_removed(
+    plane: Plane, cloud: KubernetesCloud, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "ENVIRONMENTS_AGAIN", 0.2)
+    cloud._settings = replace(cloud._settings, package_index="http://10.209.0.1:3141/simple", environment_class="none")
+    claims = f"/api/v1/namespaces/{space}/persistentvolumeclaims"
+    runs = [run_ref(space), run_ref(space), run_ref(space)]
+    for run, digest in zip(runs, ("fresh", "used", "old"), strict=True):
+        cloud.apply(plan(role("master"), run=run, environment=Environment("torch:1", digest, "", "", "import this")))
+    made = plane.until(claims, lambda found: len(found) == 3)
+    by_key = {each["metadata"]["labels"][names.ENVIRONMENT]: name for name, each in made.items()}
+    owners = [plane.request("GET", f"/api/v1/namespaces/{space}/configmaps/{names.owner_name(run)}") for run in runs]
+    fresh, used, old = (by_key[owner["metadata"]["labels"][names.ENVIRONMENT]] for owner in owners)
+    for name in (used, old):
+        plane.request("PATCH", f"{claims}/{name}", {"metadata": {"annotations": {names.USED: "2020-01-01"}}})
+    with Following(cloud) as following:
+        cloud.delete(runs[0])
+        cloud.delete(runs[2])
+        plane.until(claims, lambda found: old not in found)
+        assert set(plane.until(claims, lambda found: len(found) == 2)) == {fresh, used}
+        # What was long ago is today when one is started from it.
+        cloud.apply(
+            plan(role("master"), run=run_ref(space), environment=Environment("torch:1", "used", "", "", "import this"))
+        )
+        cloud.delete(runs[1])
+        following.until(lambda: following.is_gone(runs[1]))
+        (again,) = [each for name, each in plane.until(claims, lambda found: used in found).items() if name == used]
+        assert again["metadata"]["annotations"][names.USED] > "2026"
 
 
 class Storage:

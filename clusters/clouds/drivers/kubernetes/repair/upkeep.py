@@ -40,7 +40,8 @@ RETRY_AT_ONCE = 20
 STOP_SECONDS = 20.0
 # A namespace that somebody opens again and again is closed so often at most.
 BIND_AGAIN = 30.0
-# What saved environments lie in is looked through so often, and goes when none was started from it for so many days.
+# What saved environments lie in is looked through so often, and goes when nothing was started from it for so many days.
+ENVIRONMENTS = ("environments",)
 ENVIRONMENTS_AGAIN, ENVIRONMENTS_KEPT = 3600.0, dt.timedelta(days=30)
 
 
@@ -99,7 +100,7 @@ class Upkeep:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
         self._look_for_strays()
-        self._begin(("environments",), self._remove_environments)
+        self._begin(ENVIRONMENTS, self._remove_environments)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
@@ -113,12 +114,12 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = {"bind": BIND_AGAIN, "environments": ENVIRONMENTS_AGAIN}.get(key[0], AGAIN)
+            wait = ENVIRONMENTS_AGAIN if key == ENVIRONMENTS else BIND_AGAIN if key[0] == "bind" else AGAIN
         try:
             task(*arguments)
         except CloudError as error:
             log.warning("%s of %s is tried again: %s", task.__name__, key, error)
-            wait = max(AGAIN, error.after or 0.0)
+            wait = max(wait if key == ENVIRONMENTS else AGAIN, error.after or 0.0)
         except Exception:
             log.exception("%s of %s is tried again", task.__name__, key)
             wait = 10 * AGAIN

@@ -1,0 +1,98 @@
+"""A saved environment that several make at once, as tasks on Kubernetes do: with the real uv, from a private index behind what
+tasks reach in a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import bz2
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from clusters.frameworks.programs import with_layers
+from portal.up.services import free_port
+from tests.index import PASSWORD, Index, mirror
+
+INSTALL = with_layers("install.py")
+SAYS = "import greeting; print(greeting.TEXT)"
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with closing(Index()) as index:
+        yield index
+
+
+class Making:
+    """`begin()` is one init container that makes the environment in `folder`."""
+
+    def __init__(self, folder: Path, index: Index, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.lock = index.add("greeting", "1.0", greeting="TEXT = 'hello'") + "\n"
+
+    def begin(self, script: str = "") -> subprocess.Popen[str]:
+        packed = self.folder / "lock"
+        packed.write_bytes(bz2.compress(self.lock.encode()))
+        words = (str(self.folder / "made"), str(packed), str(self.folder / "cache"), "hardlink", script)
+        env = {
+            "UV_DEFAULT_INDEX": self.url,
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": "/tmp",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", INSTALL, *words],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def end(self, process: subprocess.Popen[str], code: int = 0) -> str:
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        assert PASSWORD not in said
+        return said
+
+    @property
+    def says(self) -> str:
+        return subprocess.run(
+            [str(self.folder / "made" / "bin" / "python"), "-c", SAYS], capture_output=True, text=True, check=True
+        ).stdout
+
+
+@pytest.fixture
+def making(tmp_path: Path, index: Index) -> Iterator[Making]:
+    port = free_port()
+    with mirror(index, port):
+        yield Making(tmp_path, index, f"http://127.0.0.1:{port}/simple/")
+
+
+def test_of_several_at_once_one_makes_it_and_the_next_start_finds_it(making: Making, index: Index) -> None:
+    counts = "echo once >> $VIRTUAL_ENV/runs"
+    for process in [making.begin(counts) for _ in range(3)]:
+        making.end(process)
+    index.files.clear()
+    making.end(making.begin(counts))
+    assert index.asked.count("/files/greeting-1.0-py3-none-any.whl") == 1
+    assert (making.folder / "made" / "runs").read_text() == "once\n"
+    assert making.says == "hello\n"
+    assert not (making.folder / "cache").exists()
+
+
+def test_what_was_left_half_made_is_thrown_away(making: Making) -> None:
+    tampers = (
+        "echo 'TEXT = 0' > $(dirname $(python -c 'import greeting; print(greeting.__file__)'))/greeting.py; exit 7"
+    )
+    assert "The script ended with exit code 7." in making.end(making.begin(tampers), 7)
+    assert not (making.folder / "made.whole").exists()
+    making.end(making.begin())
+    assert making.says == "hello\n"
+
+
+def test_a_package_that_is_not_there_is_named(making: Making) -> None:
+    making.lock += making.lock.replace("greeting==", "absent==")
+    assert "absent" in making.end(making.begin(), 1)
+    assert not (making.folder / "made.whole").exists()
