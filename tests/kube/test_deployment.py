@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, condition
 
@@ -134,6 +135,26 @@ def test_everything_is_accepted_without_a_warning(plane: Plane, folder: Path) ->
         plane, "apply", "--server-side", "--dry-run=server", f"--namespace={NAMESPACE}", "-f", "-", given=loose
     )
     assert "would violate PodSecurity" in done.stderr
+
+
+@pytest.mark.kube
+def test_the_package_index_of_tasks_is_confined_and_only_business_lines_reach_it(plane: Plane, tmp_path: Path) -> None:
+    copy = filled_in(tmp_path) / "packages"
+    shutil.copy(copy / "index.env.example", copy / "index.env")
+    objects = {each["kind"]: each for each in rendered(copy)}
+    ((_, pod),) = pod_specs(list(objects.values()))
+    (container,) = pod["containers"]
+    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    # The setting of a cluster names the Service's port, and the policy of a run opens the pod's.
+    (port,) = {each["containerPort"] for each in container["ports"]} | {
+        each["port"] for each in objects["Service"]["spec"]["ports"]
+    }
+    assert container["args"][-1] == str(port)
+    (rule,) = objects["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchExpressions": [{"key": names.PORTAL, "operator": "Exists"}]}}]
+    done = kubectl(plane, "apply", "--server-side", "-k", str(copy))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.kube

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from clusters.clouds.drivers.base import Environment, Plan, RolePlan, RunRef, TaskSeen
-from clusters.clouds.drivers.local.network import outward
+from clusters.clouds.drivers.local.network import outward, packages
 from clusters.clouds.drivers.local.task.processes import is_locked
 from clusters.frameworks.programs import with_layers
 from portal.up.services import dies_with_parent
@@ -173,6 +173,12 @@ def test_what_was_left_half_made_is_made_anew(make_agent: Agents, door: Path, in
         time.sleep(0.02)
     agent.cloud.delete(run)
     agent.gone(run)
+
+
+def test_nobody_can_sign_an_address_that_no_page_had() -> None:
+    """Where the index wants no password, all that a task could make a key of is known to it."""
+    here, elsewhere = packages.Index("https://pypi.org/simple/"), packages.Index("https://pypi.org/simple/")
+    assert here._sign("aHR0cDovLzE2OS4yNTQuMTY5LjI1NC94") != elsewhere._sign("aHR0cDovLzE2OS4yNTQuMTY5LjI1NC94")
 
 
 def test_tasks_reach_the_index_without_its_password_and_nothing_beside_it(agent: Agent, index: Index) -> None:

@@ -1,0 +1,101 @@
+"""Saved environments in containers of a real node, by the cloud alone: made in each pod from an index with a password, read-only
+for the task, and when it cannot be made, why."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from clusters.clouds.drivers.base import Environment, ImageRef, RolePlan, RunRef
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.frameworks.programs import with_layers
+from portal.up.services import free_port
+from tests.index import PASSWORD, Index, mirror
+from tests.kube import images
+from tests.kube.following import Following, cloud_of
+from tests.kube.node import Node
+from tests.kube.plans import plan, role, run_ref
+
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
+
+JUPYTER = ImageRef("jupyter", images.TAGS["jupyter"], "", "")
+INSTALL = with_layers("install.py")
+SAYS = "python -c 'import greeting; print(greeting.TEXT)'; touch $VIRTUAL_ENV/x 2>&1; env"
+
+
+@pytest.fixture(scope="module")
+def index(node: Node) -> Iterator[tuple[Index, str]]:
+    """An index with a password, and the address at which pods reach what stands before it."""
+    for name in ("jupyter", "rclone"):
+        node.import_image(images.image(name))
+    port = free_port()
+    with closing(Index()) as index, mirror(index, port):
+        yield index, f"http://{node.gateway}:{port}/simple"
+
+
+@pytest.fixture
+def cloud(node: Node, index: tuple[Index, str]) -> KubernetesCloud:
+    cloud = cloud_of(node.plane, f"portal-{secrets.token_hex(4)}")
+    cloud._settings = replace(cloud._settings, package_index=index[1])
+    return cloud
+
+
+@contextmanager
+def launched(cloud: KubernetesCloud, run: RunRef, environment: Environment, *roles: RolePlan) -> Iterator[Following]:
+    with Following(cloud) as following:
+        cloud.apply(plan(*roles, run=run, image=JUPYTER, environment=environment))
+        yield following
+        cloud.delete(run)
+        following.until(lambda: following.is_gone(run), 120)
+
+
+def shell(script: str, **changes: object) -> RolePlan:
+    return role("master", argv=("bash", "-c", script), gpus=0, **changes)
+
+
+def saved(lock: str, script: str = "") -> Environment:
+    return Environment("torch:1", f"{lock}{script}", f"{lock}\n", script, INSTALL)
+
+
+def test_a_task_starts_from_an_environment_that_it_cannot_change_and_no_password_is_anywhere(
+    node: Node, cloud: KubernetesCloud, index: tuple[Index, str]
+) -> None:
+    run, torch = (
+        run_ref(f"line-{secrets.token_hex(4)}"),
+        saved(index[0].add("greeting", "1.0", greeting="TEXT = 'hello'"), "pip -V"),
+    )
+    with launched(cloud, run, torch, shell(SAYS)) as following:
+        following.until(lambda: bool(following.of(run, "Succeeded", "Failed")), 120)
+        said = cloud.log(run, "master", 0, attempt=0).data.decode()
+        assert said.startswith("hello\n"), said
+        assert "Read-only file system" in said
+        (pod,) = node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods")["items"]
+        path = f"/api/v1/namespaces/{run.namespace}/pods/{pod['metadata']['name']}/log?container=environment"
+        everything = [said, json.dumps(pod), cloud._client.open(path).read().decode()]
+        kinds = (f"/api/v1/namespaces/{run.namespace}/{kind}" for kind in ("configmaps", "secrets", "events"))
+        everything += [json.dumps(node.plane.request("GET", each)) for each in kinds]
+        assert "greeting==1.0" in everything[2]
+        assert not [text for text in everything if PASSWORD in text]
+
+
+@pytest.mark.parametrize("restart", ["OnFailure", "Always"])
+def test_one_that_cannot_be_made_starts_nothing_and_names_the_package(
+    cloud: KubernetesCloud, index: tuple[Index, str], restart: str
+) -> None:
+    run = run_ref(f"line-{secrets.token_hex(4)}")
+    absent = index[0].add("greeting", "1.0", greeting="TEXT = 'hello'").replace("greeting", "absent")
+    with launched(cloud, run, saved(absent), shell("echo started", restart=restart, retries=0)) as following:
+
+        def why() -> str:
+            found = [each for each in following.tasks.values() if each.run_id == run.id]
+            return next((each.message for each in found if "cannot be made" in each.message), "")
+
+        following.until(lambda: bool(why()), 120)
+        assert "absent" in why()
+        assert "into the package index" in why()
+        assert not cloud.log(run, "master", 0, attempt=0).data
