@@ -70,13 +70,13 @@ def test_a_task_starts_from_an_environment_that_it_cannot_change_and_no_password
         saved(index[0].add("greeting", "1.0", greeting="TEXT = 'hello'"), "pip -V"),
     )
     with launched(cloud, run, torch, shell(SAYS)) as following:
-        following.until(lambda: bool(following.of(run, "Succeeded", "Failed")), 120)
+        following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 120)
         said = cloud.log(run, "master", 0, attempt=0).data.decode()
         assert said.startswith("hello\n"), said
         assert "Read-only file system" in said
         (pod,) = node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods")["items"]
-        path = f"/api/v1/namespaces/{run.namespace}/pods/{pod['metadata']['name']}/log?container=environment"
-        everything = [said, json.dumps(pod), cloud._client.open(path).read().decode()]
+        path = f"/api/v1/namespaces/{run.namespace}/pods/{pod['metadata']['name']}/log"
+        everything = [said, json.dumps(pod), cloud._client.open(path, container="environment").read().decode()]
         kinds = (f"/api/v1/namespaces/{run.namespace}/{kind}" for kind in ("configmaps", "secrets", "events"))
         everything += [json.dumps(node.plane.request("GET", each)) for each in kinds]
         assert "greeting==1.0" in everything[2]
