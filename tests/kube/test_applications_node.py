@@ -12,7 +12,9 @@ import secrets
 import shutil
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from portal.up import services
-from portal.up.services import Service
+from portal.up.services import Service, free_port
 from tests.browser import ARGUMENTS, SOON
 from tests.e2e.test_tensorboard import STEPS, TRAIN
+from tests.index import PASSWORD, Index, mirror
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
@@ -47,6 +50,7 @@ class World:
     portal: Portal
     node: Node
     alice: Client
+    index: Index
 
     @property
     def host(self) -> str:
@@ -71,6 +75,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:  # noqa: F811
+    packages = free_port()
     for name in ("jupyter", "tensorflow", "rclone"):
         node.import_image(images.image(name))
     folder = tmp_path_factory.mktemp("applications")
@@ -84,29 +89,35 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
         "apps_domain": DOMAIN,
         "portal": "applications",
         "storage_networks": f"[{node.gateway}/32]",
+        "package_index": f"http://{node.gateway}:{packages}/simple",
+        "environment_class": "environments",
     }
     settings = [word for name, value in wanted.items() for word in ("--set", f"{name}={value}")]
     config = str(portal_kubeconfig(node.plane))
     manage(portal, "register_kubernetes", "training", "--kubeconfig", config, *settings, "--default")
     hand_over(node.plane, "applications", "ops")
-    disk = Path("/var/tmp") / f"home-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    disks = [_volume(node, "homes", "ReadWriteOnce"), _volume(node, "environments", "ReadWriteMany")]
+    traefik = services.running([_traefik(node, portal, folder)], services.private_folder(folder / "log"), os.environ)
+    with traefik, closing(Index()) as index, mirror(index, packages):
+        yield World(portal, node, Client(portal, "alice"), index)
+    assert portal.stop() == 0
+    for disk in disks:
+        shutil.rmtree(disk)
+
+
+def _volume(node: Node, storage_class: str, mode: str) -> Path:
+    """What the one claim of that class is bound to."""
+    disk = Path("/var/tmp") / f"{storage_class}-{secrets.token_hex(4)}"  # the node has a /tmp of its own
     disk.mkdir()
     os.chown(disk, 1000, 1000)
-    _volume(node, disk)
-    with services.running([_traefik(node, portal, folder)], services.private_folder(folder / "log"), os.environ):
-        yield World(portal, node, Client(portal, "alice"))
-    assert portal.stop() == 0
-    shutil.rmtree(disk)
-
-
-def _volume(node: Node, disk: Path) -> None:
     facts = {
-        "capacity": {"storage": "5Gi"},
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "homes",
+        "capacity": {"storage": "20Gi"},
+        "accessModes": [mode],
+        "storageClassName": storage_class,
         "hostPath": {"path": str(disk)},
     }
     node.plane.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": disk.name}, "spec": facts})
+    return disk
 
 
 def _traefik(node: Node, portal: Portal, folder: Path) -> Service:
@@ -290,6 +301,51 @@ def test_one_click_shows_what_a_run_in_containers_stores_in_s3(world: World, bro
     for each in (path, "/appcodes/ops-demo/clusters/tb-learn-1"):
         alice.call("POST", f"{each}/disable")
         assert eventually(lambda each=each: alice.call("GET", each)["status"]["phase"] == "Stopped", 120)
+
+
+def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: World) -> None:
+    alice, node = world.alice, world.node
+    world.index.add("greeting", "1.0", greeting="TEXT = 'hello from the index'")
+    alice.call("POST", f"{PATH}/deploy")
+    world.until_ready()
+    token = alice.call("POST", f"{PATH}/access/refresh")["token"]
+    headers = {"Authorization": f"token {token}", "Host": world.host}
+    start = urllib.request.Request(
+        f"http://{node.gateway}:{world.portal.port}/api/kernels", b"", headers, method="POST"
+    )
+    with urllib.request.urlopen(start, timeout=60) as answer:
+        channels = f"ws://{world.host}/api/kernels/{json.load(answer)['id']}/channels?session_id=editor"
+    installs = (
+        "import subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'pip', 'install', 'greeting'], capture_output=True, text=True)\n"
+        "print(done.returncode, done.stderr)"
+    )
+    assert ran(world, channels, token, installs).startswith("0 ")
+    kept = alice.call("POST", f"{PATH}/environment", {"metadata": {"name": "hello"}})
+    assert [each["name"] for each in kept["status"]["packages"]] == ["greeting"]
+    alice.call("POST", f"{PATH}/disable")
+    assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+
+    command = "python -c 'import greeting, tensorflow' && ! touch $VIRTUAL_ENV/x"
+    spec: dict[str, Any] = {"image": kept["spec"]["image"], "environment": "hello", "command": command}
+    greets = alice.create("ops-demo", "greets", roles={"master": {"flavor": "small"}}, retries=0, **spec)
+
+    def found() -> dict[str, Any]:
+        return dict(alice.call("GET", greets)["status"])
+
+    assert eventually(lambda: found()["phase"] in ("Succeeded", "Failed"), 180), found()
+    assert found()["phase"] == "Succeeded", found()
+    # The next one finds it there, without an index.
+    world.index.files.clear()
+    alice.call("POST", f"{greets}/deploy")
+    assert eventually(lambda: (found()["run"], found()["phase"]) == (2, "Succeeded"), 180), found()
+    everything = [
+        kept,
+        *(node.plane.request("GET", f"/api/v1/namespaces/ops/{each}") for each in ("pods", "configmaps")),
+    ]
+    assert PASSWORD not in json.dumps(everything)
+    for log in (world.portal.data / "log").iterdir():
+        assert PASSWORD not in log.read_text(errors="replace"), log
 
 
 def opened(world: World, url: str, token: str) -> ClientConnection:
