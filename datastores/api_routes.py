@@ -9,5 +9,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(ONE, api.OneDatastore.as_view()),
     path(f"{ONE}/test", api.TestDatastore.as_view()),
     path(f"{ONE}/files", files_api.Files.as_view()),
+    path(f"{ONE}/archive", files_api.Archive.as_view()),
     path(f"{ONE}/files/<path:path>", files_api.OneFile.as_view()),
 ]

@@ -21,7 +21,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from datastores import contents, hooks
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download
+from datastores.downloads import LOOK_SECONDS, download, download_folder
 from datastores.drivers.base import DriverError, Listing, NotPossible
 from datastores.drivers.patience import within
 from datastores.forms import RenameForm
@@ -73,13 +73,14 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_GET
 def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
+    """`?path=` is a file, `?folder=` a folder with everything in it, as an archive."""
     user = person(request)
     store = datastore_for(user, appcode, name)
-    path = _path(request, "path")
+    path, folder = _path(request, "path"), _path(request, "folder")
     try:
-        return download(store, path, user)
-    except (DriverError, Unavailable) as error:
-        return _back(request, store, path, error)
+        return download(store, path, user) if path else download_folder(store, folder, user)
+    except (DriverError, Conflict, Unavailable) as error:
+        return _back(request, store, path or folder, error)
 
 
 @csrf_exempt

@@ -5,20 +5,23 @@ Storage and database cannot change in one step. The storage goes first, so that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from django.conf import settings
 from django.db import transaction
+from zipstream import ZipStream
 
 from datastores.actions import open_store
-from datastores.drivers.base import Entry, NotThere, Stream
+from datastores.drivers.base import Driver, Entry, NotThere, Stream
 from datastores.models import Datastore
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import User
+from portal.text import readable
 
 # A folder with more files than this is removed by an S3 client, not by a click.
 MOST_AT_ONCE = 10_000
@@ -99,6 +102,32 @@ def amount(store: Datastore, folder: str) -> Amount:
     """Counts what is in `folder` and below. Raises DriverError."""
     files = list(islice((entry.size for entry in open_store(store).walk(folder)), MOST_AT_ONCE + 1))
     return Amount(min(len(files), MOST_AT_ONCE), sum(files), len(files) > MOST_AT_ONCE)
+
+
+def archive(store: Datastore, folder: str) -> ZipStream:
+    """A folder with everything below it, read while it is written: an iterable of its bytes, with `len()`. Nothing is compressed,
+    so that its size is known before. Raises NotThere, and Conflict for more than MOST_AT_ONCE files and for names that would
+    lead out of where it is unpacked."""
+    driver = open_store(store)
+    files = list(islice(driver.walk(folder), MOST_AT_ONCE + 1))
+    if len(files) > MOST_AT_ONCE:
+        raise Conflict(f"The folder has more than {MOST_AT_ONCE:,} files; read it by an S3 client.")
+    if not files:
+        raise NotThere("There is no file in this folder.")
+    packed = ZipStream(sized=True)
+    above = folder.rpartition("/")[0]
+    for entry in files:
+        try:
+            relative_path(entry.path)
+        except ValueError:
+            raise Conflict(f"An archive must not have a file of this name: {readable(entry.path, 200)}") from None
+        packed.add(_bytes(driver, entry.path), entry.path.removeprefix(f"{above}/" if above else ""), size=entry.size)
+    return packed
+
+
+def _bytes(driver: Driver, path: str) -> Iterator[bytes]:
+    """Opened when it is its turn."""
+    yield from driver.open(path).chunks
 
 
 @transaction.atomic

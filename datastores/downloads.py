@@ -8,6 +8,7 @@ from http import HTTPStatus
 from django.http import Http404, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
+from datastores import contents
 from datastores.actions import open_store
 from datastores.drivers.base import NotThere, Part
 from datastores.drivers.patience import within
@@ -15,8 +16,8 @@ from datastores.models import Datastore
 from portal.limits import TRANSFERS, Sending
 from portal.models import User
 
-# How long the first answer of a datastore may take.
-LOOK_SECONDS = 20
+# How long the first answer of a datastore may take, and to list all files of a folder.
+LOOK_SECONDS, COUNT_SECONDS = 20, 60
 
 
 def download(
@@ -35,17 +36,35 @@ def download(
             except NotThere as error:
                 raise Http404(str(error)) from error
         stream = Sending(content.chunks, held.pop_all().close)
-    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
-    response["Content-Disposition"] = content_disposition_header(True, path.rpartition("/")[2])
-    response["Content-Length"] = str(content.size)
+    response = _attachment(stream, path.rpartition("/")[2], content.size)
     response["Accept-Ranges"] = "bytes"
     response["ETag"] = quoted(content.etag)
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, no-store"
     if content.size < content.total:
         response.status_code = HTTPStatus.PARTIAL_CONTENT
         last = content.start + content.size - 1
         response["Content-Range"] = f"bytes {content.start}-{last}/{content.total}"
+    return response
+
+
+def download_folder(store: Datastore, folder: str, user: User) -> StreamingHttpResponse:
+    """Everything in a folder as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
+    with ExitStack() as held:
+        held.enter_context(TRANSFERS.enter(user.pk))
+        with within(COUNT_SECONDS):
+            try:
+                packed = contents.archive(store, folder)
+            except NotThere as error:
+                raise Http404(str(error)) from error
+        stream = Sending(iter(packed), held.pop_all().close)
+    return _attachment(stream, f"{folder.rpartition('/')[2] or store.name}.zip", len(packed))
+
+
+def _attachment(stream: Sending, name: str, size: int) -> StreamingHttpResponse:
+    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
+    response["Content-Disposition"] = content_disposition_header(True, name)
+    response["Content-Length"] = str(size)
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Cache-Control"] = "private, no-store"
     return response
 
 

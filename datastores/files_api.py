@@ -25,7 +25,7 @@ from rest_framework.views import APIView
 from datastores import contents
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, quoted
+from datastores.downloads import LOOK_SECONDS, download, download_folder, quoted
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
 from portal.access import OPERATE
@@ -98,6 +98,23 @@ class Files(APIView):
 
         with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             return page_elsewhere(request, found, render=_document)
+
+
+class Archive(APIView):
+    content_negotiation_class = AnyAccept
+
+    @extend_schema(
+        operation_id="files_archive",
+        summary="A folder with everything below it, as one ZIP archive",
+        description="Made while it is read. At most 10,000 files, uncompressed, so that `Content-Length` is known.",
+        parameters=[OpenApiParameter("path", str, description="The folder; the whole datastore when absent.")],
+        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, code: str, name: str) -> HttpResponseBase:
+        store = datastore_for(person(request), code, name)
+        folder = contents.checked_path(text(request, "path", longest=2000))
+        with _told():
+            return download_folder(store, folder, person(request))
 
 
 class OneFile(APIView):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,24 @@ def test_a_folder_is_listed_by_pages(at: str, bob: Any) -> None:
     [deep] = bob("GET", f"{at}?path=c").json()["items"]
     assert (deep["path"], deep["etag"] != "") == ("c/d.txt", True)
     assert [each["name"] for each in bob("GET", f"{at}?search=b").json()["items"]] == ["b.txt"]
+
+
+def test_a_folder_comes_as_one_archive_of_a_size_that_is_known_before(at: str, bob: Any) -> None:
+    archive = at.replace("/files", "/archive")
+    assert bob("GET", f"{archive}?path=runs").status_code == 404
+    files = {"runs/1/a.txt": b"a" * 300_000, "runs/1/deep/b.txt": b"b", "runs/2/ä.txt": b"c", "other.txt": b"x"}
+    for name, data in files.items():
+        bob("PUT", f"{at}/{name}", data)
+    packed = bob("GET", f"{archive}?path=runs/1")
+    assert int(packed["Content-Length"]) == len(packed.content_)
+    assert packed["Content-Disposition"] == 'attachment; filename="1.zip"'
+    with zipfile.ZipFile(io.BytesIO(packed.content_)) as found:
+        assert found.testzip() is None
+        assert {name: found.read(name) for name in found.namelist()} == {
+            name.removeprefix("runs/"): data for name, data in files.items() if name.startswith("runs/1")
+        }
+    with zipfile.ZipFile(io.BytesIO(bob("GET", archive).content_)) as found:
+        assert set(found.namelist()) == set(files)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_a_file_gets_another_name_and_never_that_of_another_file(as_: Any, store
     moved = bob.post(f"{ONE}/rename?path=a.txt", {"to": "best/a.txt"})
     assert (moved["Location"], said(moved)) == (f"{ONE}?folder=best", "a.txt is called best/a.txt now.")
     copied = bob.post(f"{ONE}/rename?path=b.txt", {"to": "best/b.txt", "copy": "1"})
-    assert said(copied) == "b.txt is copied to best/b.txt."
+    assert said(copied).endswith("b.txt is copied to best/b.txt.")
     assert bob.get(f"{ONE}/file?path=a.txt").status_code == 404
     assert [bob.get(f"{ONE}/file?path={name}").getvalue() for name in ("best/a.txt", "b.txt", "best/b.txt")] == [
         b"a.txt", b"b.txt", b"b.txt",
