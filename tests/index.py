@@ -45,7 +45,7 @@ def _digest(text: str) -> str:
 class Index:
     """`url` has the name and the password in it. `asked` are the paths that were answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         right = "Basic " + base64.b64encode(f"reader:{PASSWORD}".encode()).decode()
@@ -66,10 +66,10 @@ class Index:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://reader:{PASSWORD}@127.0.0.1:{self._server.server_port}/simple/"
+        self.url = f"http://reader:{PASSWORD}@{host}:{self._server.server_port}/simple/"
 
     def add(self, name: str, version: str, **files: str) -> str:
         """A wheel with these modules; the requirement that is it, with its hash."""

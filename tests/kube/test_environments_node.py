@@ -1,5 +1,5 @@
-"""Saved environments in containers of a real node, by the cloud alone: made in each pod from an index with a password, read-only
-for the task, and when it cannot be made, why."""
+"""Saved environments in containers of a real node, by the cloud alone: made in each pod from an index with a password, behind the
+pod of docker/kubernetes/packages; read-only for the task; and when one cannot be made, why."""
 
 from __future__ import annotations
 
@@ -14,34 +14,44 @@ import pytest
 from clusters.clouds.drivers.base import Environment, ImageRef, RolePlan, RunRef
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.frameworks.programs import with_layers
-from portal.up.services import free_port
-from tests.index import PASSWORD, Index, mirror
+from tests.index import PASSWORD, Index
 from tests.kube import images
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node
 from tests.kube.plans import plan, role, run_ref
+from tests.kube.test_deployment import filled_in, kubectl
+from tests.kube.test_node_cloud import UNTIL_TOLD, output
 
 pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
 
 JUPYTER = ImageRef("jupyter", images.TAGS["jupyter"], "", "")
+PACKAGES = "gpu-cloud-packages"
 INSTALL = with_layers("install.py")
-SAYS = "python -c 'import greeting; print(greeting.TEXT)'; touch $VIRTUAL_ENV/x 2>&1; env"
+SAYS = "python -c 'import greeting; print(greeting.TEXT)'; touch $VIRTUAL_ENV/x 2>&1; env; " + UNTIL_TOLD
 
 
 @pytest.fixture(scope="module")
-def index(node: Node) -> Iterator[tuple[Index, str]]:
-    """An index with a password, and the address at which pods reach what stands before it."""
-    for name in ("jupyter", "rclone"):
+def index(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    """One with a password. What stands before it is applied as an administrator does."""
+    for name in ("jupyter", "rclone", "portal"):
         node.import_image(images.image(name))
-    port = free_port()
-    with closing(Index()) as index, mirror(index, port):
-        yield index, f"http://{node.gateway}:{port}/simple"
+    folder = filled_in(tmp_path_factory.mktemp("packages")) / "packages"
+    with closing(Index(node.gateway)) as index:
+        (folder / "index.env").write_text(f"PORTAL_PACKAGE_INDEX={index.url}\n")
+        for words in (
+            ["apply", "--server-side", "-k", str(folder)],
+            ["rollout", "status", "deploy/packages", "-n", PACKAGES],
+        ):
+            done = kubectl(node.plane, *words)
+            assert done.returncode == 0, done.stderr
+        yield index
+    node.plane.request("DELETE", f"/api/v1/namespaces/{PACKAGES}")
 
 
 @pytest.fixture
-def cloud(node: Node, index: tuple[Index, str]) -> KubernetesCloud:
+def cloud(node: Node, index: Index) -> KubernetesCloud:
     cloud = cloud_of(node.plane, f"portal-{secrets.token_hex(4)}")
-    cloud._settings = replace(cloud._settings, package_index=index[1])
+    cloud._settings = replace(cloud._settings, package_index=f"http://packages.{PACKAGES}.svc:3141/simple")
     return cloud
 
 
@@ -63,14 +73,19 @@ def saved(lock: str, script: str = "") -> Environment:
 
 
 def test_a_task_starts_from_an_environment_that_it_cannot_change_and_no_password_is_anywhere(
-    node: Node, cloud: KubernetesCloud, index: tuple[Index, str]
+    node: Node, cloud: KubernetesCloud, index: Index
 ) -> None:
     run, torch = (
         run_ref(f"line-{secrets.token_hex(4)}"),
-        saved(index[0].add("greeting", "1.0", greeting="TEXT = 'hello'"), "pip -V"),
+        saved(index.add("greeting", "1.0", greeting="TEXT = 'hello'"), "pip -V"),
     )
     with launched(cloud, run, torch, shell(SAYS)) as following:
-        following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 120)
+        following.until(lambda: following.of(run, "Running") or following.of(run, "Failed"), 120)
+        code, _, errors = output(
+            cloud.exec(run, "master", 0, ["python", "-c", "import greeting; open('/tmp/go', 'w')"])
+        )
+        assert code == 0, errors
+        following.until(lambda: following.of(run, "Succeeded"), 60)
         said = cloud.log(run, "master", 0, attempt=0).data.decode()
         assert said.startswith("hello\n"), said
         assert "Read-only file system" in said
@@ -85,10 +100,10 @@ def test_a_task_starts_from_an_environment_that_it_cannot_change_and_no_password
 
 @pytest.mark.parametrize("restart", ["OnFailure", "Always"])
 def test_one_that_cannot_be_made_starts_nothing_and_names_the_package(
-    cloud: KubernetesCloud, index: tuple[Index, str], restart: str
+    cloud: KubernetesCloud, index: Index, restart: str
 ) -> None:
     run = run_ref(f"line-{secrets.token_hex(4)}")
-    absent = index[0].add("greeting", "1.0", greeting="TEXT = 'hello'").replace("greeting", "absent")
+    absent = index.add("greeting", "1.0", greeting="TEXT = 'hello'").replace("greeting", "absent")
     with launched(cloud, run, saved(absent), shell("echo started", restart=restart, retries=0)) as following:
 
         def why() -> str:
