@@ -251,10 +251,15 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         page.goto(f"http://{world.host}/lab")
         expect(page.get_by_role("status")).to_contain_text("lab: Stopped")
 
-        # Its home is still there.
+        # Its home is still there. That its page is open is no work: its end is announced.
+        manifest = alice.call("GET", path)
+        alice.call("PUT", path, {**manifest, "spec": {**manifest["spec"], "idle": {"policy": "stop", "after": 60}}})
         alice.call("POST", f"{path}/deploy")
         page.goto(f"http://{world.host}/lab")
         page.wait_for_selector("text=kept.txt", timeout=LATE)
+        assert eventually(lambda: "IdleStop" in [each["type"] for each in world.status()["conditions"]], 120), (
+            world.status()
+        )
         alice.call("POST", f"{path}/disable")
         assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 

@@ -235,6 +235,7 @@ def test_the_portal_itself_asks_one_address_for_a_minute_and_that_is_no_use(
     import time
 
     web(), web("other")
+    monkeypatch.setattr(visits, "_noted", {})
     label, path = "web-app-ops-demo", "/api/portal/activity"
     proof = own.authorization(label, path)
 
