@@ -70,10 +70,12 @@ def assert_fits(page: Page, shot: str = "") -> None:
 
 
 @contextmanager
-def signed_in(browser: Browser, portal: Any, person: str, **options: Any) -> Iterator[Page]:
+def signed_in(
+    browser: Browser, portal: Any, person: str, *, expected: tuple[str, ...] = (), **options: Any
+) -> Iterator[Page]:
     """The first page of a running portal (tests/running.py) for one of the demonstration's people, who signs in by the form.
 
-    Whatever the console complains about meanwhile fails the test.
+    Whatever the console complains about meanwhile fails the test, but for what begins like one of `expected`.
     """
     complaints: list[str] = []
     options = {"viewport": {"width": 1280, "height": 900}, **options}
@@ -90,5 +92,5 @@ def signed_in(browser: Browser, portal: Any, person: str, **options: Any) -> Ite
     yield page
     context.close()
     # A live part that is asked for while one goes to another page is cut off, and htmx says so.
-    if said := [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort"))]:
+    if said := [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort", *expected))]:
         pytest.fail("The console complains:\n" + "\n".join(said))

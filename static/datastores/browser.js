@@ -1,12 +1,15 @@
-// Uploads of the file browser: choose or drop, two files at a time, a bar for each, and the list renewed at the end.
+// Uploads of the file browser: files and folders, chosen or dropped; two at a time, a bar for each, a sum of all, and the list renewed at
+// the end. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten.
 (function () {
   "use strict";
   const form = document.getElementById("upload");
   if (!form) return;
-  const list = form.querySelector(".uploads"), input = form.querySelector("input[type=file]");
+  const list = form.querySelector(".uploads"), sum = form.querySelector(".uploads-sum"), again = form.querySelector(".uploads-again");
   const token = form.querySelector("input[name=csrfmiddlewaretoken]").value;
-  const waiting = [];
-  let running = 0, stored = 0;
+  // Stored ones that are still shown; tries of one file, and seconds before the next one, doubled each time.
+  const SHOWN = 5, TRIES = 6, PAUSE = 1;
+  const waiting = [], failed = [], pausing = new Set(), shownDone = [];
+  let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, halted = "";
 
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   function size(bytes) {
@@ -23,12 +26,11 @@
     bar.value = 0;
     bar.setAttribute("aria-label", name);
     said.className = "said";
-    said.textContent = "waits";
     stop.type = "button";
     stop.className = "btn btn-quiet btn-small";
     stop.textContent = "Cancel";
     item.append(title, bar, said, stop);
-    list.append(item);
+    list.prepend(item);
     list.hidden = false;
     return { item, bar, said, stop };
   }
@@ -40,32 +42,63 @@
     shown.said.textContent = sentence;
   }
 
-  function add(file) {
+  function tell() {
+    sum.hidden = files < 2 && !halted && !failed.length;
+    const amount = files.toLocaleString("en") + " files stored, " + size(storedBytes) + " of " + size(bytes);
+    sum.textContent = stored.toLocaleString("en") + " of " + amount + (halted ? ". " + halted : "");
+    again.hidden = !(halted || (failed.length && !running && !waiting.length && !pausing.size));
+    again.textContent = halted ? "Continue" : "Try the failed ones again";
+  }
+
+  function add(file, below) {
     const folder = form.elements.folder.value.replace(/^\/+|\/+$/g, "");
-    const path = (folder ? folder + "/" : "") + (file.webkitRelativePath || file.name);
-    const shown = line(path);
-    if (file.size > Number(form.dataset.largest)) return wrong(shown, "Too large: " + size(file.size) + ".");
-    waiting.push({ file, path, shown });
-    shown.stop.addEventListener("click", () => {
-      const at = waiting.findIndex((each) => each.shown === shown);
-      if (at < 0) return;
-      waiting.splice(at, 1);
-      wrong(shown, "Cancelled.");
-    }, { once: true });
+    const path = (folder ? folder + "/" : "") + below;
+    if (file.size > Number(form.dataset.largest)) return wrong(line(path), "Too large: " + size(file.size) + ".");
+    files += 1;
+    bytes += file.size;
+    waiting.push({ file, path, tries: 0, shown: null });
     next();
   }
 
   function next() {
-    while (running < 2 && waiting.length) send(waiting.shift());
-    if (running || waiting.length || !stored) return;
-    stored = 0;
+    while (!halted && running < 2 && waiting.length) send(waiting.shift());
+    tell();
+    if (running || waiting.length || pausing.size || stored === renewed) return;
+    renewed = stored;
     window.htmx.ajax("GET", location.href, { target: "#files", select: "#files", swap: "outerHTML" });
   }
 
-  function send({ file, path, shown }) {
-    const request = new XMLHttpRequest();
+  function give_up(job, sentence) {
+    wrong(job.shown, sentence);
+    failed.push(job);
+  }
+
+  // Sends it again later; without a network as soon as there is one, however long that takes.
+  function later(job, sentence) {
+    if (!navigator.onLine) {
+      halted = halted || "There is no network; it goes on by itself when there is one.";
+      waiting.unshift(job);
+    } else if ((job.tries += 1) < TRIES) {
+      const timer = setTimeout(() => { pausing.delete(timer); waiting.unshift(job); next(); }, 1000 * PAUSE * 2 ** (job.tries - 1));
+      pausing.add(timer);
+    } else return give_up(job, sentence);
+    job.shown.said.textContent = "is sent again";
+  }
+
+  function done(job) {
+    stored += 1;
+    storedBytes += job.file.size;
+    job.shown.bar.value = 1;
+    job.shown.said.textContent = size(job.file.size) + " stored";
+    job.shown.stop.remove();
+    shownDone.push(job.shown);
+    if (shownDone.length > SHOWN) shownDone.shift().item.remove();
+  }
+
+  function send(job) {
+    const shown = job.shown = job.shown || line(job.path), request = new XMLHttpRequest(), cancel = () => request.abort();
     running += 1;
-    request.open("PUT", form.action + "?path=" + encodeURIComponent(path));
+    request.open("PUT", form.action + "?path=" + encodeURIComponent(job.path));
     request.setRequestHeader("X-CSRFToken", token);
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.addEventListener("progress", (event) => {
@@ -73,26 +106,38 @@
       shown.said.textContent = event.loaded < event.total ? size(event.loaded) + " of " + size(event.total) : "being stored";
     });
     request.addEventListener("load", () => {
-      if (request.status === 204) {
-        stored += 1;
-        shown.bar.value = 1;
-        shown.said.textContent = size(file.size) + " stored";
-        shown.stop.remove();
-        return;
-      }
+      if (request.status === 204) return done(job);
       let sentence = "It was not stored (" + request.status + ").";
-      if (request.status === 401) sentence = "You have been signed out; sign in again in another tab.";
       try { sentence = JSON.parse(request.responseText).detail || sentence; } catch (error) { /* no JSON: the sentence above */ }
-      wrong(shown, sentence);
+      if (request.status === 401) {
+        halted = "You have been signed out: sign in again in another tab, then continue.";
+        waiting.unshift(job);
+        shown.said.textContent = "waits";
+      } else if (request.status === 429 || request.status >= 500) later(job, sentence);
+      else give_up(job, sentence);
     });
-    request.addEventListener("error", () => wrong(shown, "The connection broke; nothing was stored."));
-    request.addEventListener("abort", () => wrong(shown, "Cancelled; nothing was stored."));
-    request.addEventListener("loadend", () => { running -= 1; next(); });
-    shown.stop.addEventListener("click", () => request.abort(), { once: true });
-    request.send(file);
+    request.addEventListener("error", () => later(job, "The connection broke; it was not stored."));
+    request.addEventListener("abort", () => { files -= 1; bytes -= job.file.size; wrong(shown, "Cancelled; nothing was stored."); });
+    request.addEventListener("loadend", () => { shown.stop.removeEventListener("click", cancel); shown.stop.hidden = true; running -= 1; next(); });
+    shown.stop.addEventListener("click", cancel);
+    shown.stop.hidden = false;
+    request.send(job.file);
   }
 
-  input.addEventListener("change", () => { [...input.files].forEach(add); input.value = ""; });
+  again.addEventListener("click", () => {
+    halted = "";
+    failed.splice(0).forEach((job) => {
+      job.shown.item.remove();
+      waiting.push({ ...job, tries: 0, shown: null });
+    });
+    next();
+  });
+  window.addEventListener("online", () => { halted = ""; next(); });
+
+  form.querySelectorAll("input[type=file]").forEach((input) => input.addEventListener("change", () => {
+    [...input.files].forEach((file) => add(file, file.webkitRelativePath || file.name));
+    input.value = "";
+  }));
   form.addEventListener("submit", (event) => event.preventDefault());
   const over = (event) => [...event.dataTransfer.types].includes("Files");
   ["dragenter", "dragover"].forEach((kind) => document.addEventListener(kind, (event) => {
@@ -101,17 +146,22 @@
     form.classList.add("is-over");
   }));
   document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) form.classList.remove("is-over"); });
+
+  // A folder tells what is in it in portions, until one is empty.
+  function walk(entry) {
+    const path = entry.fullPath.replace(/^\//, "");
+    const unread = (error) => wrong(line(path), "It cannot be read: " + error.message);
+    if (entry.isFile) return entry.file((file) => add(file, path), unread);
+    const reader = entry.createReader();
+    (function more() {
+      reader.readEntries((found) => { found.forEach(walk); if (found.length) more(); }, unread);
+    })();
+  }
   document.addEventListener("drop", (event) => {
     if (!over(event)) return;
     event.preventDefault();
     form.classList.remove("is-over");
-    // A dropped folder has no bytes of its own.
-    [...event.dataTransfer.items].forEach((item) => {
-      const entry = item.webkitGetAsEntry ? item.webkitGetAsEntry() : null;
-      if (entry && entry.isDirectory) return wrong(line(entry.name), "A folder; choose the files in it.");
-      const file = item.getAsFile();
-      if (file) add(file);
-    });
+    [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean).forEach(walk);
   });
-  window.addEventListener("beforeunload", (event) => { if (running) event.preventDefault(); });
+  window.addEventListener("beforeunload", (event) => { if (running || waiting.length || pausing.size) event.preventDefault(); });
 })();

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import chromium, signed_in
+from tests.browser import assert_fits, chromium, signed_in
 from tests.running import eventually
 
 pytestmark = pytest.mark.e2e
@@ -225,3 +227,38 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(page: Page) -> 
         page.goto(address)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+
+
+def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
+    browser: Browser, portal_up: Any, tmp_path: Path
+) -> None:
+    """And comes back as one archive."""
+    files = {f"{n % 7}/{n}.txt": f"{n}\n".encode() * n for n in range(150)}
+    for name, data in files.items():
+        (tmp_path / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "digits" / name).write_bytes(data)
+    cut: list[str] = []
+
+    def break_some(route: Route) -> None:
+        """One broken connection, one portal that is away, for each of a few files."""
+        path = route.request.url
+        if "5.txt" in path and cut.count(path) < 2:
+            cut.append(path)
+            route.abort("connectionreset") if cut.count(path) == 1 else route.fulfill(status=503, body="{}")
+        else:
+            route.continue_()
+
+    with signed_in(browser, portal_up, "alice", expected=("Failed to load resource",)) as page:
+        page.goto("/datastores/ops-demo/demo-output?folder=uploads")
+        page.route("**/uploads/ops-demo/demo-output?**", break_some)
+        page.locator("input[webkitdirectory]").set_input_files(tmp_path / "digits")
+        expect(page.locator(".uploads-sum")).to_contain_text("150 of 150 files stored", timeout=120_000)
+        assert len(cut) == 2 * len([name for name in files if name.endswith("5.txt")])
+        expect(page.locator(".uploads .is-wrong")).to_have_count(0)
+        page.get_by_role("link", name="digits/", exact=True).click()
+        assert_fits(page)
+        page.get_by_label("More actions").click()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download this folder as .zip").click()
+        with zipfile.ZipFile(download.value.path()) as found:
+            assert {name.removeprefix("digits/"): found.read(name) for name in found.namelist()} == files
