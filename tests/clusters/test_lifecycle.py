@@ -48,6 +48,7 @@ def test_quota_is_named_while_the_portal_holds_it_back():
         ("WaitingForResources", "Queued", "WaitingForResources"),
         ("PullingImage", "Starting", "PullingImage"),
         ("FetchingInput", "Starting", "FetchingInput"),
+        ("MakingEnvironment", "Starting", "MakingEnvironment"),
         ("Starting", "Starting", "StartingProgram"),
     ],
 )

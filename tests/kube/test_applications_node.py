@@ -314,18 +314,21 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
     alice.call("POST", f"{PATH}/deploy")
     world.until_ready()
     token = alice.call("POST", f"{PATH}/access/refresh")["token"]
-    headers = {"Authorization": f"token {token}", "Host": world.host}
-    start = urllib.request.Request(
-        f"http://{node.gateway}:{world.portal.port}/api/kernels", b"", headers, method="POST"
-    )
-    with urllib.request.urlopen(start, timeout=60) as answer:
-        channels = f"ws://{world.host}/api/kernels/{json.load(answer)['id']}/channels?session_id=editor"
+
+    def cell(code: str) -> str:
+        """What it wrote, in a new kernel."""
+        headers = {"Authorization": f"token {token}", "Host": world.host}
+        address = f"http://{node.gateway}:{world.portal.port}/api/kernels"
+        with urllib.request.urlopen(urllib.request.Request(address, b"", headers, method="POST"), timeout=60) as answer:
+            kernel = json.load(answer)["id"]
+        return ran(world, f"ws://{world.host}/api/kernels/{kernel}/channels?session_id=editor", token, code)
+
     installs = (
         "import subprocess, sys\n"
         "done = subprocess.run([sys.executable, '-m', 'pip', 'install', 'greeting'], capture_output=True, text=True)\n"
         "print(done.returncode, done.stderr)"
     )
-    assert ran(world, channels, token, installs).startswith("0 ")
+    assert cell(installs).startswith("0 ")
     kept = alice.call("POST", f"{PATH}/environment", {"metadata": {"name": "hello"}})
     assert [each["name"] for each in kept["status"]["packages"]] == ["greeting"]
     alice.call("POST", f"{PATH}/disable")
@@ -340,10 +343,14 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
 
     assert eventually(lambda: found()["phase"] in ("Succeeded", "Failed"), 180), found()
     assert found()["phase"] == "Succeeded", found()
-    # The next one finds it there, without an index.
+    # The next one, a notebook, finds it there, without an index; its own layer is empty.
     world.index.files.clear()
-    alice.call("POST", f"{greets}/deploy")
-    assert eventually(lambda: (found()["run"], found()["phase"]) == (2, "Succeeded"), 180), found()
+    lab = alice.call("GET", PATH)
+    alice.call("PUT", PATH, {"metadata": lab["metadata"], "spec": {**lab["spec"], "environment": "hello"}})
+    alice.call("POST", f"{PATH}/deploy")
+    world.until_ready()
+    place, text = cell("import greeting; print(greeting.__file__, greeting.TEXT)").split(" ", 1)
+    assert (place.startswith("/elearn/environments/"), text) == (True, "hello from the index\n")
     everything = [
         kept,
         *(node.plane.request("GET", f"/api/v1/namespaces/ops/{each}") for each in ("pods", "configmaps")),
@@ -351,6 +358,8 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
     assert PASSWORD not in json.dumps(everything)
     for log in (world.portal.data / "log").iterdir():
         assert PASSWORD not in log.read_text(errors="replace"), log
+    alice.call("POST", f"{PATH}/disable")
+    assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 
 
 def opened(world: World, url: str, token: str) -> ClientConnection:
