@@ -18,11 +18,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods
 
-from datastores import contents, hooks
+from datastores import contents, hooks, previews
 from datastores.access import datastore_for
 from datastores.actions import open_store
 from datastores.downloads import LOOK_SECONDS, download, download_folder
-from datastores.drivers.base import DriverError, Listing, NotPossible
+from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.forms import RenameForm
 from datastores.models import Datastore
@@ -69,6 +69,32 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     except (DriverError, Unavailable) as error:
         page["trouble"] = str(error)
     return render(request, "datastores/browse.html", page)
+
+
+@require_GET
+def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What the beginning of a file looks like."""
+    user = person(request)
+    store = datastore_for(user, appcode, name)
+    path = _path(request, "path")
+    try:
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            driver = open_store(store)
+            entry = driver.look(path)
+            most = previews.wanted(entry.name)
+            data = driver.read_range(path, 0, min(most, entry.size)) if most else b""
+    except NotThere as error:
+        raise Http404(str(error)) from error
+    except (DriverError, Unavailable) as error:
+        return _back(request, store, path, error)
+    page = {
+        "store": store,
+        "entry": entry,
+        "crumbs": _crumbs(store, path),
+        "may_operate": may_operate(user, store),
+        "shown": previews.preview(entry.name, data, entry.size),
+    }
+    return render(request, "datastores/preview.html", page)
 
 
 @require_GET

@@ -1,0 +1,50 @@
+"""Previews: whatever a file is, something comes of it, and no more than a page can hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastores import previews
+from datastores.previews import Cell, preview
+
+ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "bin", ""])
+
+
+@given(ENDINGS, st.binary(max_size=2000), st.booleans())
+def test_any_bytes_are_some_preview(ending: str, data: bytes, whole: bool) -> None:
+    shown = preview(f"x.{ending}", data, len(data) + (0 if whole else 1))
+    assert len([part for part in (shown.text, shown.rows, shown.cells, shown.why) if part]) <= 1
+    assert shown.rows is None or len(shown.rows) <= previews.ROWS + 1
+
+
+def test_a_table_is_told_by_its_own_delimiter_and_cut_at_a_whole_line() -> None:
+    shown = preview("a.csv", b'name;"a;b"\nx;1\ny;2', 100)
+    assert (shown.rows, shown.more) == ((("name", "a;b"), ("x", "1")), True)
+    assert preview("a.tsv", b"a,b\t1\n", 6).rows == (("a,b", "1"),)
+
+
+def test_a_notebook_shows_what_was_run_and_what_came_of_it() -> None:
+    code = {
+        "cell_type": "code",
+        "execution_count": 3,
+        "source": ["1\n", "+1"],
+        "outputs": [
+            {"output_type": "stream", "text": ["a\n", "b"]},
+            {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}},
+            {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": ["\x1b[31m…"]},
+        ],
+    }
+    data = json.dumps({"cells": [{"cell_type": "markdown", "source": "# T"}, code]}).encode()
+    assert preview("n.ipynb", data, len(data)).cells == (
+        Cell("markdown", "", "# T", ()),
+        Cell("code", "3", "1\n+1", ("a\nb", "[image/png] <Figure>", "ValueError: no")),
+    )
+
+
+@pytest.mark.parametrize("data", [b"[]", b"{}", b'{"cells": 7}', b'{"cells": [7]}', b"[" * 100_000, b"\xff"])
+def test_what_only_looks_like_a_notebook_is_none(data: bytes) -> None:
+    assert "is none" in preview("n.ipynb", data, len(data)).why
