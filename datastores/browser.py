@@ -16,18 +16,18 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from datastores import contents, hooks, previews
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, download_folder
+from datastores.downloads import LOOK_SECONDS, download, download_many
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.forms import RenameForm
 from datastores.models import Datastore
 from datastores.views import address, may_operate
-from portal.access import OPERATE
+from portal.access import OPERATE, VIEW
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
@@ -104,7 +104,7 @@ def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     store = datastore_for(user, appcode, name)
     path, folder = _path(request, "path"), _path(request, "folder")
     try:
-        return download(store, path, user) if path else download_folder(store, folder, user)
+        return download(store, path, user) if path else download_many(store, [f"{folder}/"], user)
     except (DriverError, Conflict, Unavailable) as error:
         return _back(request, store, path or folder, error)
 
@@ -150,6 +150,35 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
     if stored:
         messages.success(request, f"{stored} file{'s'[: stored != 1]} stored.")
     return redirect(address(store, folder))
+
+
+@require_POST
+def chosen(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
+    """Downloads or removes what was chosen in the list: files, and folders with a slash at their end."""
+    user, removes = person(request), request.POST.get("do") == "remove"
+    store = datastore_for(user, appcode, name, OPERATE if removes else VIEW)
+    paths = [f"{checked}{'/' if path.endswith('/') else ''}" for path in request.POST.getlist("paths")[:ROWS]
+             if (checked := _checked(path))]  # fmt: skip
+    back = redirect(address(store, _checked(request.POST.get("folder", ""))))
+    if not paths:
+        messages.error(request, "Choose files or folders first.")
+        return back
+    removed = 0
+    try:
+        if not removes:
+            return download_many(store, paths, user)
+        with LOOKS.enter(user.pk), within(REMOVE_SECONDS):
+            for path in paths:
+                if path.endswith("/"):
+                    removed += contents.remove_folder(store, path, acting_user=user)
+                else:
+                    contents.remove_file(store, path, acting_user=user)
+                    removed += 1
+    except (DriverError, Conflict, Unavailable) as error:
+        messages.error(request, str(error))
+    if removed:
+        messages.success(request, f"{removed} file{'s'[: removed != 1]} removed.")
+    return back
 
 
 @get_or_post
@@ -230,9 +259,14 @@ def _refused(sentence: str, status: HTTPStatus) -> JsonResponse:
 
 
 def _path(request: HttpRequest, name: str) -> str:
-    """A path in the address. What is none does not exist."""
+    """A path in the address."""
+    return _checked(request.GET.get(name, ""))
+
+
+def _checked(path: str) -> str:
+    """What is no path does not exist."""
     try:
-        return contents.checked_path(request.GET.get(name, ""))
+        return contents.checked_path(path)
     except Invalid as error:
         raise Http404("There is no such path in a datastore.") from error
 

@@ -5,9 +5,9 @@ Storage and database cannot change in one step. The storage goes first, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from django.conf import settings
 from django.db import transaction
@@ -104,18 +104,19 @@ def amount(store: Datastore, folder: str) -> Amount:
     return Amount(min(len(files), MOST_AT_ONCE), sum(files), len(files) > MOST_AT_ONCE)
 
 
-def archive(store: Datastore, folder: str) -> ZipStream:
-    """A folder with everything below it, read while it is written: an iterable of its bytes, with `len()`. Nothing is compressed,
-    so that its size is known before. Raises NotThere, and Conflict for more than MOST_AT_ONCE files and for names that would
-    lead out of where it is unpacked."""
+def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:
+    """Files, and folders (with a slash at the end; "/" is all) with everything below them, read while it is written: an iterable
+    of its bytes, with `len()`. Nothing is compressed, so that its size is known before. Names begin below the folder that the
+    first one lies in. Raises NotThere, and Conflict for more than MOST_AT_ONCE files and for names that would lead out of
+    where it is unpacked."""
     driver = open_store(store)
-    files = list(islice(driver.walk(folder), MOST_AT_ONCE + 1))
+    found = (driver.walk(path.strip("/")) if path.endswith("/") else iter([driver.look(path)]) for path in paths)
+    files = list(islice(chain.from_iterable(found), MOST_AT_ONCE + 1))
     if len(files) > MOST_AT_ONCE:
-        raise Conflict(f"The folder has more than {MOST_AT_ONCE:,} files; read it by an S3 client.")
+        raise Conflict(f"These are more than {MOST_AT_ONCE:,} files; read them by an S3 client.")
     if not files:
         raise NotThere("There is no file in this folder.")
-    packed = ZipStream(sized=True)
-    above = folder.rpartition("/")[0]
+    packed, above = ZipStream(sized=True), paths[0].strip("/").rpartition("/")[0]
     for entry in files:
         try:
             relative_path(entry.path)

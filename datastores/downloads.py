@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 
@@ -46,17 +47,18 @@ def download(
     return response
 
 
-def download_folder(store: Datastore, folder: str, user: User) -> StreamingHttpResponse:
-    """Everything in a folder as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
+def download_many(store: Datastore, paths: Sequence[str], user: User) -> StreamingHttpResponse:
+    """Files and folders (with a slash at the end) as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
     with ExitStack() as held:
         held.enter_context(TRANSFERS.enter(user.pk))
         with within(COUNT_SECONDS):
             try:
-                packed = contents.archive(store, folder)
+                packed = contents.archive(store, paths)
             except NotThere as error:
                 raise Http404(str(error)) from error
         stream = Sending(iter(packed), held.pop_all().close)
-    return _attachment(stream, f"{folder.rpartition('/')[2] or store.name}.zip", len(packed))
+    name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
+    return _attachment(stream, f"{name or store.name}.zip", len(packed))
 
 
 def _attachment(stream: Sending, name: str, size: int) -> StreamingHttpResponse:

@@ -25,7 +25,7 @@ from rest_framework.views import APIView
 from datastores import contents
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, download_folder, quoted
+from datastores.downloads import LOOK_SECONDS, download, download_many, quoted
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
 from portal.access import OPERATE
@@ -114,7 +114,7 @@ class Archive(APIView):
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
         with _told():
-            return download_folder(store, folder, person(request))
+            return download_many(store, [f"{folder}/"], person(request))
 
 
 class OneFile(APIView):

@@ -17,6 +17,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/file", browser.file, name="datastore_file"),
     # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
     path("uploads/<slug:appcode>/<slug:name>", browser.upload, name="datastore_upload"),
+    path(f"{ONE}/chosen", browser.chosen, name="datastore_chosen"),
     path(f"{ONE}/preview", browser.preview, name="datastore_preview"),
     path(f"{ONE}/rename", browser.rename, name="datastore_rename"),
     path(f"{ONE}/remove", browser.remove, name="datastore_remove"),

@@ -39,7 +39,8 @@ def world(django_db_setup: None, django_db_blocker: Any, files: str) -> Iterator
 @pytest.fixture(autouse=True)
 def file(request: pytest.FixtureRequest, files: str, s3: Any) -> None:
     """What was removed from the bucket is there again."""
-    if "files/{path}" in str(getattr(request.node, "callspec", "") and request.node.callspec.params.get("row")):
+    callspec = getattr(request.node, "callspec", None)
+    if callspec and "/datastores/" in str(callspec.params.get("row")):
         s3.client.put_object(Bucket=files, Key="file.txt", Body=b"data")
 
 

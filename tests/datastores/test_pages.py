@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,21 @@ def test_a_file_gets_another_name_and_never_that_of_another_file(as_: Any, store
     assert [bob.get(f"{ONE}/file?path={name}").getvalue() for name in ("best/a.txt", "b.txt", "best/b.txt")] == [
         b"a.txt", b"b.txt", b"b.txt",
     ]  # fmt: skip
+
+
+def test_what_is_chosen_is_downloaded_and_removed_together(as_: Any, store: Any) -> None:
+    bob = as_("bob")
+    for name in ("a/b/1.txt", "a/2.txt", "a/3.txt"):
+        put(bob, name, name.encode())
+    wanted = {"paths": ["a/b/", "a/2.txt"], "folder": "a"}
+    with zipfile.ZipFile(io.BytesIO(as_("victor").post(f"{ONE}/chosen", wanted).getvalue())) as found:
+        assert set(found.namelist()) == {"b/1.txt", "2.txt"}
+    removed = bob.post(f"{ONE}/chosen", {**wanted, "do": "remove"})
+    assert (removed["Location"], said(removed)) == (f"{ONE}?folder=a", "2 files removed.")
+    page = bob.get(f"{ONE}?folder=a").content.decode()
+    assert ("3.txt" in page, "2.txt" in page, "b/" in page.partition("<tbody>")[2]) == (True, False, False)
+    assert said(bob.post(f"{ONE}/chosen", {"folder": "a"})).endswith("Choose files or folders first.")
+    assert bob.post(f"{ONE}/chosen", {"paths": ["../x"]}).status_code == 404
 
 
 def test_uploads_need_the_token_of_the_page(people: Any, store: Any) -> None:
