@@ -29,6 +29,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{APPLICATION}/access", applications.Access.as_view()),
     path(f"{APPLICATION}/access/refresh", applications.RefreshAccess.as_view()),
     path(f"{APPLICATION}/access/stop", applications.StopAccess.as_view()),
+    path(f"{APPLICATION}/run", notebooks.RunNotebook.as_view()),
     path(f"{APPLICATION}/environment", environments.SaveEnvironment.as_view()),
     path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),

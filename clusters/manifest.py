@@ -8,10 +8,20 @@ database's business and is checked in `catalog.py`; everything that can be judge
 from __future__ import annotations
 
 import datetime as dt
+import json
+import keyword
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
@@ -22,6 +32,7 @@ MAX_ENV_VARIABLES = 200
 MAX_ENV_BYTES = 64 * 1024
 MAX_ENDPOINTS = 5
 MAX_RUNS_SHOWN = 20
+MAX_PARAMETERS = 100
 # A run's objects are named <cluster>-<run>-<role>-<index> and a DNS label has 63 characters, so the name gets what is left.
 MAX_NAME = 40
 
@@ -59,6 +70,49 @@ def _endpoint(value: str) -> str:
     if value == "task":
         raise ValueError("“task” is what tasks reach each other at; choose another name.")
     return dns_label(value)
+
+
+def notebook_path(value: str) -> str:
+    """The path, judged. Raises ValueError."""
+    if not value.endswith(".ipynb") or value.startswith("/") or {"", ".", ".."} & set(_no_nul(value).split("/")):
+        raise ValueError("Give a path below the home, without a leading '/' and without '..', that ends in .ipynb.")
+    return value
+
+
+def _parameter(value: str) -> str:
+    if not value.isidentifier() or keyword.iskeyword(value):
+        raise ValueError(f"“{value[:60]}” is no name of a variable of Python.")
+    return value
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        is_one = "\\u0000" not in text and bool(text.encode())
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ValueError("Use finite numbers, and text without NUL characters.")
+    return value
+
+
+def plain_notebook(text: str) -> str:
+    """A notebook without what its cells wrote, and what it shows by itself. Raises ValueError for what is none in Python."""
+    try:
+        notebook = json.loads(text)
+        language = notebook["metadata"].get("kernelspec", {}).get("language") or "python"
+        cells = [{key: value for key, value in cell.items() if key != "attachments"} for cell in notebook["cells"]]
+        is_one = notebook["nbformat"] == 4 and all(isinstance(cell["cell_type"], str) for cell in cells)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        is_one = False
+    if not is_one:
+        raise ValueError("This is no notebook (nbformat 4); open and save it in JupyterLab.")
+    if language != "python":
+        raise ValueError("Only notebooks in Python are run.")
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return json.dumps({**notebook, "cells": cells}, separators=(",", ":"))
 
 
 EndpointName = Annotated[str, StringConstraints(min_length=1, max_length=15), AfterValidator(_endpoint)]
@@ -122,6 +176,25 @@ class RoleSpec(Strict):
     endpoints: Annotated[tuple[EndpointSpec, ...], Field(max_length=MAX_ENDPOINTS)] = ()
 
 
+class NotebookSpec(Strict):
+    """A notebook that is run from its first cell to its last. Outputs that stand in `source` are left out of it."""
+
+    path: Annotated[str, StringConstraints(max_length=400), AfterValidator(notebook_path)] = Field(
+        examples=["work/train.ipynb"],
+        description="Below the home that it was read from; its outputs are kept under its name.",
+    )
+    source: Annotated[str, AfterValidator(plain_notebook)] = Field(description="The text of the file.")
+    parameters: Annotated[
+        dict[Annotated[str, AfterValidator(_parameter)], JsonValue],
+        Field(max_length=MAX_PARAMETERS),
+        AfterValidator(_storable),
+    ] = Field(
+        default_factory=dict,
+        examples=[{"epochs": 3}],
+        description="Set behind the cell that is tagged “parameters”, or first.",
+    )
+
+
 class ClusterSpec(Strict):
     """What one cluster runs. `input` and `output` name datastores of the same appcode.
 
@@ -150,6 +223,7 @@ class ClusterSpec(Strict):
         description="Of TensorBoard and Jupyter: runs of this appcode, as CLUSTER/NUMBER; their outputs are mounted "
         "read-only at /elearn/runs/CLUSTER/NUMBER.",
     )
+    notebook: NotebookSpec | None = Field(default=None, description="Of the framework notebook: what it runs.")
     mode: Mode = "batch"
     roles: dict[RoleName, RoleSpec]
     completion: CompletionName = next(iter(COMPLETIONS))

@@ -1,17 +1,24 @@
-"""REST: runs and notebooks, the one opened in the other."""
+"""REST: runs opened in notebooks, and notebooks run as clusters."""
 
 from __future__ import annotations
 
 from drf_spectacular.utils import extend_schema
 from pydantic import Field
+from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from clusters.access import cluster_for
 from clusters.api.applications import ApplicationDocument, WantedRuns, latest, to_manifest
+from clusters.api.documents import ClusterDocument
+from clusters.api.documents import to_manifest as cluster_manifest
+from clusters.applications.access import application_for
+from clusters.applications.notebook_runs import NotebookRunManifest, run_notebook
 from clusters.applications.notebooks import open_in_notebook
+from clusters.clouds.drivers.base import CloudError
 from portal.access import OPERATE
+from portal.api.problems import Unavailable
 from portal.api.views import person
 from portal.manifests import parse
 
@@ -49,3 +56,24 @@ class OpenInNotebook(APIView):
         )
         made.refresh_from_db()
         return Response(to_manifest(made))
+
+
+class RunNotebook(APIView):
+    @extend_schema(
+        operation_id="applications_run",
+        summary="Run a notebook as a cluster",
+        description="Its text is read in the running application, without its outputs, and run from its first cell to its last; "
+        "what is not said is as in the application. The notebook with its outputs is kept in the output datastore, up to a "
+        "cell that failed. 409 while the application does not run.",
+        request=NotebookRunManifest,
+        responses={201: ClusterDocument},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        application = application_for(person(request), code, name, OPERATE)
+        manifest = parse(NotebookRunManifest, request.data, appcode=code)
+        try:
+            made = run_notebook(application, manifest, acting_user=person(request))
+        except CloudError as error:
+            raise Unavailable(str(error)) from error
+        address = request.build_absolute_uri(f"/api/v1/appcodes/{code}/clusters/{made.name}")
+        return Response(cluster_manifest(made), status=status.HTTP_201_CREATED, headers={"Location": address})

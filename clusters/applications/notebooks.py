@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
+from urllib.parse import quote
 
 from django.db import transaction
 
@@ -18,7 +20,7 @@ from clusters.applications.tensorboard import in_order, lives, of_request
 from clusters.frameworks.jupyter import RUNS, Jupyter
 from clusters.gateway import origins
 from clusters.manifest import MAX_RUNS_SHOWN, ClusterManifest
-from clusters.models import Cluster
+from clusters.models import Cluster, Run
 from clusters.spec.catalog import runs_named
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -70,10 +72,11 @@ def open_in_notebook(
     return _show(chosen.cluster, runs, acting_user)
 
 
-def address_in(cluster: Cluster, names: Iterable[str]) -> str:
-    """Where a notebook shows these runs."""
-    runs = list(names)
-    return f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}{f'/{runs[0]}' if len(runs) == 1 else ''}"
+def address_in(cluster: Cluster, run: Run) -> str:
+    """Where a notebook shows the run: what it wrote, or the notebook that it ran."""
+    ran = run.spec.get("notebook")
+    file = f"/{quote(PurePosixPath(ran['path']).name)}" if ran else ""
+    return f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}/{run.cluster.name}/{run.number}{file}"
 
 
 @transaction.atomic

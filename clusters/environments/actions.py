@@ -5,7 +5,6 @@ The task is asked outside of any transaction, by a program of ours that its own 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from django.conf import settings
@@ -14,23 +13,18 @@ from django.db.models import Max, Q
 from django.utils import timezone
 from pydantic import ValidationError
 
-from clusters.clouds.drivers.base import NO_COMMANDS, RunsCommands
-from clusters.clouds.registry import cloud_of, run_ref
 from clusters.environments.found import MAX_PACKAGES, EnvironmentManifest, Found, digest_of, lock_of, some
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.programs import text
 from clusters.models import Cluster, Environment, Run
+from clusters.runs.commands import answer_of
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
-from portal.limits import STREAMS
 from portal.models import Appcode, User
 from portal.text import readable
 
 FREEZE = text("freeze.py")
-# How long a task may take to say it, and how much: an index is asked for each package.
-SECONDS = 100.0
-MAX_SAID = 8 * 2**20
 SHOWN_USES = 3
 
 
@@ -128,13 +122,9 @@ def _uses(environment: Environment, names: Iterable[str]) -> list[str]:
 
 
 def _ask(cluster: Cluster, user: User, *arguments: str) -> Found:
-    """Runs freeze.py in the task of the application's run. One of the places for streams is held meanwhile."""
+    """Runs freeze.py in the task of the application's run."""
     run, role = _running(cluster)
-    cloud = cloud_of(run)
-    if not isinstance(cloud, RunsCommands):
-        raise Conflict(NO_COMMANDS)
-    with STREAMS.enter(user.pk):
-        said, errors, code = _run(cloud, run, role, ("python", "-c", FREEZE, *arguments))
+    said, errors, code = answer_of(run, role, ("python", "-c", FREEZE, *arguments), user=user)
     if code != 0:
         raise Invalid.at(
             "spec", message=f"What was installed cannot be saved: {readable(errors)[-600:] or f'exit code {code}'}"
@@ -158,23 +148,6 @@ def _running(cluster: Cluster) -> tuple[Run, str]:
         raise Conflict(f"{cluster.name} does not run; deploy it, and save what is installed there.")
     run.cluster = cluster
     return run, role
-
-
-def _run(cloud: RunsCommands, run: Run, role: str, argv: tuple[str, ...]) -> tuple[bytes, str, int]:
-    """Output, errors and exit code. Raises CloudError, Conflict when it takes too long."""
-    out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-    end = time.monotonic() + SECONDS
-    session = cloud.exec(run_ref(run), role, 0, argv)
-    try:
-        while session.exit_code is None:
-            left = end - time.monotonic()
-            if left <= 0 or sum(map(len, out.values())) > MAX_SAID:
-                raise Conflict("The task did not say what is installed there; try again when it is less busy.")
-            if (output := session.receive(left)) is not None:
-                out[output.stream] += output.data
-    finally:
-        session.close()
-    return bytes(out["stdout"]), out["stderr"].decode(errors="replace"), session.exit_code
 
 
 def _record(verb: str, environment: Environment, actor: User, message: str) -> None:

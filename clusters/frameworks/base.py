@@ -119,6 +119,19 @@ MASTER_DONE = Completion("master", "master", "when the master has finished")
 WORKERS_DONE = Completion("workers", "worker", "when all workers have finished")
 
 
+class NotebookSource(Protocol):
+    """A notebook as a run has it: its path below the home where it was read, its text without outputs, and what it is given."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def parameters(self) -> Mapping[str, object]: ...
+
+
 class Spec(Protocol):
     """What a driver may read of a cluster's spec."""
 
@@ -143,6 +156,12 @@ class Spec(Protocol):
 
     @property
     def runs(self) -> Sequence[str]: ...
+
+    @property
+    def output(self) -> str | None: ...
+
+    @property
+    def notebook(self) -> NotebookSource | None: ...
 
     @property
     def image(self) -> str: ...
@@ -171,6 +190,8 @@ class Framework(ABC):
     idle_after: ClassVar[int] = 0
     # What its tasks see of the outputs of runs, those that a manifest names: all files, or event files as they grow.
     shows_runs: ClassVar[Literal["files", "events", ""]] = ""
+    # Whether what it runs is a notebook that the manifest has.
+    runs_notebook: ClassVar[bool] = False
     # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
     has_layer: ClassVar[bool] = False
     # The first is that of a manifest which says nothing.
@@ -203,6 +224,8 @@ class Framework(ABC):
             raise field_error(f"{self.title} runs as a {self.modes[0]} only; choose '{self.modes[0]}'.", "mode")
         if spec.runs and not self.shows_runs:
             raise field_error(f"{self.title} shows no runs.", "runs")
+        if spec.notebook and not self.runs_notebook:
+            raise field_error(f"{self.title} runs no notebook.", "notebook")
         for name in spec.env:
             if name in self.reserved_env:
                 raise field_error(f"{name} is set by the portal for {self.title}.", "env")

@@ -25,8 +25,8 @@ from portal.manifests import mistakes
 
 FOLDED = (
     "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home",
-    "endpoints", "access", *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in
-    ("flavor", "count")),
+    "endpoints", "access", "notebook", *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for
+    what in ("flavor", "count")),
 )  # fmt: skip
 
 
@@ -149,6 +149,13 @@ class ClusterForm(forms.Form):
         required=False,
         help_text="empty for members of the appcode, “everybody” who is signed in, or “people: alice, bob”",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+
+    notebook = Words(
+        label="Notebook",
+        required=False,
+        help_text="Of the framework Notebook: its path, parameters and text as JSON, as “Run as cluster” of a notebook writes it",
+        widget=forms.Textarea(attrs={"rows": 3, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
 
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:

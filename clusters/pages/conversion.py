@@ -41,6 +41,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "timeLimit"): "time_limit",
     ("spec", "scheduleAfter"): "schedule_after",
     ("spec", "access"): "access",
+    ("spec", "notebook"): "notebook",
     **{("spec", "roles", role): f"{role}_flavor" for role in COMPUTING_ROLES},
     **{("spec", "roles", role, "endpoints"): "endpoints" for role in COMPUTING_ROLES},
     **{
@@ -73,6 +74,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "output": values.get("output") or None,
         "home": values.get("home") or None,
         "outputPath": values.get("output_path", ""),
+        "notebook": read_notebook(values.get("notebook", "")),
         "mode": values.get("mode") or "batch",
         "roles": roles,
         "access": read_access(values.get("access", "")),
@@ -107,6 +109,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "schedule_after": _local(spec.schedule_after),
         "home": spec.home or "",
         "output_path": spec.output_path,
+        "notebook": json.dumps(spec.notebook.model_dump(mode="json"), ensure_ascii=False) if spec.notebook else "",
         "endpoints": write_endpoints(spec),
         "access": write_access(spec.access),
     }
@@ -181,6 +184,14 @@ def write_endpoints(spec: ClusterSpec) -> str:
         for role, role_spec in spec.roles.items()
         for each in role_spec.endpoints
     )
+
+
+def read_notebook(text: str) -> Any:
+    """The JSON of a notebook; what is none goes on as it is, to be refused by the manifest."""
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        return text
 
 
 def read_access(text: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from clusters.access import clusters_in
 from clusters.clouds.health import notes_of, silences_of
 from clusters.clouds.kinds import OWN
 from clusters.frameworks import APPLICATIONS, COMPUTING_ROLES, ROLES
+from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway.origins import Opening, openings
 from clusters.gateway.visits import is_open_to
 from clusters.models import CloudState, Cluster, Flavor, Run
@@ -124,6 +125,11 @@ class Row:
     def starts(self) -> str:
         """Why what it serves cannot be opened yet."""
         return f"Starts: {self.message or 'it does not answer yet.'}"
+
+    @property
+    def runs_notebooks(self) -> bool:
+        """Whether it has notebooks that can be run as clusters."""
+        return self.application == Jupyter.title
 
     @property
     def is_computing(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
@@ -22,17 +22,19 @@ def open_run(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     user = person(request)
     owner = cluster_for(user, appcode, name, OPERATE).appcode
     shown = page_of(request, appcode, name)
-    runs = [f"{name}/{shown.run.number}"] if shown.run else []
+    if shown.run is None:
+        raise Http404(f"{name} has never been deployed.")
+    runs = [f"{name}/{shown.run.number}"]
     if request.method == "POST":
         restarted, chosen = request.POST.get("restart", ""), request.POST.get("application", "")
         try:
             made = open_in_notebook(runs, restarted or chosen, restart=bool(restarted), appcode=owner, acting_user=user)
         except (Invalid, Conflict) as error:
-            if chosen or restarted or not runs:
+            if chosen or restarted:
                 refused = error.errors if isinstance(error, Invalid) else []
                 messages.error(request, " ".join(each.message for each in refused) or str(error))
         else:
             # No redirect: a browser that has just sent a form would not follow it to another origin (form-action).
-            context = {"cluster": made, "address": address_in(made, runs)}
+            context = {"cluster": made, "address": address_in(made, shown.run)}
             return render(request, "clusters/opening.html", context)
     return render(request, "clusters/open_run.html", {"page": shown, "runs": runs, "choices": choices(runs, owner)})

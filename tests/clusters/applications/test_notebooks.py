@@ -9,8 +9,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from clusters.manifest import plain_notebook
 from tests.api.client import Api, manifest
 from tests.clusters.applications.test_tensorboard import errors
+from tests.clusters.frameworks.test_notebook import notebook
 
 TRAIN = "/appcodes/ops-demo/clusters/train"
 LAB = "/appcodes/ops-demo/applications/lab"
@@ -157,3 +159,105 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     assert "/lab/tree/elearn-runs/train/2" in opening
     client.force_login(victor)
     assert client.get(page).status_code == client.post(page).status_code == 403
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The home of the notebook as its task answers for it, by path."""
+    from clusters.applications import notebook_runs
+
+    files: dict[str, bytes] = {}
+
+    def answer(run: Any, role: str, argv: Any, *, user: Any) -> tuple[bytes, str, int]:
+        if argv[0] == "find":
+            return "".join(f"{n}.5 {path}\0" for n, path in enumerate(files)).encode(), "", 0
+        path = argv[-1].removeprefix("/elearn/home/")
+        return (files[path][: int(argv[2])], "", 0) if path in files else (b"", "head: No such file or directory", 1)
+
+    monkeypatch.setattr(notebook_runs, "answer_of", answer)
+    return files
+
+
+def works(name: str) -> None:
+    from clusters.models import Run, Task
+
+    running(name)
+    run = Run.objects.get(cluster__name=name, gone=False)
+    Task.objects.create(run=run, role="notebook", index=0, uid=f"{name}-0", phase="Running")
+
+
+def test_a_notebook_runs_as_a_cluster_with_what_the_application_has(lab: Api, files: dict[str, bytes]) -> None:
+    works("lab")
+    files["work/Train it.ipynb"] = notebook("x = 1").encode()
+    wanted = {
+        "metadata": {"name": "nb"},
+        "spec": {"notebook": "work/Train it.ipynb", "parameters": {"x": 2}, "output": "results"},
+    }
+    status, made = lab.post(f"{LAB}/run", wanted)
+    assert status == 201, made
+    assert lab.last.headers["Location"].endswith("/appcodes/ops-demo/clusters/nb")
+    assert made["spec"]["notebook"] == {
+        "path": "work/Train it.ipynb", "source": plain_notebook(notebook("x = 1")), "parameters": {"x": 2},
+    }  # fmt: skip
+    assert (made["spec"]["framework"], made["spec"]["image"], made["spec"]["retries"]) == ("notebook", "tensorflow", 0)
+    assert made["spec"]["roles"]["master"]["flavor"] == "small"
+    # A volume is mounted by one task at a time, and the application has it.
+    assert made["spec"]["home"] is None
+    # What it wrote is opened at the notebook itself.
+    from clusters.applications.notebooks import address_in
+    from clusters.models import Cluster, Run
+
+    run = Run.objects.select_related("cluster").get(cluster__name="nb")
+    assert address_in(Cluster.objects.get(name="lab"), run).endswith("/lab/tree/elearn-runs/nb/1/Train%20it.ipynb")
+
+
+def test_what_cannot_be_run_is_refused_at_its_field(lab: Api, files: dict[str, bytes]) -> None:
+    from clusters.models import Cluster
+
+    files |= {"a.ipynb": notebook("1").encode(), "text.ipynb": b"hello", "big.ipynb": b"x" * (9 * 2**20)}
+    body: dict[str, Any] = {"notebook": "a.ipynb", "output": "results"}
+    assert lab.post(f"{LAB}/run", {"metadata": {"name": "nb"}, "spec": body})[0] == 409  # it does not run
+    works("lab")
+    count = Cluster.objects.count()
+    for changes, path, sentence in (
+        ({"notebook": "b.ipynb"}, "spec.notebook", "b.ipynb cannot be read in the home of lab: there is no such file."),
+        ({"notebook": "../a.ipynb"}, "spec.notebook", "Give a path below the home"),
+        ({"notebook": "text.ipynb"}, "spec.notebook", "This is no notebook"),
+        ({"notebook": "big.ipynb"}, "spec.notebook", "big.ipynb has more than 8 MiB"),
+        ({"output": None}, "spec.output", "Name a datastore"),
+        ({"output": "nothing"}, "spec.output", "ops-demo has no datastore"),
+        ({"flavor": "huge"}, "spec.flavor", "There is no flavor “huge”."),
+        ({"parameters": {"a b": 1}}, "spec.parameters.a b", "“a b” is no name of a variable"),
+        ({"home": "lab-home"}, "spec.home", "There is no such field."),
+    ):
+        status, answer = lab.post(f"{LAB}/run", {"metadata": {"name": "nb"}, "spec": body | changes})
+        assert status == 422, answer
+        ((where, said),) = errors(answer).items()
+        assert (where.startswith(path), said.startswith(sentence)) == (True, True), (where, said)
+    assert Cluster.objects.count() == count
+
+
+def test_the_form_keeps_what_was_typed_and_names_the_cluster_after_the_notebook(
+    lab: Api, files: dict[str, bytes], bob: Any
+) -> None:
+    from clusters.models import Cluster
+
+    page, client = "/applications/ops-demo/lab/run", Client()
+    client.force_login(bob)
+    assert "lab does not run" in client.get(page).content.decode()
+    works("lab")
+    assert "There is no file .ipynb" in client.get(page).content.decode()
+    files |= {"old.ipynb": notebook("1").encode(), "Über/Train_2.ipynb": notebook("1").encode()}
+    typed = {
+        "notebook": "Über/Train_2.ipynb",
+        "parameters": "rate = 0.5\nname=big one\n\n",
+        "flavor": "small",
+        "output": "results",
+    }
+    said = client.get(page).content.decode()
+    assert said.index("Train_2.ipynb") < said.index("old.ipynb")
+    wrong = client.post(page, typed | {"parameters": "rate"}).content.decode()
+    assert "“rate” has no &#x27;=&#x27;" in wrong
+    assert '<option value="Über/Train_2.ipynb" selected>' in wrong
+    assert client.post(page, typed)["Location"] == "/clusters/ops-demo/train-2"
+    assert Cluster.objects.get(name="train-2").spec["notebook"]["parameters"] == {"rate": 0.5, "name": "big one"}

@@ -18,6 +18,7 @@ from clusters.spec.size import too_many
 from portal.manifests import mistakes
 
 SMALL = Resources("small", 1000, 1024, 0, "")
+NOTEBOOK = '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
 
 
 def spec(framework="tensorflow", **counts):
@@ -29,6 +30,8 @@ def spec(framework="tensorflow", **counts):
         body["home"] = "home"
     if FRAMEWORKS[framework].shows_runs:
         body["runs"] = ["train/3"]
+    if FRAMEWORKS[framework].runs_notebook:
+        body |= {"notebook": {"path": "a.ipynb", "source": NOTEBOOK}, "output": "results"}
     return ClusterSpec.model_validate(body)
 
 

@@ -36,7 +36,7 @@ def manifests(draw):
 
     framework = draw(st.sampled_from(list(COMPUTING)))
     driver = COMPUTING[framework]
-    mode = draw(st.sampled_from(["batch", "service"]))
+    mode = draw(st.sampled_from(driver.modes))
     roles = {}
     for role in driver.roles:
         if role.least or draw(st.booleans()):
@@ -65,6 +65,10 @@ def manifests(draw):
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "scheduleAfter": draw(st.none() | TIMES),
     }
+    if driver.runs_notebook:
+        source = json.dumps({"cells": [], "metadata": {"title": draw(TEXT)}, "nbformat": 4, "nbformat_minor": 5})
+        parameters = draw(st.dictionaries(st.sampled_from(["a", "b_1"]), TEXT | st.integers() | st.none(), max_size=2))
+        spec |= {"output": draw(NAME), "notebook": {"path": "a/b.ipynb", "source": source, "parameters": parameters}}
     return {"kind": "cluster", "metadata": {"name": draw(NAME), "appcode": draw(NAME)}, "spec": spec}
 
 
