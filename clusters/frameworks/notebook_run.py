@@ -14,7 +14,6 @@ from typing import Any
 import nbformat as untyped_nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
-from traitlets.config import Config
 
 nbformat: Any = untyped_nbformat
 OUTPUT, HOME = "/elearn/output", "/elearn/home"
@@ -67,8 +66,7 @@ def main() -> None:
         notebook,
         timeout=None,
         kernel_name="python3",
-        # Nobody else on the machine can connect to it.
-        config=Config({"KernelManager": {"transport": "ipc"}}),
+        extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": folder_of(said["path"])}},
         on_cell_execute=begins,
     )

@@ -504,6 +504,70 @@ def test_what_was_installed_is_saved_for_others_and_a_broken_package_keeps_nobod
         assert PASSWORD not in log.read_text(errors="replace"), log
 
 
+def test_a_run_is_opened_in_a_notebook_and_a_notebook_is_run(browser: Browser, portal_up: Portal, lab: str) -> None:
+    alice = Client(portal_up, "alice")
+    notebook = "/appcodes/ops-demo/applications/lab"
+    ready(portal_up, notebook)
+    spec: dict[str, Any] = {
+        "image": "tensorflow-2-21",
+        "output": "demo-output",
+        "roles": {"master": {"flavor": "small"}},
+    }
+    wrote = alice.create("ops-demo", "wrote", command="echo learned > /elearn/output/notes.txt", **spec)
+    base = f"http://{host_of(portal_up, lab)}"
+    put = "([path, body]) => fetch('/api/contents/' + path, {method: 'PUT', body}).then(answer => answer.status)"
+    with visiting(browser, portal_up, "alice", lab, "/static/favicons/favicon.ico") as page:
+        page.wait_for_url(f"{base}/static/**")
+        for path, first, second in (
+            ("sums", "epochs = 1", "print('so', epochs * 6)"),
+            ("bad", "print('first')", "1/0"),
+        ):
+            empty = {"cell_type": "code", "execution_count": None, "outputs": []}
+            cells = [
+                {**empty, "id": "one", "source": first, "metadata": {"tags": ["parameters"]}},
+                {**empty, "id": "two", "source": second, "metadata": {}},
+            ]
+            body = json.dumps({"type": "notebook", "format": "json", "content": {**NOTEBOOK, "cells": cells}})
+            assert page.evaluate(put, [f"{path}.ipynb", body]) == 201
+        page.goto(f"{portal_up.origin}/applications/ops-demo/lab/run")
+        page.get_by_label("Notebook").select_option("sums.ipynb")
+        page.get_by_label("Parameters").fill("epochs = 7")
+        page.get_by_label("Output").select_option("demo-output")
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.wait_for_url("**/clusters/ops-demo/sums")
+        wanted = {"notebook": "bad.ipynb", "output": "demo-output"}
+        bad = alice.call("POST", f"{notebook}/run", {"metadata": {"name": "bad"}, "spec": wanted})
+        assert bad["spec"]["notebook"]["path"] == "bad.ipynb"
+        for name, phase in (("wrote", "Succeeded"), ("sums", "Succeeded"), ("bad", "Failed")):
+            assert eventually(lambda: phase_of(alice, name) == phase, 120), phase_of(alice, name)  # noqa: B023
+        reason = alice.call("GET", "/appcodes/ops-demo/clusters/bad")["status"]["message"]
+        assert reason.endswith("Cell 2 of 2 failed: ZeroDivisionError: division by zero")
+        kept = json.loads((portal_up.data / "s3" / "demo-output" / "bad" / "1" / "bad.ipynb").read_text())
+        assert kept["cells"][0]["outputs"][0]["text"] == ["first\n"]
+
+        # The notebook runs without the run, so that is asked before; then one click is enough.
+        page.goto(f"{portal_up.origin}/clusters/ops-demo/wrote/notebook")
+        page.get_by_role("row", name="lab").get_by_role("button", name="Start anew").click()
+        page.get_by_role("dialog").get_by_role("button", name="Start it anew").click()
+        page.wait_for_url(f"{base}/lab/tree/elearn-runs/wrote/1", timeout=LATE)
+        expect(page.locator(".jp-DirListing-item", has_text="notes.txt")).to_be_visible(timeout=LATE)
+        again = alice.call("POST", f"{wrote}/notebook", {"application": "lab", "runs": ["sums/1"], "restart": True})
+        assert again["spec"]["runs"] == ["wrote/1", "sums/1"]
+        before = again["status"]["run"]
+        assert eventually(lambda: alice.call("GET", notebook)["status"]["run"] > before, 60)
+        ready(portal_up, notebook)
+        page.goto(f"{portal_up.origin}/clusters/ops-demo/sums")
+        page.get_by_label("Actions for sums").click()
+        with page.context.expect_page() as opened:
+            page.get_by_role("button", name="Open in notebook", exact=True).click()
+        opened.value.wait_for_url(f"{base}/lab/tree/elearn-runs/sums/1/sums.ipynb", timeout=LATE)
+        expect(opened.value.locator(".jp-OutputArea-output").first).to_contain_text("so 42", timeout=LATE)
+
+
+def phase_of(client: Client, name: str) -> Any:
+    return client.call("GET", f"/appcodes/ops-demo/clusters/{name}")["status"]["phase"]
+
+
 def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
     """The lines that REST answers to a command in a task."""
     client = Client(portal, "alice")
