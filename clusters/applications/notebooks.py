@@ -20,7 +20,7 @@ from clusters.applications.tensorboard import in_order, lives, of_request
 from clusters.frameworks.jupyter import RUNS, Jupyter
 from clusters.gateway import origins
 from clusters.manifest import MAX_RUNS_SHOWN, ClusterManifest
-from clusters.models import Cluster, Run
+from clusters.models import Cluster
 from clusters.spec.catalog import runs_named
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -72,11 +72,14 @@ def open_in_notebook(
     return _show(chosen.cluster, runs, acting_user)
 
 
-def address_in(cluster: Cluster, run: Run) -> str:
-    """Where a notebook shows the run: what it wrote, or the notebook that it ran."""
-    ran = run.spec.get("notebook")
-    file = f"/{quote(PurePosixPath(ran['path']).name)}" if ran else ""
-    return f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}/{run.cluster.name}/{run.number}{file}"
+def address_in(cluster: Cluster, names: Sequence[str]) -> str:
+    """Where a notebook shows these runs: the folder of all of them, of one what it wrote, or the notebook that it ran."""
+    place = f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}"
+    if len(set(names)) > 1:
+        return place
+    run = runs_named(names, cluster.appcode).get(names[0])
+    ran = run.spec.get("notebook") if run else None
+    return "/".join([place, names[0], *([quote(PurePosixPath(ran["path"]).name)] if ran else [])])
 
 
 @transaction.atomic

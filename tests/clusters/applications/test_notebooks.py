@@ -149,7 +149,7 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     client.force_login(bob)
     said = client.get(page).content.decode()
     assert "Open train/2 in a notebook" in said
-    assert "It runs without this run. It is ended and started anew" in said
+    assert "It runs without it. It is ended and started anew" in said
     # One click with nothing chosen asks, too; what is not confirmed ends nothing.
     assert client.post(page).content.decode().count("Start anew") == said.count("Start anew") > 0
     client.post(page, {"application": "lab"})
@@ -157,6 +157,14 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     opening = client.post(page, {"restart": "lab"}).content.decode()
     assert "http://notebook-lab-ops-demo.apps.localhost" in opening
     assert "/lab/tree/elearn-runs/train/2" in opening
+    # Several that were chosen among its runs, or one that nobody can see.
+    both = client.post(page, {"runs": ["train/1", "train/2"]}).content.decode()
+    assert "Open train/1, train/2 in a notebook" in both
+    assert both.count('name="runs"') == 2
+    for wrong, sentence in (("train/9", "ops-demo has no run train/9."), ("train", "“train” is no run")):
+        answer = client.post(page, {"runs": [wrong], "restart": "lab"}, follow=True)
+        assert answer.redirect_chain == [("/clusters/ops-demo/train/runs", 302)]
+        assert sentence in answer.content.decode()
     client.force_login(victor)
     assert client.get(page).status_code == client.post(page).status_code == 403
 
@@ -205,10 +213,11 @@ def test_a_notebook_runs_as_a_cluster_with_what_the_application_has(lab: Api, fi
     assert made["spec"]["home"] is None
     # What it wrote is opened at the notebook itself.
     from clusters.applications.notebooks import address_in
-    from clusters.models import Cluster, Run
+    from clusters.models import Cluster
 
-    run = Run.objects.select_related("cluster").get(cluster__name="nb")
-    assert address_in(Cluster.objects.get(name="lab"), run).endswith("/lab/tree/elearn-runs/nb/1/Train%20it.ipynb")
+    cluster = Cluster.objects.get(name="lab")
+    assert address_in(cluster, ["nb/1"]).endswith("/lab/tree/elearn-runs/nb/1/Train%20it.ipynb")
+    assert address_in(cluster, ["nb/1", "train/1"]).endswith("/lab/tree/elearn-runs")
 
 
 def test_what_cannot_be_run_is_refused_at_its_field(lab: Api, files: dict[str, bytes]) -> None:
