@@ -272,7 +272,7 @@ DEFAULT_FROM_EMAIL = env.str("PORTAL_MAIL_FROM", default=f"GPU cloud <noreply@{_
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "portal.api.tokens.BearerAuthentication",
-        "rest_framework.authentication.SessionAuthentication",
+        "portal.api.sessions.BrowserAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": [
         "rest_framework.permissions.IsAuthenticated",

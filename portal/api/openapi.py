@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pydantic
+from drf_spectacular.authentication import SessionScheme
 from drf_spectacular.contrib.pydantic import PydanticExtension
 from drf_spectacular.drainage import set_override, warn
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
@@ -82,6 +83,10 @@ class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
         scheme: dict[str, Any] = build_bearer_security_scheme_object(header_name="Authorization", token_prefix="Bearer")  # noqa: S106
         return {**scheme, "description": "A token made on your profile page."}
+
+
+class BrowserScheme(SessionScheme):  # type: ignore[no-untyped-call]
+    target_class = "portal.api.sessions.BrowserAuthentication"
 
 
 def schema_of(

@@ -15,15 +15,18 @@ from portal.up import servers, services
 from portal.up.data import Data, host_of
 from portal.up.services import Service
 
-# Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any.
-UPLOADS = "(PathPrefix(`/uploads/`) || (Method(`PUT`) && PathRegexp(`^/api/.*/files/`)))"
+# Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any. Each
+# part of the address is said: people choose names, and one of these may be “files”, or “exec”.
+_ONE = "/api/v1/appcodes/[^/]+"
+UPLOADS = f"(PathPrefix(`/uploads/`) || (Method(`PUT`) && PathRegexp(`^{_ONE}/datastores/[^/]+/files/`)))"
 # Of all other requests the gateway reads a body whole before the web server hears of it, so that whoever sends slowly holds none
 # of its threads. Larger than what the portal reads, so that nearly always the portal itself says what is too large.
 MAX_BODY, BODY_IN_MEMORY = 4 * 2**20, 64 * 2**10
 # The longest answer of the portal to the gateway: a page that says why.
 JUDGEMENT = 64 * 2**10
 # A middleware that reads bodies whole holds answers back, too: a command's output has to come while it runs.
-HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !{UPLOADS} && !PathRegexp(`^/api/.*/exec$`)"
+COMMANDS = f"(Method(`POST`) && PathRegexp(`^{_ONE}/clusters/[^/]+/runs/[^/]+/tasks/[^/]+/[^/]+/exec$`))"
+HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !{UPLOADS} && !{COMMANDS}"
 # A request has come whole within this time, the largest upload included.
 READ_TIMEOUT = "1h"
 

@@ -25,7 +25,7 @@ import psycopg2
 import pytest
 import yaml
 
-from portal.up import servers, services
+from portal.up import programs, servers, services
 from portal.up.services import Service, free_port
 from tests.kube.certificates import Authority
 from tests.running import eventually
@@ -59,6 +59,24 @@ def test_secrets_are_made_once_and_fit_together(tmp_path: Path) -> None:
 def compose(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text())
     return loaded
+
+
+def test_only_files_and_commands_are_passed_on_before_they_have_come_whatever_people_call_their_things() -> None:
+    """The others are read by a thread of the web server, for as long as somebody likes to send."""
+    rule = compose("compose.yaml")["configs"]["routes"]["content"]
+    routers = yaml.safe_load(rule)["http"]["routers"]
+    assert routers["bodies"]["rule"].replace("$$", "$") == programs.HAS_BODY
+    kinds = re.findall(r"Method\(`(P\w+)`\) && PathRegexp\(`([^`]+)`\)", programs.HAS_BODY)
+    root = "/api/v1/appcodes"
+    passed_on = [("PUT", f"{root}/a/datastores/d/files/x"), ("POST", f"{root}/a/clusters/c/runs/1/tasks/worker/0/exec")]
+    read_whole = [
+        ("PUT", f"{root}/a/clusters/exec"),
+        ("POST", f"{root}/exec/datastores/d/files/exec"),
+        ("PUT", f"{root}/files/clusters/files/"),
+        ("PUT", f"{root}/files/datastores/exec"),
+    ]
+    for asked in (*passed_on, *read_whole):
+        assert any(asked[0] == method and re.search(way, asked[1]) for method, way in kinds) == (asked in passed_on)
 
 
 class Host:
