@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 
@@ -36,15 +36,14 @@ def download(
                 content = driver.open(path, part)
             except NotThere as error:
                 raise Http404(str(error)) from error
-        stream = Sending(content.chunks, held.pop_all().close)
-    response = _attachment(stream, path.rpartition("/")[2], content.size)
-    response["Accept-Ranges"] = "bytes"
-    response["ETag"] = quoted(content.etag)
-    if content.size < content.total:
-        response.status_code = HTTPStatus.PARTIAL_CONTENT
-        last = content.start + content.size - 1
-        response["Content-Range"] = f"bytes {content.start}-{last}/{content.total}"
-    return response
+        response = _attachment(path.rpartition("/")[2], content.size)
+        response["Accept-Ranges"] = "bytes"
+        response["ETag"] = quoted(content.etag)
+        if content.size < content.total:
+            response.status_code = HTTPStatus.PARTIAL_CONTENT
+            last = content.start + content.size - 1
+            response["Content-Range"] = f"bytes {content.start}-{last}/{content.total}"
+        return _filled(response, content.chunks, held)
 
 
 def download_many(store: Datastore, paths: Sequence[str], user: User) -> StreamingHttpResponse:
@@ -56,17 +55,23 @@ def download_many(store: Datastore, paths: Sequence[str], user: User) -> Streami
                 packed = contents.archive(store, paths)
             except NotThere as error:
                 raise Http404(str(error)) from error
-        stream = Sending(iter(packed), held.pop_all().close)
-    name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
-    return _attachment(stream, f"{name or store.name}.zip", len(packed))
+        name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
+        response = _attachment(f"{name or store.name}.zip", len(packed))
+        return _filled(response, iter(packed), held)
 
 
-def _attachment(stream: Sending, name: str, size: int) -> StreamingHttpResponse:
-    response = StreamingHttpResponse(stream, content_type="application/octet-stream")
+def _attachment(name: str, size: int) -> StreamingHttpResponse:
+    response = StreamingHttpResponse(content_type="application/octet-stream")
     response["Content-Disposition"] = content_disposition_header(True, name)
     response["Content-Length"] = str(size)
     response["X-Content-Type-Options"] = "nosniff"
     response["Cache-Control"] = "private, no-store"
+    return response
+
+
+def _filled(response: StreamingHttpResponse, chunks: Iterator[bytes], held: ExitStack) -> StreamingHttpResponse:
+    """The last step: until then a server that says of its file what no header can hold costs no place."""
+    response.streaming_content = Sending(chunks, held.pop_all().close)
     return response
 
 

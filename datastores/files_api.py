@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Literal
+from urllib.parse import quote
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
@@ -197,7 +198,7 @@ class OneFile(APIView):
             wanted = parse(AnotherName, request.data)
             to = wanted.move or wanted.copy_to or ""
             made = contents.copy_file(store, path, to, acting_user=user, move=wanted.move is not None)
-        address = request.build_absolute_uri(f"{request.path.removesuffix(path)}{made.path}")
+        address = request.build_absolute_uri(f"{request.path.removesuffix(path)}{quote(made.path)}")
         return Response(_document(made), status=HTTPStatus.CREATED, headers={"Location": address})
 
 

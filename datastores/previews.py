@@ -113,13 +113,14 @@ def _cell(cell: dict[str, Any]) -> Cell:
 def _output(output: dict[str, Any]) -> str:
     """The plain text of an output; a picture is named."""
     if "traceback" in output:
-        return f"{output.get('ename', '')}: {output.get('evalue', '')}"[:OUTPUT]
+        return _text(f"{output.get('ename', '')}: {output.get('evalue', '')}")
     kinds = output.get("data", {})
     picture = next((kind for kind in kinds if kind.startswith("image/")), "")
     said = _text(output.get("text", "")) or _text(kinds.get("text/plain", ""))
-    return f"[{picture}] {said}" if picture else said
+    return _text(f"[{picture}] {said}") if picture else said
 
 
 def _text(value: Any) -> str:
-    """A text or its lines."""
-    return ("".join(map(str, value)) if isinstance(value, list) else str(value))[:OUTPUT]
+    """A text or its lines. JSON has halves of characters, too, which no page can send."""
+    text = ("".join(map(str, value)) if isinstance(value, list) else str(value))[:OUTPUT]
+    return text.encode(errors="replace").decode()

@@ -22,6 +22,7 @@ from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing,
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe must not make us wait for its other end.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LATEST = dt.datetime.max.replace(tzinfo=dt.UTC).timestamp() - 86400
 # The name of a file while it is being uploaded; listings leave it out.
 PARTIAL = ".uploading-"
 
@@ -200,7 +201,8 @@ def _entry(folder: int, name: str, above: str) -> Entry | None:
 
 
 def _file(name: str, path: str, facts: os.stat_result) -> Entry:
-    modified = dt.datetime.fromtimestamp(facts.st_mtime, dt.UTC)
+    # Some file systems keep any number that a program gives.
+    modified = dt.datetime.fromtimestamp(min(max(facts.st_mtime, 0), _LATEST), dt.UTC)
     return Entry(name, path, size=facts.st_size, modified=modified, etag=f"{facts.st_mtime_ns:x}-{facts.st_size:x}")
 
 

@@ -48,6 +48,8 @@ TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 *
 # The server copies by itself, but for what is larger than Amazon's takes in one piece.
 COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
+# Bytes of a file, more than any server of this kind takes.
+LARGEST = 2**49
 
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -130,7 +132,7 @@ class S3:
                 if _word(error) in _NO_SUCH_PART:
                     raise NoSuchPart("The file ends before the part that was asked for.") from error
                 raise
-            size, start, etag = answer["ContentLength"], 0, answer["ETag"].strip('"')
+            (size, etag), start = _facts(answer["ContentLength"], answer["ETag"]), 0
             total = size
             if said := _CONTENT_RANGE.fullmatch(answer.get("ContentRange", "")):
                 start, total = int(said["start"]), int(said["total"])
@@ -192,12 +194,13 @@ class S3:
 
     def _entry(self, item: Any, folder: str) -> Entry:
         path = item["Key"][len(self._folder("")) :]
+        size, etag = _facts(item["Size"], item["ETag"])
         return Entry(
             name=path[len(folder) + 1 :] if folder else path,
             path=path,
-            size=item["Size"],
+            size=size,
             modified=item["LastModified"],
-            etag=item["ETag"].strip('"'),
+            etag=etag,
         )
 
     def _key(self, path: str) -> str:
@@ -360,6 +363,13 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
 def _stay_here(params: dict[str, Any], **_: Any) -> None:
     """Tells botocore that a redirect to another region was followed already: what redirects for ever would never end."""
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _facts(size: int, etag: str) -> tuple[int, str]:
+    """What a server says of a file, where it can be so: both go into headers. Raises DriverError."""
+    if not 0 <= size <= LARGEST or not (etag.isascii() and etag.isprintable()):
+        raise DriverError("The server says of a file what cannot be.", "server")
+    return size, etag.strip('"')
 
 
 def _word(error: exceptions.ClientError) -> str:

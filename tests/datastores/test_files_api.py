@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.test import Client
 
+from datastores.drivers import local
 from portal.models import Event
 from tests.api.client import api_of
 
@@ -140,6 +144,64 @@ def test_what_leads_out_or_means_nothing_is_refused(
     bob("PUT", f"{at}/a.txt", b"x")
     assert bob(method, f"{at}{path}", body, "application/json").status_code == status
     assert bob("GET", f"{at}/a.txt").content_ == b"x"
+
+
+class Unread:
+    """A body that has not come yet."""
+
+    def read(self, *_: int) -> bytes:
+        raise AssertionError("It is waited for.")
+
+    readline = read
+
+
+def test_a_browser_is_known_by_headers_alone_and_who_sends_slowly_holds_no_thread(at: str, people: Any) -> None:
+    client, there = Client(enforce_csrf_checks=True), f"{at}/a.txt"
+    client.force_login(people.bob)
+    for content in ("application/json", "multipart/form-data; boundary=x"):
+        slow = client.generic("POST", there, b"x" * 1000, content, **{"wsgi.input": Unread()})
+        assert (slow.status_code, "CSRF" in slow.json()["detail"]) == (403, True)
+    client.cookies["csrftoken"] = "x" * 32
+    ours = {"X-CSRFToken": "x" * 32}
+    assert client.put(there, b"x", headers=ours).status_code == 204
+    made = client.post(there, {"move": "a 1%?.txt"}, "application/json", headers=ours)
+    assert made["Location"].endswith("/files/a%201%25%3F.txt")
+    assert client.get(made["Location"].removeprefix("http://testserver")).status_code == 200
+
+
+NONSENSE = b"""<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>f/a</Key><Size>9223372036854775807</Size>
+<ETag>"x&#10;y"</ETag><LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>"""
+
+
+def test_a_server_whose_answers_make_no_sense_takes_nobody_s_place(people: Any, bob: Any, manifest: Any) -> None:
+    from datastores.actions import create_datastore
+
+    class Nonsense(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(NONSENSE) + NONSENSE)
+
+        def log_message(self, *_: Any) -> None:
+            """Nobody reads it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nonsense) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        spec = {
+            "server": f"http://127.0.0.1:{server.server_port}",
+            "access_key": "k",
+            "secret_key": "s",
+            "bucket": "abc",
+        }
+        create_datastore(manifest("data", {"s3": spec}), acting_user=people.alice)
+        for _ in range(3):
+            answer = bob("GET", f"{ROOT.replace('/files', '/archive')}?path=f")
+            assert (answer.status_code, answer.json()["detail"]) == (503, "The server says of a file what cannot be.")
+        server.shutdown()
+
+
+def test_a_file_of_a_year_that_no_calendar_has_is_still_seen() -> None:
+    """Some file systems keep any number that a program gives."""
+    facts: Any = SimpleNamespace(st_mtime=2.0**50, st_mtime_ns=2**50 * 10**9, st_size=1)
+    assert local._file("a", "a", facts).modified.year == 9999
 
 
 def test_a_kind_that_only_tasks_see_says_so(people: Any, bob: Any, manifest: Any) -> None:

@@ -289,7 +289,7 @@ def test_what_is_chosen_is_downloaded_and_removed_together(as_: Any, store: Any)
     removed = bob.post(f"{ONE}/chosen", {**wanted, "do": "remove"})
     assert (removed["Location"], said(removed)) == (f"{ONE}?folder=a", "2 files removed.")
     page = bob.get(f"{ONE}?folder=a").content.decode()
-    assert ("3.txt" in page, "2.txt" in page, "b/" in page.partition("<tbody>")[2]) == (True, False, False)
+    assert ("3.txt" in page, "2.txt" in page, 'value="b/"' in page) == (True, False, False)
     assert said(bob.post(f"{ONE}/chosen", {"folder": "a"})).endswith("Choose files or folders first.")
     assert bob.post(f"{ONE}/chosen", {"paths": ["../x"]}).status_code == 404
 

@@ -48,3 +48,10 @@ def test_a_notebook_shows_what_was_run_and_what_came_of_it() -> None:
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"cells": 7}', b'{"cells": [7]}', b"[" * 100_000, b"\xff"])
 def test_what_only_looks_like_a_notebook_is_none(data: bytes) -> None:
     assert "is none" in preview("n.ipynb", data, len(data)).why
+
+
+def test_halves_of_characters_reach_no_page() -> None:
+    output = r'{"ename": "\ud800", "traceback": []}, {"data": {"image/\ud800": 1, "text/plain": "\ud800"}}'
+    said = '{"cells": [{"cell_type": "code", "source": "\\ud800", "outputs": [' + output + "]}]}"
+    [cell] = preview("x.ipynb", said.encode(), len(said)).cells
+    assert (cell.source, *cell.outputs) == ("?", "?: ", "[image/?] ?")

@@ -186,6 +186,21 @@ def test_what_nobody_leads_to_is_unknown(
         assert len(gateway.asked) == asked
 
 
+@pytest.mark.parametrize(
+    "said",
+    [b'{"busy": "\\u0000\\ud800"}', b'{"busy": "", "network_bytes": 1%s}' % (b"0" * 400)],
+    ids=["text", "number"],
+)
+def test_nothing_that_one_says_keeps_the_others_from_being_known(
+    notebook: Any, asker: Any, gateway: Gateway, said: bytes
+) -> None:
+    mine = notebook("mine")
+    gateway.answers[host(mine)] = 200, b'{"busy": ""}'
+    assert ask(asker, mine) == "unknown"
+    gateway.answers[host(mine)] = 200, said
+    assert ask(asker, mine) in ("busy", "unknown")
+
+
 def test_another_attempt_and_another_controller_begin_anew(notebook: Any, asker: Any) -> None:
     from clusters.models import Run
     from clusters.runs.asking import Asker

@@ -25,6 +25,8 @@ CPU_SHARE, NETWORK_RATE = 0.1, 64 * 1024
 # So many looks that show nothing come before a task is called idle (since the first of them): who tries one cell after the other
 # is busy all the while, and nobody is told of each.
 QUIET_LOOKS = 4
+# No counter of a program is larger; with numbers of any length cannot be reckoned.
+LARGEST = 2**63
 NOT_ASKED, NO_ANSWER = "It is being looked at.", "It does not say whether it works."
 
 
@@ -97,6 +99,6 @@ def read(body: bytes, at: float, gpu_percent: int | None) -> Look | None:
         return None
     if not isinstance(busy, str) or not math.isfinite(cpu):
         return None
-    if not all(isinstance(each, int) for each in (count, sent)):
+    if not all(isinstance(each, int) and abs(each) < LARGEST for each in (count, sent)):
         return None
     return Look(at, busy[:200], count, cpu, sent, gpu_percent)
