@@ -133,7 +133,11 @@ class Data:
                     os.chown(own.root, owner, owner)
                 create = None if mount.read_only else owner
                 handle = sandbox.open_inside(own.root, own.path, create_for=create)
-                if mount.read_only and not mount.shown_gib and storage.is_empty(f"/proc/self/fd/{handle}"):
+                if (
+                    mount.read_only
+                    and not (mount.follow or mount.shown_gib)
+                    and storage.is_empty(f"/proc/self/fd/{handle}")
+                ):
                     where = "the volume" if isinstance(mount.source, VolumeSource) else own.path
                     self.empty = f"The input is empty: there is nothing in {where}."
                 os.close(handle)

@@ -131,7 +131,7 @@ class Storage:
         """What is said of input without a file, "" where there is one."""
         for mount in self.mounts:
             place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
-            if mount["read_only"] and not mount["shown_gib"] and is_empty(place):
+            if mount["read_only"] and not (mount["follow"] or mount["shown_gib"]) and is_empty(place):
                 where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
                 return f"The input is empty: there is nothing in {where}."
         return ""
