@@ -150,8 +150,9 @@ def deploy_next(cluster_id: int) -> None:
 
 
 def _want_next(cluster: Cluster, user: User | None) -> None:
-    cluster.next_by = user
-    cluster.save(update_fields=["next_by"])
+    if cluster.next_by_id != (user.pk if user else None):
+        cluster.next_by = user
+        cluster.save(update_fields=["next_by"])
 
 
 def disable(cluster: Cluster, *, acting_user: User) -> Run:
