@@ -9,10 +9,12 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.local.task import processes
 from clusters.clouds.drivers.local.task.shim import start_time
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, role
 from tests.running import eventually
@@ -196,3 +198,12 @@ def test_folders_may_lie_deeper_than_a_socket_address_is_long(make_agent: Agents
         assert other.says("echo deep") == "deep\n"
     finally:
         other.close()
+
+
+def test_what_starts_where_another_lived_is_named_by_its_own_pid_alone(tmp_path: Path) -> None:
+    """Numbers of processes begin anew some day; the agent did not start any more once one was shorter than that before."""
+    (tmp_path / "lock").write_text("31993\n")
+    script = tmp_path / "script.py"
+    script.write_text('import os, sys; os.pwrite(int(sys.argv[2]), b"407\\n", 0)')
+    processes.start(str(script), tmp_path)
+    assert (tmp_path / "lock").read_text() == "407\n"

@@ -128,6 +128,8 @@ def start(script: str, folder: Path) -> None:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # The next pid may have fewer digits than the last one.
+        os.ftruncate(lock, 0)
         argv = [sys.executable, "-I", "-S", script, str(folder), str(lock)]
         subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")
     finally:
