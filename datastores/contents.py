@@ -119,7 +119,9 @@ def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:
     packed, above = ZipStream(sized=True), paths[0].strip("/").rpartition("/")[0]
     for entry in files:
         try:
+            # On Windows a backslash divides names, too.
             relative_path(entry.path)
+            relative_path(entry.path.replace("\\", "/"))
         except ValueError:
             raise Conflict(f"An archive must not have a file of this name: {readable(entry.path, 200)}") from None
         packed.add(_bytes(driver, entry.path), entry.path.removeprefix(f"{above}/" if above else ""), size=entry.size)

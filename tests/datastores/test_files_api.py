@@ -123,6 +123,9 @@ def test_a_folder_comes_as_one_archive_of_a_size_that_is_known_before(at: str, b
         }
     with zipfile.ZipFile(io.BytesIO(bob("GET", archive).content_)) as found:
         assert set(found.namelist()) == set(files)
+    # Where a backslash divides names, this one leads out of where it is unpacked.
+    assert bob("PUT", f"{at}/other/..%5C..%5Cx.exe", b"x").status_code == 204
+    assert bob("GET", f"{archive}?path=other").status_code == 409
 
 
 @pytest.mark.parametrize(

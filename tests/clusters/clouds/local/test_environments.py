@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import urllib3
 
 from clusters.clouds.drivers.base import Environment, Plan, RolePlan, RunRef, TaskSeen
 from clusters.clouds.drivers.local.network import outward, packages
@@ -206,3 +208,23 @@ def test_tasks_reach_the_index_without_its_password_and_nothing_beside_it(agent:
     assert PASSWORD not in agent.log()
     with pytest.raises(OSError):
         urlopen(outward.URL, timeout=5)
+
+
+def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for many long ones at once ends nobody else's installing, for want of memory."""
+    index, inside, go = packages.Index("http://127.0.0.1:9/simple/"), threading.Semaphore(0), threading.Event()
+
+    def ask(*_: object) -> urllib3.HTTPResponse:
+        inside.release()
+        go.wait()
+        return urllib3.HTTPResponse(status=404)
+
+    monkeypatch.setattr(index, "_ask", ask)
+    threads = [threading.Thread(target=index.page, args=("x",)) for _ in range(packages.PAGES_AT_ONCE)]
+    for thread in threads:
+        thread.start()
+        inside.acquire()
+    assert not index._pages.acquire(blocking=False)
+    go.set()
+    for thread in threads:
+        thread.join()

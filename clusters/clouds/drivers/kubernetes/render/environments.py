@@ -139,6 +139,7 @@ def pod_parts(plan: Plan, role: RolePlan, settings: Settings, resources: Manifes
     if plan.environment is None:
         return parts
     path, asked = _path(plan, settings), plan.environment
+    # Isolated: the task writes into the same /tmp, and a pod's sandbox that was lost begins with its init containers again.
     words = (asked.install, path, f"/elearn/{LOCK}/lock", f"{PLACE}/cache", "hardlink", asked.script)
     env = {"HOME": storage.TMP, **index_variables(settings)}
     parts.init.append(
@@ -146,7 +147,7 @@ def pod_parts(plan: Plan, role: RolePlan, settings: Settings, resources: Manifes
             "name": MAKE,
             "image": plan.image.container,
             "imagePullPolicy": settings.image_pull_policy,
-            "command": ["timeout", "--kill-after=5", str(SECONDS), "python", "-c", *map(literal, words)],
+            "command": ["timeout", "--kill-after=5", str(SECONDS), "python", "-I", "-c", *map(literal, words)],
             "env": [{"name": name, "value": value} for name, value in env.items()],
             "resources": resources,
             "securityContext": storage.CONFINED,

@@ -41,6 +41,8 @@ PIECE = 256 * 1024
 TIMEOUT = urllib3.Timeout(connect=10, read=120)
 MAX_PAGE = 64 * 2**20
 AT_ONCE = 64
+# Of a page, the longest of them of megabytes, comes ten times as much while it is read.
+PAGES_AT_ONCE = 8
 _PROJECT = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,199})/?")
 _FILE = re.compile(r"/files/([A-Za-z0-9_-]+)\.([0-9a-f]{32})/([^/?#]+)")
 _ASKED = ("Range", "If-None-Match", "If-Modified-Since", "If-Range")
@@ -73,19 +75,20 @@ class Index:
         self._key = secrets.token_bytes(32)
         name, word = unquote(parts.username or ""), unquote(parts.password or "")
         self._auth = urllib3.make_headers(basic_auth=f"{name}:{word}") if name or word else {}
+        self._pages = threading.BoundedSemaphore(PAGES_AT_ONCE)
         self._pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
 
     def page(self, project: str) -> tuple[int, bytes]:
         """The page of a project with its links led here."""
         url = urljoin(self.url, quote(project) + "/")
-        with contextlib.closing(self._ask(url, {"Accept": "text/html"})) as answer:
+        with self._pages, contextlib.closing(self._ask(url, {"Accept": "text/html"})) as answer:
             if answer.status != 200:
                 return answer.status, b""
             data = answer.read(MAX_PAGE, decode_content=True)
             links = Links()
             links.feed(data.decode("utf-8", "replace"))
             base = answer.geturl() or url
-        rows = [self._row(urljoin(urljoin(url, base), each["href"]), each) for each in links.found]
+            rows = [self._row(urljoin(urljoin(url, base), each["href"]), each) for each in links.found]
         return 200, f"<!DOCTYPE html><title>{html.escape(project)}</title>\n{''.join(rows)}".encode()
 
     def _row(self, address: str, said: dict[str, str]) -> str:
