@@ -132,7 +132,7 @@ class S3:
                 if _word(error) in _NO_SUCH_PART:
                     raise NoSuchPart("The file ends before the part that was asked for.") from error
                 raise
-            (size, etag), start = _facts(answer["ContentLength"], answer["ETag"]), 0
+            (size, etag), start = _facts(answer["ContentLength"], answer.get("ETag", "")), 0
             total = size
             if said := _CONTENT_RANGE.fullmatch(answer.get("ContentRange", "")):
                 start, total = int(said["start"]), int(said["total"])

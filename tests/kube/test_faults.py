@@ -289,7 +289,7 @@ def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
         plane.request("PATCH", f"{path}/tests", {"spec": {"hard": {"requests.nvidia.com/gpu": "9", "pods": "9"}}})
         for cluster in (batch, service):
             run = loops.until_running(cluster)
-            assert run.blocked_message == ""
+            loops.until(lambda run=cluster: loops.run(run).blocked_message == "")  # type: ignore[misc]
             loops.check_usage(run)
     finally:
         plane.request("DELETE", f"{path}/tests")
