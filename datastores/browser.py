@@ -83,8 +83,6 @@ def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
             entry = driver.look(path)
             most = previews.wanted(entry.name)
             data = driver.read_range(path, 0, min(most, entry.size)) if most else b""
-            # In the place, too: of 4 MiB come a hundred while they are read.
-            shown = previews.preview(entry.name, data, entry.size)
     except NotThere as error:
         raise Http404(str(error)) from error
     except (DriverError, Unavailable) as error:
@@ -94,7 +92,7 @@ def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "entry": entry,
         "crumbs": _crumbs(store, path),
         "may_operate": may_operate(user, store),
-        "shown": shown,
+        "shown": previews.preview(entry.name, data, entry.size),
     }
     return render(request, "datastores/preview.html", page)
 

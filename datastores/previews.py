@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ TEXT = {
     "txt", "log", "md", "rst", "json", "jsonl", "ndjson", "yaml", "yml", "toml", "ini", "cfg", "conf", "py", "sh", "r", "sql",
     "xml", "html", "js", "css", "pbtxt", "prototxt", "c", "h", "cpp", "java", "go", "rs", "dockerfile", "env", "lock",
 }  # fmt: skip
+# A notebook at a time in this process: of 4 MiB that are nothing but brackets come a hundred while they are read.
+ONE = threading.Lock()
 TABLES = {"csv": ",;\t|", "tsv": "\t"}
 
 
@@ -92,11 +95,13 @@ def _table(text: str, delimiters: str, more: bool) -> Preview:
 
 def _notebook(data: bytes) -> Preview:
     try:
-        cells = json.loads(data)["cells"]
-        shown = tuple(_cell(cell) for cell in cells[:CELLS])
+        with ONE:
+            cells = json.loads(data)["cells"]
+            shown, more = tuple(_cell(cell) for cell in cells[:CELLS]), len(cells) > CELLS
+            del cells
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Preview(why="It is called like a notebook and is none.")
-    return Preview(cells=shown, more=len(cells) > CELLS)
+    return Preview(cells=shown, more=more)
 
 
 def _cell(cell: dict[str, Any]) -> Cell:

@@ -6,6 +6,7 @@ several tasks may mount it; a ReadWriteOnce volume is not, because the applicati
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
@@ -27,6 +28,8 @@ from portal.text import readable
 # Of the file with its outputs.
 MAX_MIB = 8
 MAX_LISTED = 200
+# Read in this process: what is nothing but brackets takes twenty-five times its size.
+ONE = threading.Lock()
 
 
 class NotebookRunSpec(Strict):
@@ -59,7 +62,8 @@ def run_notebook(cluster: Cluster, manifest: NotebookRunManifest, *, acting_user
     source = _read(cluster, manifest.spec.notebook, acting_user)
     document = {"metadata": manifest.metadata.model_dump(), "spec": spec_of(cluster, manifest.spec, source)}
     try:
-        made = ClusterManifest.model_validate(document)
+        with ONE:
+            made = ClusterManifest.model_validate(document)
         return actions.create_cluster(made, acting_user=acting_user)
     except ValidationError as error:
         raise Invalid([_own(each) for each in mistakes(error)]) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -55,3 +56,11 @@ def test_halves_of_characters_reach_no_page() -> None:
     said = '{"cells": [{"cell_type": "code", "source": "\\ud800", "outputs": [' + output + "]}]}"
     [cell] = preview("x.ipynb", said.encode(), len(said)).cells
     assert (cell.source, *cell.outputs) == ("?", "?: ", "[image/?] ?")
+
+
+def test_notebooks_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes twenty-five times its size, and whoever may look can ask for as many at once as there are threads."""
+    held = []
+    monkeypatch.setattr(previews, "json", SimpleNamespace(loads=lambda data: held.append(previews.ONE.locked()) or {}))
+    assert preview("x.ipynb", b"{}", 2).why
+    assert (held, previews.ONE.locked()) == ([True], False)
