@@ -19,13 +19,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from rest_framework.negotiation import DefaultContentNegotiation
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from portal import hooks
 from portal.access import require_administrator
+from portal.api.streams import AnyAccept
 from portal.api.views import person
 
 log = logging.getLogger(__name__)
@@ -83,21 +82,12 @@ def _has_token(request: HttpRequest) -> bool:
     return bool(wanted) and secrets.compare_digest(given.encode(), f"Bearer {wanted}".encode())
 
 
-class AsItIs(DefaultContentNegotiation):
-    """The encoder itself looks at what is accepted."""
-
-    def select_renderer(
-        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        renderer = next(iter(renderers))
-        return renderer, renderer.media_type
-
-
 class Metrics(APIView):
     """For administrators; it is no part of the API's description."""
 
     schema = None
-    content_negotiation_class = AsItIs
+    # The encoder itself looks at what is accepted.
+    content_negotiation_class = AnyAccept
 
     def get(self, request: Request) -> HttpResponse:
         require_administrator(person(request))

@@ -6,7 +6,7 @@ import datetime as dt
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 from django.conf import settings
@@ -14,8 +14,6 @@ from django.http import Http404, StreamingHttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.negotiation import DefaultContentNegotiation
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -25,6 +23,7 @@ from billing.periods import MONTH_PATTERN
 from portal.access import appcodes_for
 from portal.api.pagination import text
 from portal.api.problems import Unavailable
+from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.limits import STREAMS, Place, is_gone
@@ -34,18 +33,8 @@ log = logging.getLogger(__name__)
 CHUNK = 64 * 1024
 
 
-class AnyFormat(DefaultContentNegotiation):
-    """`format` says what the file is, not how an answer of the API is written."""
-
-    def select_renderer(
-        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        renderer = next(iter(renderers))
-        return renderer, renderer.media_type
-
-
 class FocusExport(APIView):
-    content_negotiation_class = AnyFormat
+    content_negotiation_class = AnyAccept
 
     @extend_schema(
         operation_id="exports_focus",
