@@ -119,7 +119,9 @@ def test_the_api_server_is_away_while_runs_are_made_ended_and_watched(
     assert not silence()
     for cluster in (ending, making, staying):
         run = loops.run(cluster)
-        assert run.tasks.count() == sum(facts["count"] for facts in run.roles.values())
+        # A controller that begins anew may have made a pod too many, which it takes away again: an attempt more.
+        tasks = set(run.tasks.values_list("role", "index"))
+        assert len(tasks) == sum(facts["count"] for facts in run.roles.values())
         loops.check_usage(run)
 
 

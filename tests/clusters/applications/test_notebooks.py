@@ -143,7 +143,7 @@ def test_what_cannot_be_shown_is_refused_at_the_runs(lab: Api) -> None:
 
 
 def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victor: Any) -> None:
-    from clusters.models import Cluster
+    from clusters.models import Cluster, Run
 
     page, client = "/clusters/ops-demo/train/notebook", Client()
     client.force_login(bob)
@@ -154,7 +154,19 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     assert client.post(page).content.decode().count("Start anew") == said.count("Start anew") > 0
     client.post(page, {"application": "lab"})
     assert Cluster.objects.get(name="lab").spec["runs"] == []
-    opening = client.post(page, {"restart": "lab"}).content.decode()
+    # The one that is about to end would still answer: nobody is sent there before the next one does.
+    waits = client.post(page, {"restart": "lab"}, follow=True)
+    assert "opening=lab" in waits.redirect_chain[-1][0]
+    assert "lab is start" in waits.content.decode()
+    assert "apps.localhost" not in waits.content.decode()
+    notebook = Cluster.objects.get(name="lab")
+    Run.objects.filter(cluster=notebook).update(
+        phase="Running",
+        spec={**notebook.spec, "runs": ["train/2"]},
+        endpoints={"notebook": {"address": "x", "routed": True}},
+    )
+    Cluster.objects.filter(name="lab").update(next_by=None)
+    opening = client.get(waits.redirect_chain[-1][0]).content.decode()
     assert "http://notebook-lab-ops-demo.apps.localhost" in opening
     assert "/lab/tree/elearn-runs/train/2" in opening
     # Several that were chosen among its runs, or one that nobody can see.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 
-from clusters.clouds.drivers.local.network.forward import _lead
+from clusters.clouds.drivers.local.network.forward import _let_in
+from clusters.clouds.drivers.local.network.peers import Peers
 
 PATIENCE = 10
 
@@ -18,11 +20,13 @@ def test_a_half_that_is_closed_leaves_the_other_open_and_an_end_that_is_gone_clo
             for server in (outside, program):
                 server.setblocking(False)
 
+            port = program.getsockname()[1]
+
             async def come() -> tuple[socket.socket, socket.socket, asyncio.Task[None]]:
                 """One who comes, whom the program sees, and what leads the one to the other."""
                 comer = socket.create_connection(outside.getsockname(), PATIENCE)
                 comer.setblocking(False)
-                leading = loop.create_task(_lead((await loop.sock_accept(outside))[0], program.getsockname()[1]))
+                leading = loop.create_task(_let_in((await loop.sock_accept(outside))[0], port, Peers(), os.geteuid()))
                 seen, _ = await loop.sock_accept(program)
                 return comer, seen, leading
 

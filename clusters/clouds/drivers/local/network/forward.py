@@ -8,6 +8,7 @@ the user that runs the portal finds the port closed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 
@@ -40,22 +41,30 @@ async def _accept(listening: socket.socket, port: int, peers: Peers, owner: int)
     listening.setblocking(False)
     while True:
         try:
-            comer, address = await loop.sock_accept(listening)
-        except OSError:
-            await asyncio.sleep(AGAIN)
+            comer, _ = await loop.sock_accept(listening)
+        except OSError as error:
+            if error.errno != errno.ECONNABORTED:
+                await asyncio.sleep(AGAIN)
             continue
-        if peers.owner(comer.getsockname(), address) in (owner, 0):
-            task = loop.create_task(_lead(comer, port))
-            led.add(task)  # which keeps it alive
-            task.add_done_callback(led.discard)
-        else:
-            comer.close()
+        task = loop.create_task(_let_in(comer, port, peers, owner))
+        led.add(task)  # which keeps it alive
+        task.add_done_callback(led.discard)
+
+
+async def _let_in(comer: socket.socket, port: int, peers: Peers, owner: int) -> None:
+    with comer:
+        try:
+            is_known = peers.owner(comer.getsockname(), comer.getpeername()) in (owner, 0)
+        except OSError:
+            return  # gone already
+        if is_known:
+            await _lead(comer, port)
 
 
 async def _lead(comer: socket.socket, port: int) -> None:
     """Until both halves are closed, or one end is gone. A program that does not listen (yet) looks as it does everywhere: the
     connection is closed at once."""
-    with comer, socket.socket() as inside:
+    with socket.socket() as inside:
         inside.setblocking(False)
         try:
             await asyncio.get_running_loop().sock_connect(inside, ("127.0.0.1", port))
