@@ -160,7 +160,7 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     assert "lab is start" in waits.content.decode()
     assert "apps.localhost" not in waits.content.decode()
     notebook = Cluster.objects.get(name="lab")
-    Run.objects.filter(cluster=notebook).update(
+    Run.objects.filter(pk=notebook.current_run_id).update(
         phase="Running",
         spec={**notebook.spec, "runs": ["train/2"]},
         endpoints={"notebook": {"address": "x", "routed": True}},
