@@ -14,7 +14,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, Max, Q
+from django.db.models import Count, Max, Min, Q
 
 from billing.efficiency.waste import note_outcome
 from billing.sums.totals import totals
@@ -134,6 +134,9 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         run.look_at = now if run.spec["mode"] == "service" else None
     if run.is_terminal:
         run.finished_at = now
+        if run.started_at is None and (began := run.tasks.aggregate(at=Min("started_at"))["at"]):
+            # It was over before anybody saw it running.
+            run.started_at = min(began, now)
         note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
         if run.cluster.next_by_id:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from billing.models import Observation
 from clusters import actions
-from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, TaskSeen
+from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, RunGone, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.models import Run, Task
 from clusters.runs import observe as runs_observe
@@ -57,6 +57,13 @@ def test_other_words_about_a_task_are_written_and_change_nothing_else(run):
     assert run.tasks.get(role="worker", index=0).message == "Its probe fails."
     assert Observation.objects.count() == told
     assert _version(run) == version
+
+
+def test_a_run_that_was_over_before_anybody_saw_it_running_has_begun_all_the_same(run):
+    seen = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
+    tell(*(replace(task, phase="Succeeded", finished_at=now(), exit_code=0) for task in seen), RunGone(run.pk))
+    run.refresh_from_db()
+    assert (run.phase, run.started_at) == ("Succeeded", min(task.started_at for task in seen))
 
 
 def test_usage_follows_what_is_told_of_it(run):
