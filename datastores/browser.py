@@ -36,8 +36,6 @@ from portal.pages.appcodes import get_or_post, person
 
 ROWS = 200
 MAX_CURSOR = 2000
-# What removing a folder may take: a question for every thousand files.
-REMOVE_SECONDS = 60
 # Without JavaScript a file is first written to our own disk.
 PLAIN_UPLOAD_BYTES = 100 * 2**20
 
@@ -167,7 +165,7 @@ def chosen(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     try:
         if not removes:
             return download_many(store, paths, user)
-        with LOOKS.enter(user.pk), within(REMOVE_SECONDS):
+        with LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
             for path in paths:
                 if path.endswith("/"):
                     removed += contents.remove_folder(store, path, acting_user=user)
@@ -216,7 +214,7 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         raise Http404("Nothing is named that could be removed.")
     back = address(store, (path or folder).rpartition("/")[0])
     try:
-        with LOOKS.enter(user.pk), within(LOOK_SECONDS if request.method == "GET" else REMOVE_SECONDS):
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS if request.method == "GET" else contents.REMOVE_SECONDS):
             if request.method == "GET":
                 amount = None if path else contents.amount(store, folder)
             elif path:

@@ -25,6 +25,8 @@ from portal.text import readable
 
 # A folder with more files than this is removed by an S3 client, not by a click.
 MOST_AT_ONCE = 10_000
+# What removing one may take: a question for every thousand files.
+REMOVE_SECONDS = 60
 
 
 @dataclass(frozen=True)

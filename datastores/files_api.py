@@ -26,7 +26,7 @@ from rest_framework.views import APIView
 from datastores import contents
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, download_many, quoted
+from datastores.downloads import LOOK_SECONDS, download, download_many, etag_header
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
 from portal.access import OPERATE
@@ -39,8 +39,6 @@ from portal.errors import Conflict
 from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
 
-# What removing a folder may take: a question for every thousand files.
-REMOVE_SECONDS = 60
 # One part; who asks for several at once is given the whole file, as HTTP allows.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 RANGE = OpenApiParameter(
@@ -144,7 +142,7 @@ class OneFile(APIView):
         path = contents.checked_path(path)
         with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             entry = open_store(store).look(path)
-        headers = {"Content-Length": str(entry.size), "ETag": quoted(entry.etag), "Accept-Ranges": "bytes"}
+        headers = {"Content-Length": str(entry.size), "Accept-Ranges": "bytes", **etag_header(entry)}
         return HttpResponse(content_type="application/octet-stream", headers=headers)
 
     @extend_schema(
@@ -175,7 +173,7 @@ class OneFile(APIView):
     def delete(self, request: Request, code: str, name: str, path: str) -> Response:
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
-        with _told(), LOOKS.enter(user.pk), within(REMOVE_SECONDS):
+        with _told(), LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
             if path.endswith("/"):
                 contents.remove_folder(store, path, acting_user=user)
             else:

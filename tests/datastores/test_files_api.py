@@ -214,3 +214,11 @@ def test_a_kind_that_only_tasks_see_says_so(people: Any, bob: Any, manifest: Any
     create_datastore(manifest("data", {"nfs": {"server": "10.0.0.7", "path": "/data"}}), acting_user=people.alice)
     for answer in (bob("GET", ROOT), bob("GET", f"{ROOT}/x"), bob("PUT", f"{ROOT}/x", b"x")):
         assert (answer.status_code, "inside a cluster" in answer.json()["detail"]) == (409, True)
+
+
+def test_without_an_etag_nobody_is_told_that_a_file_is_unchanged() -> None:
+    from datastores.downloads import etag_header
+    from datastores.drivers.base import Entry
+
+    assert etag_header(Entry("a", "a", etag="1")) == {"ETag": '"1"'}
+    assert etag_header(Entry("a", "a")) == {}
