@@ -2,7 +2,8 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from datastores import browser, folders, views
+from datastores import folders, views
+from datastores.files import pages as files
 
 ONE = "datastores/<slug:appcode>/<slug:name>"
 
@@ -10,17 +11,17 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("datastores", views.datastores, name="datastores"),
     path("datastores/new", views.new_datastore, name="new_datastore"),
     path("datastores/cost", views.volume_cost, name="volume_cost"),
-    path(ONE, browser.browse, name="datastore"),
+    path(ONE, files.browse, name="datastore"),
     path(f"{ONE}/change", views.change_datastore, name="change_datastore"),
     path(f"{ONE}/test", views.test_datastore, name="test_datastore"),
     path(f"{ONE}/delete", views.delete_datastore, name="delete_datastore"),
-    path(f"{ONE}/file", browser.file, name="datastore_file"),
+    path(f"{ONE}/file", files.file, name="datastore_file"),
     # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
-    path("uploads/<slug:appcode>/<slug:name>", browser.upload, name="datastore_upload"),
-    path(f"{ONE}/chosen", browser.chosen, name="datastore_chosen"),
-    path(f"{ONE}/preview", browser.preview, name="datastore_preview"),
-    path(f"{ONE}/rename", browser.rename, name="datastore_rename"),
-    path(f"{ONE}/remove", browser.remove, name="datastore_remove"),
+    path("uploads/<slug:appcode>/<slug:name>", files.upload, name="datastore_upload"),
+    path(f"{ONE}/chosen", files.chosen, name="datastore_chosen"),
+    path(f"{ONE}/preview", files.preview, name="datastore_preview"),
+    path(f"{ONE}/rename", files.rename, name="datastore_rename"),
+    path(f"{ONE}/remove", files.remove, name="datastore_remove"),
     path("admin/folders", folders.folders, name="admin_folders"),
     path("admin/folders/new", folders.edit_folder, name="new_folder"),
     path("admin/folders/<int:pk>", folders.edit_folder, name="admin_folder"),

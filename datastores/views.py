@@ -1,4 +1,4 @@
-"""Pages of datastores: the list, the form of each kind with its test, and the buttons. Their files are in browser.py."""
+"""Pages of datastores: the list, the form of each kind with its test, and the buttons. Their files are in files/pages.py."""
 
 from __future__ import annotations
 

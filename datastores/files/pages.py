@@ -18,12 +18,13 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from datastores import contents, hooks, previews
+from datastores import hooks
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, download_many
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
+from datastores.files import contents, previews
+from datastores.files.downloads import LOOK_SECONDS, download, download_many
 from datastores.forms import RenameForm
 from datastores.models import Datastore
 from datastores.views import address, may_operate

@@ -9,10 +9,10 @@ from http import HTTPStatus
 from django.http import Http404, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
-from datastores import contents
 from datastores.actions import open_store
 from datastores.drivers.base import Content, Entry, NotThere, Part
 from datastores.drivers.patience import within
+from datastores.files import contents
 from datastores.models import Datastore
 from portal.limits import TRANSFERS, Sending
 from portal.models import User

@@ -217,8 +217,8 @@ def test_a_kind_that_only_tasks_see_says_so(people: Any, bob: Any, manifest: Any
 
 
 def test_without_an_etag_nobody_is_told_that_a_file_is_unchanged() -> None:
-    from datastores.downloads import etag_header
     from datastores.drivers.base import Entry
+    from datastores.files.downloads import etag_header
 
     assert etag_header(Entry("a", "a", etag="1")) == {"ETag": '"1"'}
     assert etag_header(Entry("a", "a")) == {}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastores import previews
-from datastores.previews import Cell, preview
+from datastores.files import previews
+from datastores.files.previews import Cell, preview
 
 ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "bin", ""])
 

@@ -23,12 +23,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from datastores import contents
 from datastores.access import datastore_for
 from datastores.actions import open_store
-from datastores.downloads import LOOK_SECONDS, download, download_many, etag_header
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
+from datastores.files import contents
+from datastores.files.downloads import LOOK_SECONDS, download, download_many, etag_header
 from portal.access import OPERATE
 from portal.api.documents import Answer
 from portal.api.pagination import PAGE_PARAMETERS, page_elsewhere, text
