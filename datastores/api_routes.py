@@ -10,6 +10,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(ONE, api.OneDatastore.as_view()),
     path(f"{ONE}/test", api.TestDatastore.as_view()),
     path(f"{ONE}/files", files.Files.as_view()),
+    path(f"{ONE}/sizes", files.Sizes.as_view()),
     path(f"{ONE}/archive", files.Archive.as_view()),
     path(f"{ONE}/files/<path:path>", files.OneFile.as_view()),
 ]

@@ -19,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
     path("uploads/<slug:appcode>/<slug:name>", files.upload, name="datastore_upload"),
     path(f"{ONE}/chosen", files.chosen, name="datastore_chosen"),
+    path(f"{ONE}/sizes", files.sizes, name="datastore_sizes"),
     path(f"{ONE}/preview", files.preview, name="datastore_preview"),
     path(f"{ONE}/rename", files.rename, name="datastore_rename"),
     path(f"{ONE}/remove", files.remove, name="datastore_remove"),

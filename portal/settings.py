@@ -66,6 +66,7 @@ CONTENT_SECURITY_POLICY = {
         "style-src": ["'self'"],
         "style-src-attr": ["'unsafe-inline'"],
         "img-src": ["'self'", "data:"],
+        "media-src": ["'self'", "data:"],
         "connect-src": ["'self'"],
         "object-src": ["'none'"],
         "base-uri": ["'none'"],

@@ -4,9 +4,8 @@ The idea: an event file only ever grows, so what was read of it once need not be
 is where reading stopped and the points so far; a page reads the bytes after that, and nothing at all while the object's
 etag is the same. Everything is bounded: bytes read for one page, points kept of a line, lines, files.
 
-A file is a sequence of records, `uint64 length, uint32 crc(length), data, uint32 crc(data)`, little-endian; data is a
-protobuf `Event`. Source: tensorflow/core/lib/io/record_writer.h and core/util/event.proto; the message classes are those of
-the tensorboard package, which need neither TensorFlow nor numpy.
+A record of such a file is a protobuf `Event`. Source: tensorflow/core/util/event.proto; the message classes are those of the
+tensorboard package, which need neither TensorFlow nor numpy.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+
+from datastores.tfrecord import split_records
 
 # For one page. A file that is longer is read on by the next page, a few seconds later.
 MAX_BYTES = 16 * 1024 * 1024
@@ -213,50 +214,9 @@ def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
         heapq.heapreplace(longest, (-len(lines[n].points), n))
 
 
-def split_records(data: bytes) -> tuple[list[bytes], int, bool]:
-    """The complete records at the start of `data`, how many bytes they take, and whether what follows is damaged.
-
-    Records beyond `MAX_RECORD` are skipped. The checksum of the length is checked, because all else hangs on it.
-    """
-    found: list[bytes] = []
-    position = 0
-    while position + 12 <= len(data):
-        length, crc = struct.unpack_from("<QI", data, position)
-        if masked_crc32c(data[position : position + 8]) != crc:
-            return found, position, True
-        end = position + 12 + length + 4
-        if end > len(data):
-            break
-        if length <= MAX_RECORD:
-            found.append(data[position + 12 : end - 4])
-        position = end
-    return found, position, False
-
-
-def masked_crc32c(data: bytes) -> int:
-    """The checksum of record files. Source: tensorflow/core/lib/hash/crc32c.h."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-_CRC_TABLE = _crc_table()
-
-
 def _take(progress: Progress, data: bytes) -> int:
     """Adds what is in `data` (the bytes from `progress.offset`) and returns how many of them are done with."""
-    records, used, damaged = split_records(data)
+    records, used, damaged = split_records(data, MAX_RECORD)
     for record in records:
         try:
             event = event_pb2.Event.FromString(record)

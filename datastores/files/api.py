@@ -28,10 +28,10 @@ from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
 from datastores.files import contents
-from datastores.files.downloads import LOOK_SECONDS, download, download_many, etag_header
+from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many, etag_header
 from portal.access import OPERATE
 from portal.api.documents import Answer
-from portal.api.pagination import PAGE_PARAMETERS, page_elsewhere, text
+from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, page_elsewhere, text
 from portal.api.problems import Unavailable, problem
 from portal.api.streams import AnyAccept
 from portal.api.views import person
@@ -60,6 +60,24 @@ class FileDocument(Answer):
 class FilePage(Answer):
     items: list[FileDocument]
     next: str | None
+    complete: bool = Field(
+        default=True, description="Of a search below: false where it stopped early; name a folder nearer."
+    )
+
+
+class FolderSize(Answer):
+    name: str
+    files: int
+    size: int = Field(description="Bytes.")
+
+
+class FolderSizes(Answer):
+    files: int
+    size: int = Field(description="Bytes of the folder with all below it.")
+    folders: list[FolderSize] = Field(description="Those directly in it.")
+    complete: bool = Field(
+        description=f"False where it has more than {contents.MOST_LOOKED_AT:,} files; then all is a part."
+    )
 
 
 class AnotherName(Strict):
@@ -83,6 +101,12 @@ class Files(APIView):
             *PAGE_PARAMETERS,
             OpenApiParameter("path", str, description="The folder; the top of the datastore when absent."),
             OpenApiParameter("search", str, description="Only names that start with this."),
+            OpenApiParameter(
+                "below",
+                bool,
+                description="Search all folders below, too: files whose path has each word of `search` in it. The first "
+                f"{MAX_LIMIT} of them, among the first {contents.MOST_LOOKED_AT:,} files.",
+            ),
         ],
         responses=FilePage,
     )
@@ -90,6 +114,11 @@ class Files(APIView):
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
         search = text(request, "search", longest=200)
+        if flag(request, "below"):
+            with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+                matches = contents.find(store, folder, search, MAX_LIMIT)
+            items = [_document(each) for each in matches.entries]
+            return Response({"items": items, "next": None, "complete": matches.complete})
 
         def found(cursor: str, limit: int) -> tuple[tuple[Entry, ...], str]:
             listing = open_store(store).list(folder, search=search, cursor=cursor, limit=limit)
@@ -97,6 +126,23 @@ class Files(APIView):
 
         with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             return page_elsewhere(request, found, render=_document)
+
+
+class Sizes(APIView):
+    @extend_schema(
+        operation_id="files_sizes",
+        summary="How much lies in a folder, and in each folder directly in it",
+        parameters=[OpenApiParameter("path", str, description="The folder; the top of the datastore when absent.")],
+        responses=FolderSizes,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        store = datastore_for(person(request), code, name)
+        folder = contents.checked_path(text(request, "path", longest=2000))
+        with _told(), LOOKS.enter(person(request).pk), within(COUNT_SECONDS):
+            found = contents.sizes(store, folder)
+        folders = [FolderSize(name=name, files=each.files, size=each.size) for name, each in found.folders.items()]
+        summed = FolderSizes(files=found.all.files, size=found.all.size, folders=folders, complete=not found.all.more)
+        return Response(summed.json_value())
 
 
 class Archive(APIView):

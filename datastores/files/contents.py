@@ -5,6 +5,7 @@ Storage and database cannot change in one step. The storage goes first, so that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -27,15 +28,33 @@ from portal.text import readable
 MOST_AT_ONCE = 10_000
 # What removing one may take: a question for every thousand files.
 REMOVE_SECONDS = 60
+# Files that one search or one sum looks at: of S3 a question for every thousand.
+MOST_LOOKED_AT = 50_000
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much lies in a folder. `more` says that counting stopped at MOST_AT_ONCE files."""
+    """How much lies in a folder, in files and bytes. `more` says that counting stopped early."""
 
     files: int
     size: int
     more: bool
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Files that were found, by their paths. `complete` says that there are no others."""
+
+    entries: tuple[Entry, ...]
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What lies in a folder and in each folder directly in it."""
+
+    all: Amount
+    folders: dict[str, Amount]
 
 
 def checked_path(path: str, *, field: str = "path") -> str:
@@ -104,6 +123,37 @@ def amount(store: Datastore, folder: str) -> Amount:
     """Counts what is in `folder` and below. Raises DriverError."""
     files = list(islice((entry.size for entry in open_store(store).walk(folder)), MOST_AT_ONCE + 1))
     return Amount(min(len(files), MOST_AT_ONCE), sum(files), len(files) > MOST_AT_ONCE)
+
+
+def find(store: Datastore, folder: str, words: str, limit: int) -> Matches:
+    """Files in `folder` and below whose path from there has each of the words in it, in whatever case. Ends at `limit` of them
+    and at MOST_LOOKED_AT files. Raises DriverError."""
+    wanted, start = words.casefold().split(), len(folder) + 1 if folder else 0
+    matching, looked = [], 0
+    for looked, entry in enumerate(open_store(store).walk(folder), 1):
+        path = entry.path[start:].casefold()
+        if all(word in path for word in wanted):
+            matching.append(entry)
+        if len(matching) > limit or looked == MOST_LOOKED_AT:
+            break
+    complete = len(matching) <= limit and looked < MOST_LOOKED_AT
+    return Matches(tuple(sorted(matching[:limit], key=lambda entry: entry.path)), complete)
+
+
+def sizes(store: Datastore, folder: str) -> Sizes:
+    """Counts at most MOST_LOOKED_AT files. Raises DriverError."""
+    start = len(folder) + 1 if folder else 0
+    files, size, looked = Counter[str](), Counter[str](), 0
+    for looked, entry in enumerate(open_store(store).walk(folder), 1):
+        below, inside, _ = entry.path[start:].partition("/")
+        name = below if inside else ""
+        files[name] += 1
+        size[name] += entry.size
+        if looked == MOST_LOOKED_AT:
+            break
+    more = looked == MOST_LOOKED_AT
+    folders = {name: Amount(files[name], size[name], more) for name in sorted(files) if name}
+    return Sizes(Amount(files.total(), size.total(), more), folders)
 
 
 def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:

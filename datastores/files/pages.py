@@ -24,7 +24,7 @@ from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.files import contents, previews
-from datastores.files.downloads import LOOK_SECONDS, download, download_many
+from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many
 from datastores.forms import RenameForm
 from datastores.models import Datastore
 from datastores.views import address, may_operate
@@ -55,19 +55,44 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "uses": hooks.uses_of([store])[store.pk],
         "may_operate": may_operate(user, store),
         "listing": Listing(()),
+        "below": "below" in request.GET,
         "cost": hooks.estimate(store.appcode, store.size) if store.size else None,
         "largest": settings.UPLOAD_MAX_BYTES,
     }
-    cursor = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", "")
+    cursor, words = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", ""), layout.words(request)
     try:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS):
-            page["listing"] = open_store(store).list(folder, search=layout.words(request), cursor=cursor, limit=ROWS)
+            if words and page["below"]:
+                matches = contents.find(store, folder, words, ROWS)
+                page |= {
+                    "listing": Listing(matches.entries),
+                    "partial": not matches.complete,
+                    "most": contents.MOST_LOOKED_AT,
+                }
+            else:
+                page["listing"] = open_store(store).list(folder, search=words, cursor=cursor, limit=ROWS)
         page["next_cursor"] = page["listing"].cursor
     except NotPossible as error:
         page["impossible"] = str(error)
     except (DriverError, Unavailable) as error:
         page["trouble"] = str(error)
     return render(request, "datastores/browse.html", page)
+
+
+@require_GET
+def sizes(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """How much lies in a folder and in each one in it, as a part of its page."""
+    user = person(request)
+    store = datastore_for(user, appcode, name)
+    page: dict[str, Any] = {"store": store, "folder": _path(request, "folder")}
+    try:
+        with LOOKS.enter(user.pk), within(COUNT_SECONDS):
+            page["sizes"] = found = contents.sizes(store, page["folder"])
+        largest = sorted(found.folders.items(), key=lambda each: each[1].size, reverse=True)
+        page |= {"folders": largest[:ROWS], "left": len(largest[ROWS:])}
+    except (DriverError, Unavailable) as error:
+        page["trouble"] = str(error)
+    return render(request, "datastores/_sizes.html", page)
 
 
 @require_GET

@@ -1,6 +1,8 @@
-"""What a file looks like, from its first bytes: text, a table, a notebook. Pure; all that comes out is text for a page to escape.
+"""What a file looks like, from its first bytes: text, a table, a notebook, records, a picture, a sound. Pure.
 
-Nothing that could be more than text is made of a file here (no HTML, no image, no program): people's files may be anything.
+People's files may be anything, and none has an address at which a browser could take it for a page of the portal. What comes out
+is text for a page to escape, or the bytes of a picture or a sound as a `data:` address, which a browser shows in <img> or <audio>
+without running anything of it, and which has no origin if it is opened by itself.
 """
 
 from __future__ import annotations
@@ -9,11 +11,17 @@ import csv
 import io
 import json
 import threading
+import zlib
+from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
 
-# Bytes that are read: of text the beginning, of a notebook all of it.
-TEXT_BYTES, NOTEBOOK_BYTES = 64 * 1024, 4 * 2**20
+from google.protobuf.message import DecodeError
+
+from datastores.tfrecord import Example, split_records
+
+# Bytes that are read: of text and records the beginning, of the others all of it.
+TEXT_BYTES, RECORDS_BYTES, NOTEBOOK_BYTES, MEDIA_BYTES = 64 * 1024, 2**20, 4 * 2**20, 4 * 2**20
 LINES, LINE, ROWS, COLUMNS, CELL = 500, 2000, 100, 50, 200
 CELLS, OUTPUTS, OUTPUT = 200, 20, 5000
 TEXT = {
@@ -22,6 +30,13 @@ TEXT = {
 }  # fmt: skip
 # A notebook at a time in this process: of 4 MiB that are nothing but brackets come a hundred while they are read.
 ONE = threading.Lock()
+PICTURES = {
+    "png": "png", "jpg": "jpeg", "jpeg": "jpeg", "gif": "gif", "webp": "webp", "avif": "avif", "bmp": "bmp", "svg": "svg+xml",
+}  # fmt: skip
+SOUNDS = {"wav": "wav", "mp3": "mpeg", "ogg": "ogg", "oga": "ogg", "opus": "ogg", "flac": "flac", "m4a": "mp4"}
+RECORDS = {"tfrecord", "tfrecords"}
+# Of a record: values of a feature, and features.
+VALUES, FEATURES = 10, 50
 TABLES = {"csv": ",;\t|", "tsv": "\t"}
 
 
@@ -37,26 +52,37 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preview:
-    """One of `text`, `rows` (the first one is the header) and `cells`; or `why` there is none. `more`: the file goes on."""
+    """One of `text`, `rows` (the first one is the header), `cells`, `picture` and `sound` (`data:` addresses); or `why` there is
+    none. `more`: the file goes on."""
 
     text: str = ""
     rows: tuple[tuple[str, ...], ...] = ()
     cells: tuple[Cell, ...] = ()
+    picture: str = ""
+    sound: str = ""
     more: bool = False
     why: str = ""
 
 
 def kind_of(name: str) -> str:
-    """notebook, table, text, or "" where nothing is shown."""
-    ending = name.lower().rpartition(".")[2]
+    """notebook, table, text, records, picture, sound, or "" where nothing is shown."""
+    name = name.lower()
+    ending = name.rpartition(".")[2]
     if ending == "ipynb":
         return "notebook"
-    return "table" if ending in TABLES else "text" if ending in TEXT else ""
+    # Parts of a data set are called digits.tfrecord-00003-of-00010.
+    if RECORDS & set(name.replace("-", ".").split(".")[1:]):
+        return "records"
+    for kind, endings in (("table", TABLES), ("text", TEXT), ("picture", PICTURES), ("sound", SOUNDS)):
+        if ending in endings:
+            return kind
+    return ""
 
 
 def wanted(name: str) -> int:
     """How many bytes `preview` needs of a file of this name, 0 for none."""
-    return {"notebook": NOTEBOOK_BYTES, "": 0}.get(kind_of(name), TEXT_BYTES)
+    sizes = {"notebook": NOTEBOOK_BYTES, "records": RECORDS_BYTES, "picture": MEDIA_BYTES, "sound": MEDIA_BYTES, "": 0}
+    return sizes.get(kind_of(name), TEXT_BYTES)
 
 
 def preview(name: str, data: bytes, size: int) -> Preview:
@@ -64,6 +90,10 @@ def preview(name: str, data: bytes, size: int) -> Preview:
     kind, more = kind_of(name), len(data) < size
     if not kind:
         return Preview(why="There is no preview for files of this kind.")
+    if kind in ("picture", "sound"):
+        return Preview(why="It is too large to be shown.") if more else _media(name, kind, data)
+    if kind == "records":
+        return _records(data, more)
     if b"\0" in data:
         return Preview(why="It is called like a text and is none.")
     if kind == "notebook":
@@ -91,6 +121,62 @@ def _table(text: str, delimiters: str, more: bool) -> Preview:
     except csv.Error:
         return Preview(text=text[:TEXT_BYTES], more=True)
     return Preview(rows=tuple(rows), more=more) if rows else Preview(why="There is nothing in it.")
+
+
+def _media(name: str, kind: str, data: bytes) -> Preview:
+    ending, bytes_ = name.lower().rpartition(".")[2], b64encode(data).decode()
+    if kind == "picture":
+        return Preview(picture=f"data:image/{PICTURES[ending]};base64,{bytes_}")
+    return Preview(sound=f"data:audio/{SOUNDS[ending]};base64,{bytes_}")
+
+
+def _records(data: bytes, more: bool) -> Preview:
+    """A row for each feature of the first examples. Of a file that is packed as a whole the beginning is unpacked."""
+    records, used, damaged = split_records(data, RECORDS_BYTES)
+    if damaged and not records:
+        try:
+            unpacking = zlib.decompressobj(wbits=47)  # GZIP or ZLIB
+            data = unpacking.decompress(data, RECORDS_BYTES)
+        except zlib.error:
+            data = b""
+        more = more or not unpacking.eof
+        records, used, damaged = split_records(data, RECORDS_BYTES)
+        if damaged or not data:
+            return Preview(why="It is called like a file of records and is none.")
+    if not records:
+        return Preview(why="Its first record is too large to be shown." if data else "There is nothing in it.")
+    rows: list[tuple[str, ...]] = [("Record", "Feature", "Kind", "Values")]
+    for number, record in enumerate(records, 1):
+        shown = _example(str(number), record)
+        if len(rows) + len(shown) > ROWS + 1:
+            return Preview(rows=tuple(rows + shown)[: ROWS + 1], more=True)
+        rows += shown
+    return Preview(rows=tuple(rows), more=more or used < len(data))
+
+
+def _example(number: str, record: bytes) -> list[tuple[str, ...]]:
+    try:
+        features = Example.FromString(record).features.feature
+    except DecodeError:
+        features = {}
+    if not features:
+        return [(number, "", "", f"{len(record):,} bytes, no tf.train.Example")]
+    rows: list[tuple[str, ...]] = []
+    for name in sorted(features)[:FEATURES]:
+        kind = features[name].WhichOneof("kind") or ""
+        values = getattr(features[name], kind).value if kind else ()
+        shown = ", ".join(_value(value) for value in values[:VALUES])
+        rest = f", … ({len(values):,} in all)" if len(values) > VALUES else ""
+        rows.append((number, name[:CELL], kind.removesuffix("_list"), f"{shown[:CELL]}{rest}"))
+        number = ""
+    return rows
+
+
+def _value(value: bytes | float | int) -> str:
+    if not isinstance(value, bytes):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    text = value[:CELL].decode(errors="replace")
+    return text if text.isprintable() and "\ufffd" not in text else f"{len(value):,} bytes"
 
 
 def _notebook(data: bytes) -> Preview:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, expect, sync_playwright
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -358,6 +359,44 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
     assert PASSWORD not in json.dumps(everything)
     for log in (world.portal.data / "log").iterdir():
         assert PASSWORD not in log.read_text(errors="replace"), log
+    alice.call("POST", f"{PATH}/disable")
+    assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+
+
+def test_a_notebook_of_a_pod_runs_as_a_cluster_and_is_opened_with_its_outputs(world: World) -> None:
+    alice = world.alice
+    alice.call("POST", f"{PATH}/deploy")
+    world.until_ready()
+    token = alice.call("POST", f"{PATH}/access/refresh")["token"]
+
+    def contents(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        headers = {"Authorization": f"token {token}", "Host": world.host}
+        address = f"http://{world.node.gateway}:{world.portal.port}/api/contents/{path}"
+        data, method = (json.dumps(body).encode(), "PUT") if body else (None, "GET")
+        request = urllib.request.Request(address, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return dict(json.load(answer))
+
+    code = new_code_cell("import os, tensorflow as tf; print(int(tf.reduce_sum(tf.ones(n))), os.getuid())")
+    cells = [new_code_cell("n = 1", metadata={"tags": ["parameters"]}), code]
+    contents("sum.ipynb", {"type": "notebook", "content": new_notebook(cells=cells)})
+    wanted = {"notebook": "sum.ipynb", "parameters": {"n": 42}, "flavor": "small", "output": "demo-output"}
+    sums = alice.call("POST", f"{PATH}/run", {"metadata": {"name": "sums"}, "spec": wanted})
+
+    def found() -> dict[str, Any]:
+        return dict(alice.call("GET", "/appcodes/ops-demo/clusters/sums")["status"])
+
+    assert eventually(lambda: found()["phase"] in ("Succeeded", "Failed"), 240), found()
+    assert (sums["spec"]["home"], found()["phase"]) == (None, "Succeeded"), found()
+
+    # The notebook runs without it, so it is ended and started anew, with what the run stored in S3.
+    before = world.status()["run"]
+    alice.call("POST", "/appcodes/ops-demo/clusters/sums/notebook", {"application": "lab", "restart": True})
+    assert eventually(lambda: world.status()["run"] == before + 1, 120), world.status()
+    world.until_ready()
+    shown = contents("elearn-runs/sums/1/sum.ipynb")
+    (said,) = shown["content"]["cells"][-1]["outputs"]
+    assert said["text"] == "42 1000\n"
     alice.call("POST", f"{PATH}/disable")
     assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
 from clusters.pages import scalars
-from clusters.pages.scalars import Progress, Series, masked_crc32c, read, split_records
+from clusters.pages.scalars import Progress, Series, read
+from datastores.tfrecord import masked_crc32c, split_records
 
 
 @dataclass
@@ -213,7 +214,7 @@ def test_no_bytes_make_it_fail(data):
     for content in (data, event(1, loss=1) + data, record(data)):
         file = File("a.tfevents", content)
         read([file], Store(file).read_range, {})
-        split_records(content)
+        split_records(content, scalars.MAX_RECORD)
 
 
 def test_only_event_files_are_looked_at():

@@ -14,6 +14,7 @@ import pytest
 from django.test import Client
 
 from datastores.drivers import local
+from datastores.files import contents
 from portal.models import Event
 from tests.api.client import api_of
 
@@ -222,3 +223,21 @@ def test_without_an_etag_nobody_is_told_that_a_file_is_unchanged() -> None:
 
     assert etag_header(Entry("a", "a", etag="1")) == {"ETag": '"1"'}
     assert etag_header(Entry("a", "a")) == {}
+
+
+def test_files_are_found_and_counted_in_all_folders_below(at: str, bob: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("runs/1/Model.keras", "runs/1/log.txt", "runs/2/model.keras", "runs/top.txt", "other/model.keras"):
+        assert bob("PUT", f"{at}/{path}", b"12345").status_code == 204
+    found = bob("GET", f"{at}?path=runs&search=1%20MODEL&below=true").json()
+    assert ([each["path"] for each in found["items"]], found["complete"]) == (["runs/1/Model.keras"], True)
+    sizes = at.removesuffix("files") + "sizes"
+    assert bob("GET", f"{sizes}?path=runs").json() == {
+        "files": 4,
+        "size": 20,
+        "folders": [{"name": "1", "files": 2, "size": 10}, {"name": "2", "files": 1, "size": 5}],
+        "complete": True,
+    }
+    monkeypatch.setattr(contents, "MOST_LOOKED_AT", 2)
+    assert not bob("GET", f"{at}?search=nowhere&below=1").json()["complete"]
+    counted = bob("GET", sizes).json()
+    assert (counted["files"], counted["complete"]) == (2, False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import struct
+import zlib
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +15,18 @@ from hypothesis import strategies as st
 
 from datastores.files import previews
 from datastores.files.previews import Cell, preview
+from datastores.tfrecord import Example, masked_crc32c
 
-ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "bin", ""])
+ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "tfrecord", "png", "mp3", "bin", ""])
 
 
 @given(ENDINGS, st.binary(max_size=2000), st.booleans())
 def test_any_bytes_are_some_preview(ending: str, data: bytes, whole: bool) -> None:
     shown = preview(f"x.{ending}", data, len(data) + (0 if whole else 1))
-    assert len([part for part in (shown.text, shown.rows, shown.cells, shown.why) if part]) <= 1
+    assert (
+        len([part for part in (shown.text, shown.rows, shown.cells, shown.picture, shown.sound, shown.why) if part])
+        <= 1
+    )
     assert shown.rows is None or len(shown.rows) <= previews.ROWS + 1
 
 
@@ -49,6 +57,40 @@ def test_a_notebook_shows_what_was_run_and_what_came_of_it() -> None:
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"cells": 7}', b'{"cells": [7]}', b"[" * 100_000, b"\xff"])
 def test_what_only_looks_like_a_notebook_is_none(data: bytes) -> None:
     assert "is none" in preview("n.ipynb", data, len(data)).why
+
+
+def record(**features: Any) -> bytes:
+    """An Example as TensorFlow's TFRecordWriter stores it."""
+    example = Example()
+    for name, (kind, values) in features.items():
+        getattr(example.features.feature[name], f"{kind}_list").value.extend(values)
+    message: bytes = example.SerializeToString()
+    length = struct.pack("<Q", len(message))
+    return length + struct.pack("<I", masked_crc32c(length)) + message + struct.pack("<I", masked_crc32c(message))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
+def test_records_show_the_features_of_their_examples(pack: Any) -> None:
+    one = record(label=("int64", [7]), image=("bytes", [b"\xff\xd8"]), name=("bytes", [b"seven"]))
+    data = pack(one + record(weights=("float", [0.5] * 12)))
+    assert preview("digits.tfrecord-00001-of-00002", data, len(data)).rows == (
+        ("Record", "Feature", "Kind", "Values"),
+        ("1", "image", "bytes", "2 bytes"),
+        ("", "label", "int64", "7"),
+        ("", "name", "bytes", "seven"),
+        ("2", "weights", "float", "0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, … (12 in all)"),
+    )
+    assert preview("x.tfrecord", data[:-3], len(data)).more
+
+
+def test_what_unpacks_to_more_than_a_page_is_not_unpacked_whole() -> None:
+    data = gzip.compress(record(zeros=("bytes", [bytes(100 * 2**20)])))
+    assert "too large" in preview("x.tfrecord", data, len(data)).why
+
+
+def test_a_picture_is_no_address_of_the_portal() -> None:
+    assert preview("a.svg", b"<svg/>", 6).picture == "data:image/svg+xml;base64,PHN2Zy8+"
+    assert preview("a.png", b"x", 2).why == "It is too large to be shown."
 
 
 def test_halves_of_characters_reach_no_page() -> None:
