@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
@@ -23,6 +24,7 @@ from clusters.events import cluster_event, run_event
 from clusters.gateway import origins
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
+from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
 from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode
 from portal.access import OPERATE, require
@@ -253,18 +255,19 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     spec = resolved.spec
     hold(resolved.place)
     not_before = spec.schedule_after if scheduled else None
+    source = resolved.input.run if resolved.input else None
     if not_before is not None and not_before > timezone.now():
         wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")
     else:
-        wait = ("", "")
+        wait = quota.why_unread(source) if source else ("", "")
     cluster.run_count += 1
     run = Run.objects.create(
         cluster=cluster,
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        # What is the newest version now is what it runs with.
-        spec={**cluster.spec, **({"environment": str(resolved.environment)} if resolved.environment else {})},
+        spec={**cluster.spec, **_settled(resolved)},
+        source=source,
         resources=resolved.resources_json,
         gpus=resolved.gpus,
         created_by=acting_user,
@@ -281,6 +284,15 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
+
+
+def _settled(resolved: Resolved) -> dict[str, Any]:
+    """What its definition leaves open, as it is now: the newest version of its environment, the run whose output it reads."""
+    found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}
+    if resolved.spec.input and resolved.input and (source := resolved.input.run):
+        said = resolved.spec.input.model_copy(update={"from_": f"{source.cluster.name}/{source.number}"})
+        found["input"] = said.model_dump(mode="json", by_alias=True)
+    return found
 
 
 def _runs_before(appcode: Appcode, name: str) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import Q, QuerySet, Sum
@@ -15,6 +17,7 @@ from django.urls import reverse
 from clusters.access import clusters_for
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.registry import rows
+from clusters.input import input_of
 from clusters.models import CloudState, Cluster, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
@@ -27,26 +30,33 @@ from portal.models import Appcode, User
 def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_hooks.Use]]:
     """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
     names = [store.name for store in stores]
-    in_definition = Q(spec__input__in=names) | Q(spec__output__in=names) | Q(spec__home__in=names)
+    in_definition = _names_any("spec", names)
     in_run = Q(current_run__gone=False) & (
-        Q(current_run__spec__input__in=names)
-        | Q(current_run__spec__output__in=names)
-        | Q(current_run__spec__home__in=names)
+        _names_any("current_run__spec", names) | Q(current_run__source__spec__output__in=names)
     )
     clusters = Cluster.objects.filter(
         Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
     )
     found: dict[int, list[datastore_hooks.Use]] = {store.pk: [] for store in stores}
     keys = {(store.appcode_id, store.name): store.pk for store in stores}
-    for cluster in clusters.select_related("appcode", "current_run"):
+    for cluster in clusters.select_related("appcode", "current_run__source"):
         specs = [cluster.spec] if cluster.deleted_at is None else []
         if cluster.current_run and not cluster.current_run.gone:
             specs.append(cluster.current_run.spec)
-        named = {spec.get(key) for spec in specs for key in ("input", "output", "home")}
+        named = {spec.get(key) for spec in specs for key in ("output", "home")}
+        named |= {said.datastore for spec in specs if (said := input_of(spec))}
+        if cluster.current_run and not cluster.current_run.gone and cluster.current_run.source:
+            named.add(cluster.current_run.source.spec["output"])
         for name in sorted(name for name in named if name):
             if (cluster.appcode_id, name) in keys:
                 found[keys[cluster.appcode_id, name]].append(datastore_hooks.Use(cluster.name, cluster_url(cluster)))
     return found
+
+
+def _names_any(spec: str, names: Collection[str]) -> Q:
+    """Whether a spec names one of these datastores."""
+    keys = ("input", "input__datastore", "output", "home")
+    return reduce(or_, (Q(**{f"{spec}__{key}__in": names}) for key in keys))
 
 
 def gpus_held(appcodes: QuerySet[Appcode]) -> portal_hooks.GpuUse:

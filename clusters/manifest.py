@@ -25,6 +25,7 @@ from pydantic import (
 
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
+from clusters.input import InputSpec
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
 MAX_COMMAND_BYTES = 64 * 1024
@@ -196,7 +197,7 @@ class NotebookSpec(Strict):
 
 
 class ClusterSpec(Strict):
-    """What one cluster runs. `input` and `output` name datastores of the same appcode.
+    """What one cluster runs. `input` says what it reads (see InputSpec), `output` names a datastore of the same appcode.
 
     `output_path` is the folder inside the output datastore; `{name}` and `{run}` become the cluster's name and the run's
     number, so that by default no run overwrites another. A path without `{run}` is shared by all runs: what lies there is
@@ -211,7 +212,7 @@ class ClusterSpec(Strict):
     )
     command: Text = Field(default="", validate_default=True, description="Some applications need none.")
     env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
-    input: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    input: InputSpec | None = None
     output: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     home: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
         default=None,

@@ -240,6 +240,13 @@ class Run(models.Model):
     )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
+    source = models.ForeignKey(
+        "self",
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="readers",
+        help_text="The run whose output it reads; it waits until that has succeeded.",
+    )
     not_before = models.DateTimeField(
         null=True, help_text="The cloud is not told to start it, or put it right, earlier."
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from clusters.frameworks import APPLICATIONS
+from clusters.input import InputSpec
 from clusters.manifest import (
     MAX_ENDPOINTS,
     AccessSpec,
@@ -78,7 +79,7 @@ class ApplicationSpec(Strict):
     )
     flavor: Name
     storage: StorageSpec | None = Field(default=None, description="Its files, at /elearn/home.")
-    input: Name | None = None
+    input: InputSpec | None = None
     output: Name | None = None
     output_path: str = "{name}/{run}"
     runs: tuple[str, ...] = Field(default=(), description="Runs whose output it shows, as CLUSTER/NUMBER.")

@@ -15,6 +15,7 @@ from clusters import actions
 from clusters.applications.manifest import Name, role_of
 from clusters.frameworks.jupyter import HOME, Jupyter
 from clusters.frameworks.notebook import Notebook
+from clusters.input import InputSpec
 from clusters.manifest import ClusterManifest, ClusterMetadata, notebook_path
 from clusters.models import Cluster, Run
 from clusters.runs.commands import answer_of
@@ -42,7 +43,7 @@ class NotebookRunSpec(Strict):
     flavor: Name | None = None
     image: Name | None = None
     environment: str | None = None
-    input: Name | None = None
+    input: InputSpec | None = None
     output: Name | None = Field(default=None, description="Where the notebook is kept with its outputs.")
     env: dict[str, str] = Field(default_factory=dict)
     time_limit: int | None = None

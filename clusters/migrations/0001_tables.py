@@ -272,6 +272,16 @@ class Migration(migrations.Migration):
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (
+                    "source",
+                    models.ForeignKey(
+                        help_text="The run whose output it reads; it waits until that has succeeded.",
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="readers",
+                        to="clusters.run",
+                    ),
+                ),
+                (
                     "not_before",
                     models.DateTimeField(
                         help_text="The cloud is not told to start it, or put it right, earlier.", null=True

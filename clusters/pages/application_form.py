@@ -16,6 +16,7 @@ from django import forms
 from clusters.applications.manifest import ApplicationManifest, cluster_manifest
 from clusters.frameworks import APPLICATIONS
 from clusters.frameworks.base import Framework
+from clusters.input import read_where, write_text
 from clusters.pages.choices import Offer, flavor_label
 from clusters.pages.conversion import TIME_UNITS, read_env, seconds, write_env
 from clusters.pages.raw_text import Words
@@ -67,7 +68,8 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
 }
 # What need not be said.
 USUAL: dict[str, Any] = {
-    **dict.fromkeys(("environment", "storage", "input", "output", "command"), ""),
+    **dict.fromkeys(("environment", "storage", "output", "command"), ""),
+    "input": None,
     "outputPath": "{name}/{run}",
     "env": {},
     "timeLimit": None,
@@ -359,7 +361,7 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "storage": {"size": values["size"].strip()}
         if storage == NEW
         else storage and {"datastore": storage.removeprefix(STORE)},
-        "input": values["input"],
+        "input": read_where(values["input"]),
         "output": values["output"],
         "outputPath": values["output_path"],
         "runs": [name for name in re.split(r"[,\s]+", values["runs"]) if name],
@@ -396,7 +398,7 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "flavor": spec.flavor,
         "storage": "" if storage is None else STORE + storage.datastore if storage.datastore else NEW,
         "size": (storage.size if storage else "") or "",
-        "input": spec.input or "",
+        "input": write_text(spec.input),
         "output": spec.output or "",
         "output_path": spec.output_path,
         "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",

@@ -37,11 +37,12 @@ from clusters.applications.manifest import ApplicationManifest, application_spec
 from clusters.clouds.health import notes
 from clusters.frameworks import APPLICATIONS
 from clusters.gateway import visits
+from clusters.input import input_of
 from clusters.models import Cluster, Flavor, Run
 from clusters.pages import listing
 from clusters.pages.application_form import NEW, REVIEW, STEPS, STORE, ApplicationForm, document_of, fields_of
 from clusters.pages.choices import Offer, flavor_label
-from clusters.pages.cluster import Page, page_of
+from clusters.pages.cluster import Page, page_of, reading_of
 from clusters.pages.create import curl, free_name, offer_of
 from clusters.pages.environments import can_be_saved
 from clusters.runs.idle import REASON as IDLE_REASON
@@ -353,7 +354,8 @@ def _saved(request: HttpRequest, clusters: QuerySet[Cluster]) -> int:
 
 def _stores(cluster: Cluster) -> dict[str, Datastore]:
     """The datastores that its definition names, by name."""
-    names = {cluster.spec.get(key) for key in ("home", "input", "output")} - {None}
+    said = input_of(cluster.spec)
+    names = {cluster.spec.get("home"), cluster.spec.get("output"), said and said.datastore} - {None}
     stores = Datastore.objects.filter(appcode=cluster.appcode_id, name__in=names).select_related("volume")
     return {store.name: store for store in stores}
 
@@ -373,6 +375,7 @@ def _boxes(shown: Page) -> dict[str, Any]:
     run = shown.run if shown.is_latest else None
     return {
         "spec": cluster.spec,
+        "read": reading_of(run.spec, run.source) if run else reading_of(cluster.spec, None),
         "idle": _idle(cluster, run, shown.now),
         "shown_runs": [(name, _run_url(cluster, name)) for name in cluster.spec.get("runs", ())],
         "flavor": flavor_label(flavor) if flavor else role["flavor"],

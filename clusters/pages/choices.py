@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from clusters.clouds.health import notes
 from clusters.clouds.placement import Place, place_of
 from clusters.clouds.registry import why_no_environments
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
-from clusters.models import Environment, Flavor, Image
+from clusters.input import FROM
+from clusters.models import Cluster, Environment, Flavor, Image
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
+
+# The newest ones; any other can be named in a manifest.
+MAX_SOURCES = 100
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Offer:
     datastores: list[Datastore]
     place: Place | None = None
     environments: Sequence[Environment] = ()
+    # Clusters that write something and come to an end: others can read that.
+    sources: Sequence[str] = ()
 
     @classmethod
     def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
@@ -55,6 +61,12 @@ class Offer:
             )
             if place is not None and not why_no_environments(place.cloud)
             else [],
+            list(
+                Cluster.objects.filter(appcode__code=chosen, deleted_at=None, spec__mode="batch")
+                .exclude(Q(spec__output=None) | Q(current_run=None))
+                .order_by("-pk")
+                .values_list("name", flat=True)[:MAX_SOURCES]
+            ),
         )
 
     @property
@@ -93,7 +105,7 @@ class Offer:
             ],
             "image": images,
             "environment": self._environments(),
-            "input": stores,
+            "input": [*stores, *((f"{FROM}{name}", f"Output of {name}") for name in self.sources)],
             "output": stores,
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
             **{

@@ -27,14 +27,15 @@ from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import notes, silence_of
 from clusters.clouds.registry import driver
 from clusters.frameworks import FRAMEWORKS, ROLES
+from clusters.input import InputSpec, input_of
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
 from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
-from clusters.runs.plan import output_folder
 from clusters.runs.preview import cost_of
 from clusters.runs.status import consumer
+from clusters.spec.folders import output_folder
 from portal.access import OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout
@@ -47,7 +48,7 @@ TABS = (
 # A table of more tasks than this is behind a link; the strip above it shows all of them.
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
-EVENTS, RUNS = 100, 50
+EVENTS, RUNS, READERS = 100, 50, 20
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "tasks": [],
             "failed": [],
             "spec": shown.cluster.spec,
+            "read": reading_of(shown.cluster.spec, None),
             "completion": _completion(shown.cluster.spec),
             "env": write_env(shown.cluster.spec["env"]),
         }
@@ -317,10 +319,37 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             if role in run.roles and role in run.spec["roles"]
         ],
         "spec": run.spec,
+        "read": reading_of(run.spec, run.source),
+        "readers": run.readers.filter(cluster__deleted_at=None).select_related("cluster").order_by("-pk")[:READERS],
         "completion": _completion(run.spec),
         "env": write_env(run.spec["env"]),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read: `folder` of a datastore ("" for all of it), which `run` of a cluster has written; the one that `cluster` has
+    then while there is no run yet."""
+
+    said: InputSpec
+    store: str
+    folder: str
+    run: Run | None
+
+    @property
+    def cluster(self) -> str:
+        return (self.said.from_ or "").partition("/")[0]
+
+
+def reading_of(spec: dict[str, Any], source: Run | None) -> Reading | None:
+    """Of a spec, or of that of a run that reads the output of `source`."""
+    said = input_of(spec)
+    if said is None:
+        return None
+    folder = output_folder(source.spec["outputPath"], name=source.cluster.name, run=source.number) if source else ""
+    store = source.spec["output"] if source else said.datastore or ""
+    return Reading(said, store, "/".join(part for part in (folder, said.path) if part), source)
 
 
 def _no_commands(cloud: str) -> str:

@@ -24,9 +24,9 @@ from portal.errors import FieldError
 from portal.manifests import mistakes
 
 FOLDED = (
-    "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home",
-    "endpoints", "access", "notebook", *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for
-    what in ("flavor", "count")),
+    "input_path", "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
+    "home", "endpoints", "access", "notebook",
+    *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
 
@@ -75,6 +75,14 @@ class ClusterForm(forms.Form):
         label="Environment", required=False, help_text="packages over the image that were saved in a notebook"
     )
     input = _choice(label="Input", required=False, help_text="mounted at /elearn/input")
+    input_path = Words(
+        label="Input folder",
+        required=False,
+        help_text="Inside the input; empty for all of it.",
+        widget=forms.TextInput(
+            attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+        ),
+    )
     output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
     command = Words(
         label="Command",

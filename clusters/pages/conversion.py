@@ -15,11 +15,15 @@ from typing import Any
 import orjson
 
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.input import read_where
 from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+# What is said about an input, and the field of it.
+INPUT = {"path": "input_path"}
 
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
 
@@ -29,6 +33,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "image"): "image",
     ("spec", "environment"): "environment",
     ("spec", "input"): "input",
+    ("spec", "input", "path"): "input_path",
     ("spec", "output"): "output",
     ("spec", "home"): "home",
     ("spec", "outputPath"): "output_path",
@@ -70,7 +75,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "environment": values.get("environment") or None,
         "command": values.get("command", ""),
         "env": env,
-        "input": values.get("input") or None,
+        "input": read_input(values),
         "output": values.get("output") or None,
         "home": values.get("home") or None,
         "outputPath": values.get("output_path", ""),
@@ -96,7 +101,8 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "name": manifest.metadata.name,
         "image": spec.image,
         "environment": spec.environment or "",
-        "input": spec.input or "",
+        "input": spec.input.where if spec.input else "",
+        "input_path": spec.input.path if spec.input else "",
         "output": spec.output or "",
         "command": spec.command,
         "env": write_env(spec.env),
@@ -136,6 +142,13 @@ def short_document(manifest: ClusterManifest) -> dict[str, Any]:
         if field.is_required() or getattr(manifest.spec, name) != field.get_default(call_default_factory=True):
             spec[key] = document["spec"][key]
     return {**document, "spec": spec}
+
+
+def read_input(values: Mapping[str, str]) -> Any:
+    """What is chosen, with what is said about it."""
+    said = {key: value for key, name in INPUT.items() if (value := values.get(name, ""))}
+    chosen = read_where(values.get("input", ""))
+    return {**({"datastore": chosen} if isinstance(chosen, str) else chosen or {}), **said} if said else chosen
 
 
 def read_env(text: str) -> dict[str, Any]:

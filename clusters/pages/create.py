@@ -97,11 +97,10 @@ def datastore_choices(request: HttpRequest) -> HttpResponse:
     """The IMAGE, INPUT and OUTPUT fields for another appcode, which may run elsewhere; what is chosen stays chosen where that has
     a datastore of the name."""
     offer = offer_of(person(request), request.GET.get("appcode", ""))
-    names = {store.name for store in offer.datastores}
-    chosen = {field: name for field in ("input", "output") if (name := request.GET.get(field, "")) in names}
+    known = {field: {name for name, _ in choices} for field, choices in offer.choices().items()}
+    fields = ("input", "output", "environment")
+    chosen = {field: name if (name := request.GET.get(field, "")) in known[field] else "" for field in fields}
     chosen["image"] = request.GET.get("image") or offer.defaults()["image"]
-    known = {name for name, _ in offer.choices()["environment"]}
-    chosen["environment"] = name if (name := request.GET.get("environment", "")) in known else ""
     return render(request, "clusters/_stores.html", {"form": ClusterForm(offer, initial=chosen), "with_image": True})
 
 

@@ -37,6 +37,7 @@ from clusters.frameworks import APPLICATIONS, COMPUTING_ROLES, ROLES
 from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway.origins import Opening, openings
 from clusters.gateway.visits import is_open_to
+from clusters.input import input_of
 from clusters.models import CloudState, Cluster, Flavor, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, Act
 from clusters.runs.idle import Outlook, outlook
@@ -324,7 +325,7 @@ def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[s
         if run and run.phase != Run.Phase.SUCCEEDED and (run.reason or run.is_terminal)
         else "",
         roles=tuple(cells),
-        input=spec["input"] or "",
+        input=said.words if (said := input_of(spec)) else "",
         output=spec["output"] or "",
         started=time(run.started_at, "") if run else "",
         where=where(run) if run else "",

@@ -20,7 +20,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.models import Run
 from clusters.pages.cluster import page_of
 from clusters.pages.scalars import Point, Progress, Scalars, is_event_file, read
-from clusters.runs.plan import output_folder
+from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry
 from datastores.drivers.patience import within

@@ -17,6 +17,7 @@ from clusters.applications.access import application_for
 from clusters.applications.manifest import role_of
 from clusters.applications.notebook_runs import NotebookRunManifest, may_share, notebooks_in, run_notebook
 from clusters.clouds.drivers.base import CloudError
+from clusters.input import input_of, read_where, write_text
 from clusters.manifest import MAX_NAME
 from clusters.models import Cluster
 from clusters.pages.choices import Offer, flavor_label
@@ -108,7 +109,12 @@ def _tried(form: RunForm, cluster: Cluster, request: HttpRequest) -> Cluster | N
         spec = {name: said[name] or None for name in NAMES if name != "parameters"}
         document = {
             "metadata": {"name": name, "appcode": cluster.appcode.code},
-            "spec": {**spec, "notebook": said["notebook"], "parameters": read_parameters(said["parameters"])},
+            "spec": {
+                **spec,
+                "input": read_where(said["input"]),
+                "notebook": said["notebook"],
+                "parameters": read_parameters(said["parameters"]),
+            },
         }
         return run_notebook(cluster, parse(NotebookRunManifest, document), acting_user=user)
     except Invalid as invalid:
@@ -120,7 +126,7 @@ def _initial(cluster: Cluster, form_offer: Offer, paths: list[str]) -> dict[str,
     spec = cluster.spec
     output = spec.get("output") or next((store.name for store in form_offer.datastores), "")
     flavor = spec["roles"][role_of(spec["framework"])]["flavor"]
-    said = {name: spec.get(name) or "" for name in ("environment", "input")}
+    said = {"environment": spec.get("environment") or "", "input": write_text(input_of(spec))}
     return {"notebook": next(iter(paths), ""), "flavor": flavor, "output": output, **said}
 
 

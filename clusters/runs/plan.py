@@ -115,8 +115,3 @@ def ranked(launch: Launch, first: int, count: int) -> Launch:
 def restart_policy(mode: Mode, role: Role) -> RestartPolicy:
     """Services are kept alive in any role."""
     return "Always" if mode == "service" or role.kept_alive else "OnFailure"
-
-
-def output_folder(template: str, *, name: str, run: int) -> str:
-    """The folder of one run inside its output datastore, without slashes at either end."""
-    return template.replace("{name}", name).replace("{run}", str(run)).strip("/")

@@ -19,8 +19,8 @@ from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState
-from clusters.runs.quota import held, waiting
-from clusters.spec.admission import Fits, Quota, judge_capacity, judge_quota, judge_room, worst
+from clusters.runs.quota import held, waiting, why_unread
+from clusters.spec.admission import Fits, Judgement, Quota, judge_capacity, judge_quota, judge_room, worst
 from clusters.spec.catalog import Resolved, resolve, usable_appcode
 from portal.models import Appcode, User
 
@@ -64,7 +64,9 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     resolved = resolve(spec, appcode)
     capacity = capacity_of(resolved.place.cloud)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
+    source = resolved.input.run if resolved.input else None
     judgement = worst(
+        Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else Judgement("now", "", ""),
         judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
         judge_capacity(
             {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},

@@ -8,20 +8,24 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
 from clusters.models import Run
+from clusters.phase import TERMINAL
 from clusters.runs.status import refresh
 from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.catalog import why_not_read
 from portal.models import Appcode
 
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.
 QUEUE_LIMIT = 100
+JOINED = ("cluster__appcode", "source__cluster")
 BUDGET = "BudgetUsedUp"
+UNREAD = "WaitingForInput"
 # Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
-HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET)
+HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET, UNREAD)
 
 
 @transaction.atomic
@@ -29,7 +33,7 @@ def admit(run_id: int) -> bool:
     """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(clusters__runs=run_id)
-    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode").get(pk=run_id)
+    run = Run.objects.select_for_update(of=("self",), no_key=True).select_related(*JOINED).get(pk=run_id)
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     in_use, before = 0, list[int]()
@@ -54,12 +58,12 @@ def admit_waiting(appcode_id: int) -> list[int]:
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
-    for run in rows.select_related("cluster__appcode"):
+    for run in rows.select_related(*JOINED):
         if _judge(run, appcode, in_use, before, barred):
             changed.append(run)
         if run.admitted_at is not None:
             in_use += run.gpus
-        elif 0 < run.gpus <= appcode.gpu_quota:
+        elif 0 < run.gpus <= appcode.gpu_quota and not run.refusal:
             before.append(run.gpus)
     _save_judged(changed)
     return [run.pk for run in changed if run.admitted_at is not None]
@@ -78,7 +82,11 @@ def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: t
     """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
     quota holds up nobody."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
-    if barred[0]:
+    unread = why_unread(run.source) if run.source else ("", "")
+    if run.source and unread[0]:
+        run.refusal = why_not_read(run.source)
+        run.wait_reason, run.wait_message = ("", "") if run.refusal else unread
+    elif barred[0]:
         run.wait_reason, run.wait_message = barred
     else:
         judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
@@ -89,7 +97,17 @@ def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: t
 
 def _save_judged(runs: list[Run]) -> None:
     if runs:
-        refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message"])
+        refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message", "refusal"])
+
+
+def why_unread(source: Run) -> tuple[str, str]:
+    """Why a run that reads the output of `source` cannot begin, as a reason and a sentence; two times "" when it can."""
+    if source.phase == Run.Phase.SUCCEEDED:
+        return "", ""
+    return (
+        UNREAD,
+        f"It reads the output of run {source.cluster.name}/{source.number} and starts when that has succeeded.",
+    )
 
 
 def held(appcode_id: int) -> int:
@@ -104,7 +122,10 @@ def waiting(appcode_id: int) -> QuerySet[Run]:
 
 
 def waits(at: dt.datetime) -> Q:
-    """Runs that could start at that time but for the portal."""
-    return Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="") & (
-        Q(not_before=None) | Q(not_before__lte=at)
+    """Runs that could start at that time but for the portal; one that reads what is still being written could not."""
+    written = ~Exists(Run.objects.filter(pk=OuterRef("source_id")).exclude(phase__in=TERMINAL))
+    return (
+        Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="")
+        & (Q(not_before=None) | Q(not_before__lte=at))
+        & Q(written)
     )

@@ -45,9 +45,10 @@ from clusters.logs import collect
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Environment, Run
 from clusters.runs import quota
-from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, output_folder
+from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs
+from clusters.spec.folders import output_folder
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
@@ -77,7 +78,7 @@ def reconcile(run_id: int) -> None:
     """Moves one run as far as it can go now. Does nothing while another worker holds it: that one looks again at its end."""
     token = uuid.uuid4()
     while _claim(run_id, token):
-        run = Run.objects.select_related("cluster__appcode").get(pk=run_id)
+        run = Run.objects.select_related("cluster__appcode", "source__cluster").get(pk=run_id)
         try:
             with _kept(run_id, token):
                 is_held = _step(run, token)
@@ -277,12 +278,12 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
 def plan_of(run: Run) -> Plan:
     """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
     spec = ClusterSpec.model_validate(run.spec)
-    found = needs(spec, run.cluster.appcode, run.cloud, run.namespace)
+    found = needs(spec, run.cluster.appcode, run.cloud, run.namespace, run.source)
     ref = run_ref(run)
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
     mounts = []
     if found.input:
-        mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input, "")))
+        mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input.store, found.input.folder)))
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     if found.home:

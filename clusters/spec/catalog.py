@@ -19,8 +19,9 @@ from clusters.clouds.registry import driver, gateway_of, why_no_environments
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
-from clusters.models import Environment, Image, Run
+from clusters.models import Cluster, Environment, Image, Run
 from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.folders import output_folder
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
 from datastores.drivers.addresses import is_loopback
@@ -29,6 +30,9 @@ from datastores.sources import SourceError, source_for
 from portal.access import OPERATE, appcodes_for, require
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode, User
+
+# Ends of a run after which nobody reads what it wrote.
+HOPELESS = (Run.Phase.FAILED, Run.Phase.STOPPED)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,16 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Input:
+    """Where lies what a run reads: `folder` of `store`, "" for all of it. `run` is the one that wrote it, None for a datastore's
+    own."""
+
+    store: Datastore
+    folder: str
+    run: Run | None
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A spec whose every name exists, and where it runs. `resources` is by role; datastores are None where it has none."""
 
@@ -52,7 +66,7 @@ class Resolved:
     image: Image
     environment: Environment | None
     resources: Mapping[str, Resources]
-    input: Datastore | None
+    input: Input | None
     output: Datastore | None
     home: Datastore | None
     # Below it lies what it serves, "" for the domain of the portal.
@@ -75,7 +89,7 @@ class Needs:
 
     image: Image
     environment: Environment | None
-    input: Datastore | None
+    input: Input | None
     output: Datastore | None
     home: Datastore | None
     runs: tuple[Shown, ...]
@@ -98,18 +112,18 @@ def require_active(appcode: Appcode) -> None:
         raise Invalid.at("metadata", "appcode", message=sentence)
 
 
-def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str) -> Needs:
-    """What a run of `spec` on `cloud` needs besides its GPUs. Raises Invalid when some of it is gone, and CloudError when the
-    cloud is. Six queries at most."""
+def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, source: Run | None = None) -> Needs:
+    """What a run of `spec` on `cloud` needs besides its GPUs; `source` is the run that it reads. Raises Invalid when some of it
+    is gone, and CloudError when the cloud is. Six queries at most."""
     errors: list[FieldError] = []
     place = Place(cloud, cloud, namespace, driver(cloud))
     image = _checked(_images(spec).first(), spec, place, errors)
     environment = _environment(spec, appcode, place, errors)
-    stores = _datastores(spec, appcode, place, errors)
+    stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
     if errors or image is None:
         raise Invalid(errors)
-    return Needs(image, environment, *_named(spec, stores), shown)
+    return Needs(image, environment, *_named(spec, stores, source), shown)
 
 
 # What is asked for every cluster that is created: where it goes, and whether the names in it exist.
@@ -153,7 +167,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             "administrator names one in its settings."
         )
         errors.append(FieldError(("spec", "framework"), sentence))
-    stores = _datastores(spec, appcode, place, errors)
+    source = _source(spec, appcode, errors)
+    stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
     if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
@@ -161,7 +176,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     if errors or image is None:
         raise Invalid(errors)
     domain = gateway.domain if gateway else ""
-    resolved = Resolved(spec, place, image, environment, resources, *_named(spec, stores), runs=shown, domain=domain)
+    named = _named(spec, stores, source)
+    resolved = Resolved(spec, place, image, environment, resources, *named, runs=shown, domain=domain)
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
@@ -205,9 +221,48 @@ def _environment(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list
     return found
 
 
-def _datastores(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> dict[str, Datastore]:
+def _source(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> Run | None:
+    """The run whose output a new run of `spec` reads: of a cluster the one that is under way, or else the last one that
+    succeeded. Adds an error when there is none."""
+    if spec.input is None or spec.input.from_ is None:
+        return None
+    name, _, number = spec.input.from_.partition("/")
+    runs = Run.objects.filter(cluster__appcode=appcode, cluster__name=name, cluster__deleted_at=None)
+    runs = runs.filter(number=int(number)) if number else runs.exclude(phase__in=HOPELESS)
+    found = runs.select_related("cluster").order_by("-number").first()
+    if found is None and number:
+        sentence = f"{appcode.code} has no run {spec.input.from_}."
+    elif found is None:
+        there = Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists()
+        sentence = (
+            f"No run of {name} has succeeded, and none is under way; deploy it first."
+            if there
+            else f"{appcode.code} has no cluster “{name}”."
+        )
+    else:
+        sentence = why_not_read(found)
+    if sentence:
+        errors.append(FieldError(("spec", "input", "from"), sentence))
+    return None if sentence else found
+
+
+def why_not_read(run: Run) -> str:
+    """Why no other run will ever read the output of `run`, or ""; it may still be under way."""
+    name = f"{run.cluster.name}/{run.number}"
+    if not run.spec["output"]:
+        return f"Run {name} has no output datastore, so nothing that it writes is kept."
+    if run.phase in HOPELESS:
+        return f"Run {name}, which is to be read, has {'failed' if run.phase == Run.Phase.FAILED else 'been stopped'}."
+    if run.spec["mode"] == "service" and run.phase != Run.Phase.SUCCEEDED:
+        return f"Run {name} is a service, which goes on until it is stopped: its output is never complete."
+    return ""
+
+
+def _datastores(
+    spec: ClusterSpec, appcode: Appcode, place: Place, source: Run | None, errors: list[FieldError]
+) -> dict[str, Datastore]:
     """The datastores that `spec` names, by name; adds an error for each that cannot serve."""
-    wanted = (("input", spec.input), ("output", spec.output), ("home", spec.home))
+    wanted = (("input", _read_from(spec, source)), ("output", spec.output), ("home", spec.home))
     names = {path: name for path, name in wanted if name}
     if not names:
         return {}
@@ -280,11 +335,22 @@ def why_not_shown(run: Run, store: Datastore | None, place: Place) -> str:
     return sentence
 
 
+def _read_from(spec: ClusterSpec, source: Run | None) -> str | None:
+    """The name of the datastore where lies what it reads."""
+    if source:
+        return str(source.spec["output"])
+    return spec.input.datastore if spec.input else None
+
+
 def _named(
-    spec: ClusterSpec, stores: Mapping[str, Datastore]
-) -> tuple[Datastore | None, Datastore | None, Datastore | None]:
+    spec: ClusterSpec, stores: Mapping[str, Datastore], source: Run | None
+) -> tuple[Input | None, Datastore | None, Datastore | None]:
     """Its input, output and home."""
-    return stores.get(spec.input or ""), stores.get(spec.output or ""), stores.get(spec.home or "")
+    found = None
+    if spec.input and (store := stores.get(_read_from(spec, source) or "")):
+        folder = output_folder(source.spec["outputPath"], name=source.cluster.name, run=source.number) if source else ""
+        found = Input(store, "/".join(part for part in (folder, spec.input.path) if part), source)
+    return found, stores.get(spec.output or ""), stores.get(spec.home or "")
 
 
 def _why_not_mounted(store: Datastore, place: Place, *, writing: bool) -> str:

@@ -23,6 +23,8 @@ ENDPOINT = st.fixed_dictionaries(
         "health": st.from_regex(r"/[a-z0-9/?=]{0,9}", fullmatch=True),
     }
 )
+FOLDER = st.lists(st.from_regex(r"[a-zü0-9_-]{1,8}", fullmatch=True), max_size=2).map("/".join)
+INPUT = NAME | st.fixed_dictionaries({"datastore": NAME, "path": FOLDER}) | st.fixed_dictionaries({"from": NAME, "path": FOLDER})
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
 ).map(lambda people: {"to": "people", "people": people})
@@ -53,7 +55,7 @@ def manifests(draw):
         "image": draw(NAME),
         "command": draw(COMMAND),
         "env": draw(st.dictionaries(names, TEXT, max_size=5)),
-        "input": draw(st.none() | NAME),
+        "input": draw(st.none() | INPUT),
         "output": draw(st.none() | NAME),
         "outputPath": draw(st.from_regex(r"([A-Za-z0-9_-]|\{name\}|\{run\}|[a-z]/){0,12}", fullmatch=True)),
         "home": draw(st.none() | NAME),

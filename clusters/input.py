@@ -1,0 +1,126 @@
+"""What a cluster reads at /elearn/input, as its manifest says it: a datastore, or what another cluster wrote.
+
+In JSON it is the name of a datastore, `"digits"`, or an object where there is more to say: `{"from": "prepare"}` or
+`{"datastore": "digits", "path": "train"}`. Both become the same value, and a value is written in the shorter way.
+
+`from` is a cluster of the same appcode, or one run of it (`prepare/3`). Which run that is, is settled when a run that reads it is
+made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from datastores.specs import relative_path
+from portal.manifests import Strict, field_error
+
+FROM = "from:"
+_SOURCE = re.compile(r"[a-z][a-z0-9-]{0,62}(/[1-9][0-9]{0,8})?")
+
+
+def _source(value: str) -> str:
+    if not _SOURCE.fullmatch(value):
+        raise ValueError("Name a cluster of this appcode, for example prepare, or a run of it, prepare/3.")
+    return value
+
+
+class InputSpec(Strict):
+    """The name of a datastore of the appcode, or an object: `datastore`, or the cluster `from` whose output is read."""
+
+    datastore: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    from_: Annotated[str, StringConstraints(max_length=73), AfterValidator(_source)] | None = Field(
+        default=None,
+        alias="from",
+        examples=["prepare"],
+        description="A cluster, for its run that is under way or else the last one that succeeded; or one run, prepare/3. "
+        "It is waited for until it has succeeded.",
+    )
+    path: Annotated[str, AfterValidator(relative_path)] = Field(
+        default="", description="A folder of the datastore, or of the output that is read; all of it where it is empty."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if not 1 <= len(value) <= 63:
+            raise ValueError("A name has 1 to 63 characters.")
+        return {"datastore": value}
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.datastore is None) == (self.from_ is None):
+            raise field_error("Name a datastore, or the cluster whose output is read.", "datastore")
+        if self.datastore and ":" in self.datastore:
+            raise field_error("A datastore's name has no ':'.", "datastore")
+        return self
+
+    @model_serializer
+    def _short(self) -> Any:
+        if self.is_name:
+            return self.datastore
+        fields = {field.alias or name: getattr(self, name) for name, field in type(self).model_fields.items()}
+        return {key: value for key, value in fields.items() if value not in (None, "")}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        name = {"type": "string", "minLength": 1, "maxLength": 63}
+        if handler.mode == "serialization":
+            # What the serializer writes has no schema of its own.
+            whole = cls.model_json_schema(mode="validation")["anyOf"][1]
+        else:
+            whole = handler.resolve_ref_schema(handler(core))
+        return {"description": cls.__doc__, "anyOf": [name, {**whole, "description": "What a name cannot say."}]}
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the name of a datastore says all of it."""
+        return self.datastore is not None and not self.path
+
+    @property
+    def words(self) -> str:
+        """In one line, for people: "digits/train", "prepare/3"."""
+        return "/".join(part for part in (self.datastore or self.from_, self.path) if part)
+
+    @property
+    def where(self) -> str:
+        """For the choices of a form: the name of a datastore, or `from:` and that of a cluster."""
+        return self.datastore or f"{FROM}{self.from_}"
+
+
+def input_of(spec: Mapping[str, Any]) -> InputSpec | None:
+    """Of a spec as JSON, or of a part of one."""
+    return InputSpec.model_validate(spec["input"]) if spec.get("input") else None
+
+
+def read_where(text: str) -> Any:
+    """The inverse of `where`, and of `write_text`: what stands in one field of a form as JSON of a manifest, None for nothing."""
+    if text.startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return ({"from": text.removeprefix(FROM)} if text.startswith(FROM) else text) or None
+
+
+def write_text(value: InputSpec | None) -> str:
+    """All of it in one field of a form: as `where` says it, or else as JSON; "" for None."""
+    if value is None:
+        return ""
+    document = value.model_dump(mode="json", by_alias=True)
+    return value.where if read_where(value.where) == document else json.dumps(document, ensure_ascii=False)

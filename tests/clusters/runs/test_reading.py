@@ -1,0 +1,113 @@
+"""One cluster reads what another one writes, against the real node agent and S3 server."""
+
+import pytest
+from django.test import Client
+
+from clusters import actions
+from clusters.models import Cluster, Run
+from clusters.runs import quota
+from clusters.runs.preview import preview
+from datastores.actions import delete_datastore
+from datastores.models import Datastore
+from portal.errors import Conflict, Invalid
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def results(people, s3, bucket):
+    spec = {"server": s3.url, "bucket": bucket, "prefix": "", "access_key": s3.access_key, "region": "us-east-1"}
+    return Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret=s3.secret_key)
+
+
+def current(cluster):
+    return Run.objects.get(current_of=cluster)
+
+
+def why(call):
+    with pytest.raises(Invalid) as caught:
+        call()
+    return {".".join(each.path): each.message for each in caught.value.errors}
+
+
+def test_a_run_waits_for_what_it_reads_and_reads_just_that(loop, people, manifest, results):
+    waits = "until [ -e /tmp/go ]; do sleep 0.1; done; mkdir -p /elearn/output/train; echo $PORTAL_RUN > /elearn/output/train/n"
+    prepare = actions.create_cluster(manifest("prepare", waits, output="results"), acting_user=people.bob)
+    first = loop.until_phase(prepare, "Running")
+    reads = manifest("train", "cat /elearn/input/n; sleep 0.2", flavor="one-gpu", input={"from": "prepare", "path": "train"})
+    assert preview(reads, acting_user=people.bob).sentence.startswith("It reads the output of run prepare/1 and starts when")
+    train = actions.create_cluster(reads, acting_user=people.bob)
+    run = current(train)
+    assert (run.phase, run.reason) == ("Queued", "WaitingForInput")
+    assert run.spec["input"] == {"from": "prepare/1", "path": "train"}
+    assert train.spec["input"] == {"from": "prepare", "path": "train"}
+    people.ops.gpu_quota = 1
+    people.ops.save()
+    other = actions.create_cluster(manifest("other", "true", flavor="one-gpu"), acting_user=people.bob)
+    assert loop.until_phase(other, "Succeeded", "Failed").phase == "Succeeded", "what waits for input holds nobody up"
+    assert current(train).phase == "Queued"
+    with pytest.raises(Conflict, match="train"):
+        delete_datastore(results, acting_user=people.bob)
+    loop.touch(first, "/tmp/go")
+    run = loop.until_phase(train, "Succeeded", "Failed")
+    assert (run.phase, log_of(run)) == ("Succeeded", "1\n")
+
+    # A run that fails is no news to those who read the last one that succeeded.
+    changed = manifest("prepare", "exit 1", output="results", retries=0)
+    actions.change_cluster(prepare, changed, acting_user=people.bob)
+    actions.deploy(prepare, acting_user=people.bob)
+    loop.until_phase(prepare, "Failed")
+    actions.deploy(train, acting_user=people.bob)
+    assert loop.until_phase(train, "Succeeded", "Failed").spec["input"]["from"] == "prepare/1"
+
+    page = Client()
+    page.force_login(people.bob)
+    text = page.get("/clusters/ops-demo/prepare?run=1").content.decode()
+    assert "/clusters/ops-demo/train?run=1" in text
+    assert "/clusters/ops-demo/train?run=2" in text
+    text = page.get("/clusters/ops-demo/train").content.decode()
+    assert "/clusters/ops-demo/prepare?run=1" in text
+    assert "folder=prepare/1/train" in text
+
+
+def log_of(run):
+    from clusters.clouds.registry import cloud, run_ref
+
+    return cloud("local").log(run_ref(run), "master", 0, attempt=0).data.decode()
+
+
+def test_what_never_will_be_written_is_not_waited_for(loop, people, manifest, results):
+    broken = manifest("prepare", "until [ -e /tmp/go ]; do sleep 0.1; done; exit 1", output="results", retries=0)
+    prepare = actions.create_cluster(broken, acting_user=people.bob)
+    first = loop.until_phase(prepare, "Running")
+    train = actions.create_cluster(manifest("train", input={"from": "prepare"}), acting_user=people.bob)
+    assert not quota.admit(current(train).pk)
+    loop.touch(first, "/tmp/go")
+    run = loop.until_phase(train, "Failed", "Succeeded")
+    assert (run.phase, run.reason, run.message) == (
+        "Failed", "Refused", "Run prepare/1, which is to be read, has failed.",
+    )  # fmt: skip
+    assert not run.tasks.exists()
+
+    actions.create_cluster(manifest("keeps-nothing", "true"), acting_user=people.bob)
+    actions.create_cluster(manifest("serves", "sleep 600", mode="service", output="results"), acting_user=people.bob)
+    for name, sentence in (
+        ("prepare", "No run of prepare has succeeded, and none is under way; deploy it first."),
+        ("prepare/1", "Run prepare/1, which is to be read, has failed."),
+        ("prepare/7", "ops-demo has no run prepare/7."),
+        ("nobody", "ops-demo has no cluster “nobody”."),
+        ("keeps-nothing", "Run keeps-nothing/1 has no output datastore, so nothing that it writes is kept."),
+        ("serves", "Run serves/1 is a service, which goes on until it is stopped: its output is never complete."),
+    ):
+        refused = why(lambda name=name: actions.deploy(changed(train, manifest, name), acting_user=people.bob))
+        assert refused == {"spec.input.from": sentence}
+    assert why(lambda: preview(manifest("x", appcode="flight-demo", input={"from": "prepare"}), acting_user=people.root)) == {
+        "spec.input.from": "flight-demo has no cluster “prepare”."
+    }
+
+
+def changed(cluster, manifest, source):
+    Cluster.objects.filter(pk=cluster.pk).update(
+        spec=manifest("train", input={"from": source}).spec.model_dump(mode="json", by_alias=True)
+    )
+    return cluster
