@@ -5,6 +5,9 @@ In JSON it is the name of a datastore, `"digits"`, or an object where there is m
 
 `from` is a cluster of the same appcode, or one run of it (`prepare/3`). Which run that is, is settled when a run that reads it is
 made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read.
+
+With the mode `shard` each task that computes gets a part of the files; of `folds` folds the one called `fold` is held out,
+for validation (clouds/drivers/parts.py says which files these are).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +32,8 @@ from datastores.specs import relative_path
 from portal.manifests import Strict, field_error
 
 FROM = "from:"
+MAX_FOLDS = 1000
+Mode = Literal["copy", "shard"]
 _SOURCE = re.compile(r"[a-z][a-z0-9-]{0,62}(/[1-9][0-9]{0,8})?")
 
 
@@ -52,6 +57,13 @@ class InputSpec(Strict):
     path: Annotated[str, AfterValidator(relative_path)] = Field(
         default="", description="A folder of the datastore, or of the output that is read; all of it where it is empty."
     )
+    mode: Mode = Field(
+        default="copy", description="Each task sees all files (copy), or each that computes its part of them (shard)."
+    )
+    fold: int | None = Field(
+        default=None, ge=1, le=MAX_FOLDS, description="Held out: its files are in validation/, all others in train/."
+    )
+    folds: int | None = Field(default=None, ge=2, le=MAX_FOLDS)
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +80,11 @@ class InputSpec(Strict):
             raise field_error("Name a datastore, or the cluster whose output is read.", "datastore")
         if self.datastore and ":" in self.datastore:
             raise field_error("A datastore's name has no ':'.", "datastore")
+        if (self.fold is None) != (self.folds is None):
+            missing = "fold" if self.fold is None else "folds"
+            raise field_error("Say both: which fold is held out, and how many there are.", missing)
+        if self.fold and self.folds and self.fold > self.folds:
+            raise field_error(f"There are {self.folds} folds, from 1 on.", "fold")
         return self
 
     @model_serializer
@@ -75,7 +92,9 @@ class InputSpec(Strict):
         if self.is_name:
             return self.datastore
         fields = {field.alias or name: getattr(self, name) for name, field in type(self).model_fields.items()}
-        return {key: value for key, value in fields.items() if value not in (None, "")}
+        return {
+            key: value for key, value in fields.items() if value not in (None, "") and (key, value) != ("mode", "copy")
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -90,7 +109,18 @@ class InputSpec(Strict):
     @property
     def is_name(self) -> bool:
         """Whether the name of a datastore says all of it."""
-        return self.datastore is not None and not self.path
+        return self.datastore is not None and not (self.path or self.is_divided)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether not every task sees all of it as it lies there."""
+        return self.mode == "shard" or bool(self.folds)
+
+    @property
+    def division(self) -> str:
+        """For people: how it is divided, "" when it is not."""
+        words = ["each task its part"] if self.mode == "shard" else []
+        return ", ".join([*words, *([f"fold {self.fold} of {self.folds} held out"] if self.folds else [])])
 
     @property
     def words(self) -> str:

@@ -242,6 +242,10 @@ class Framework(ABC):
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         """How every task of `role` starts, besides the shared variables. `resources` is what one task of each role holds."""
 
+    def readers(self, spec: Spec) -> Sequence[str]:
+        """The roles whose tasks, in this order, each read a part of an input that is divided. The others read none of it."""
+        return [role.name for role in self.roles if role.takes_part and not role.kept_alive and spec.count(role.name)]
+
     def completion(self, name: str) -> Completion:
         """What a valid spec means by `completion`."""
         return next(each for each in self.completions if each.name == name)

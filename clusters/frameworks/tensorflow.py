@@ -8,7 +8,7 @@ a single machine and gets no TF_CONFIG, so that a plain program stays a plain pr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from clusters.frameworks.base import (
     EVALUATOR,
@@ -45,6 +45,11 @@ class TensorFlow(Framework):
             if role.takes_part and spec.count(role.name)
         }
         return {CLUSTER: json.dumps(cluster)}
+
+    def readers(self, spec: Spec) -> Sequence[str]:
+        """With parameter servers the chief coordinates, and each worker makes its own part of the data."""
+        readers = super().readers(spec)
+        return ["worker"] if spec.count("ps") and "worker" in readers else readers
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         argv = shell(spec.command)

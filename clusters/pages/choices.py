@@ -106,6 +106,7 @@ class Offer:
             "image": images,
             "environment": self._environments(),
             "input": [*stores, *((f"{FROM}{name}", f"Output of {name}") for name in self.sources)],
+            "input_mode": [("copy", "Every task reads all files"), ("shard", "Each task its part of the files")],
             "output": stores,
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
             **{

@@ -16,16 +16,17 @@ from pydantic import ValidationError
 
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.base import Role
+from clusters.input import MAX_FOLDS
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
-from clusters.pages.conversion import TIME_UNITS, field_of, fits_datetime_local, manifest_of
+from clusters.pages.conversion import INPUT_INITIAL, TIME_UNITS, field_of, fits_datetime_local, manifest_of
 from clusters.pages.raw_text import Words
 from portal.errors import FieldError
 from portal.manifests import mistakes
 
 FOLDED = (
-    "input_path", "framework", "mode", "completion", "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path",
-    "home", "endpoints", "access", "notebook",
+    "input_path", "input_mode", "input_fold", "input_folds", "framework", "mode", "completion", "retries", "time_limit",
+    "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -82,6 +83,23 @@ class ClusterForm(forms.Form):
         widget=forms.TextInput(
             attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
         ),
+    )
+    input_mode = _choice(
+        label="Who reads it",
+        required=False,
+        initial=INPUT_INITIAL["input_mode"],
+        help_text="With parts, every master and worker has some of the files.",
+    )
+    input_fold = Words(
+        label="Fold held out",
+        required=False,
+        help_text="Then its files are in validation/ and all others in train/.",
+        widget=forms.NumberInput(attrs={"min": 1, "max": MAX_FOLDS, "step": 1, "inputmode": "numeric"}),
+    )
+    input_folds = Words(
+        label="of folds",
+        required=False,
+        widget=forms.NumberInput(attrs={"min": 2, "max": MAX_FOLDS, "step": 1, "inputmode": "numeric"}),
     )
     output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
     command = Words(

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
-from clusters.input import read_where
+from clusters.input import InputSpec, read_where
 from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
 
@@ -23,7 +23,8 @@ from portal.errors import FieldError
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 # What is said about an input, and the field of it.
-INPUT = {"path": "input_path"}
+INPUT = {"path": "input_path", "mode": "input_mode", "fold": "input_fold", "folds": "input_folds"}
+INPUT_INITIAL = {"input_mode": "copy"}
 
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
 
@@ -33,7 +34,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "image"): "image",
     ("spec", "environment"): "environment",
     ("spec", "input"): "input",
-    ("spec", "input", "path"): "input_path",
+    **{("spec", "input", key): name for key, name in INPUT.items()},
     ("spec", "output"): "output",
     ("spec", "home"): "home",
     ("spec", "outputPath"): "output_path",
@@ -102,7 +103,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "image": spec.image,
         "environment": spec.environment or "",
         "input": spec.input.where if spec.input else "",
-        "input_path": spec.input.path if spec.input else "",
+        **_said(spec.input),
         "output": spec.output or "",
         "command": spec.command,
         "env": write_env(spec.env),
@@ -146,9 +147,19 @@ def short_document(manifest: ClusterManifest) -> dict[str, Any]:
 
 def read_input(values: Mapping[str, str]) -> Any:
     """What is chosen, with what is said about it."""
-    said = {key: value for key, name in INPUT.items() if (value := values.get(name, ""))}
+    said = {
+        key: value
+        for key, name in INPUT.items()
+        if (value := values.get(name, "")) and value != INPUT_INITIAL.get(name)
+    }
     chosen = read_where(values.get("input", ""))
     return {**({"datastore": chosen} if isinstance(chosen, str) else chosen or {}), **said} if said else chosen
+
+
+def _said(value: InputSpec | None) -> dict[str, str]:
+    """What stands in the fields about an input."""
+    said = {name: getattr(value, key) for key, name in INPUT.items()} if value else {}
+    return {name: str(said.get(name) or INPUT_INITIAL.get(name, "")) for name in INPUT.values()}
 
 
 def read_env(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 
 from clusters.clouds.drivers.base import (
@@ -45,6 +46,7 @@ def build_plan(
     Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
     roles: list[RolePlan] = []
+    first_parts = parts_of(framework, spec)
     for role in framework.roles:
         if not (count := spec.count(role.name)):
             continue
@@ -76,6 +78,7 @@ def build_plan(
                     Endpoint(*each, origin=origins.get(each[0], "")) for each in served(framework, spec, role.name)
                 ),
                 from_image=launch.from_image,
+                first_part=first_parts.get(role.name, -1),
             )
         )
     plan = Plan(
@@ -95,6 +98,14 @@ def build_plan(
 def served(framework: Framework, spec: ClusterSpec, role: str) -> list[tuple[str, int, str, str]]:
     """Name, port, health and activity path of what the task of a role serves."""
     return [(each.name, each.port, each.health, each.activity) for each in framework.endpoints(spec, role)]
+
+
+def parts_of(framework: Framework, spec: ClusterSpec) -> dict[str, int]:
+    """Which part of a divided input the first task of each role gets, of those that get one; nothing for any other input."""
+    if spec.input is None or spec.input.mode != "shard":
+        return {}
+    counts = {role: spec.count(role) for role in framework.readers(spec)}
+    return dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
 
 
 def ranked(launch: Launch, first: int, count: int) -> Launch:

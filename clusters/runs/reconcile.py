@@ -283,7 +283,11 @@ def plan_of(run: Run) -> Plan:
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
     mounts = []
     if found.input:
-        mounts.append(Mount(INPUT_PATH, True, mount_source(run, found.input.store, found.input.folder)))
+        source = mount_source(run, found.input.store, found.input.folder)
+        readers = FRAMEWORKS[spec.framework].readers(spec)
+        parts = sum(spec.count(role) for role in readers) if spec.input and spec.input.mode == "shard" else 0
+        fold, folds = (spec.input.fold or 0, spec.input.folds or 0) if spec.input else (0, 0)
+        mounts.append(Mount(INPUT_PATH, True, source, parts=parts, fold=fold, folds=folds))
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     if found.home:

@@ -279,6 +279,11 @@ def _datastores(
         else:
             store = stores[name]
             sentence = _why_not_mounted(store, place, writing=path != "input")
+            if path == "input" and spec.input and spec.input.is_divided and store.kind != Datastore.Kind.S3:
+                field = "mode" if spec.input.mode == "shard" else "folds"
+                sentence = f"“{name}” is mounted as it is; only what lies in S3 is divided into parts and folds."
+                errors.append(FieldError(("spec", "input", field), sentence))
+                continue
             if path == "home" and store.kind == Datastore.Kind.S3:
                 sentence = f"“{name}” has objects and no files of its own; choose a volume, NFS or a folder."
             if store.kind == Datastore.Kind.VOLUME:

@@ -118,6 +118,15 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             plan(role("master", env=OF_ALL), ps, role("worker", 2, env=OF_ALL), run=run, mounts=data(), shared=SHARED),
             main,
         ),
+        "input-in-parts": (
+            plan(
+                role("master"),
+                role("worker", 2, first_part=0),
+                run=run,
+                mounts=(replace(data()[0], parts=2, fold=1, folds=5), data()[1]),
+            ),
+            main,
+        ),
         "several-parameter-servers-nfs": (
             plan(
                 role("master"),

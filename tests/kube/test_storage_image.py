@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.drivers.base import Mount, Plan, S3Source
+from clusters.clouds.drivers import parts as parts_program
+from clusters.clouds.drivers.base import Mount, Plan, S3Source, expand
 from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch.pod_status import storage_seen
@@ -22,6 +24,7 @@ from tests.kube.plans import plan
 from tests.running import listening
 
 NAME = "-a name; #1 with 'signs' [and] *more ä"
+INDEX = "the index"
 PROGRAMS = Path(__file__).parents[2] / "docker" / "rclone"
 
 
@@ -38,13 +41,23 @@ def whole(s3: Any, bucket: str, tmp_path: Path) -> Plan:
     )
 
 
-def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
-    """As kubelet starts it: its variables, those from the Secret among them, and its arguments."""
+def start(
+    whole: Plan, container: str, index: str = "0", first_part: int = -1, task_index: Any = None, **changes: str
+) -> subprocess.Popen[str]:
+    """As kubelet starts it in the task of this index: its variables, those from the Secret among them, and its arguments."""
     (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
-    found = next(each for each in storage.pod_parts(whole, Settings()).init if each["name"] == container)
-    env = {each["name"]: _value(each, secret["stringData"]) for each in found["env"]}
-    argv = [str(PROGRAMS / found["args"][0]), *(changes.get(word, word) for word in found["args"][1:])]
-    path = f"{Path(program('rclone')).parent}:{os.environ['PATH']}"
+    said = {"first_part": first_part, **({"task_index": task_index} if task_index else {})}
+    parts = storage.pod_parts(whole, Settings(), **said)
+    found = next(each for each in parts.init if each["name"] == container)
+    env = {each["name"]: _value(each, {**secret["stringData"], INDEX: index}) for each in found["env"]}
+    words = [changes.get(word, word) for word in found["args"][1:]]
+    argv = [str(PROGRAMS / found["args"][0]), *(expand(word, {"TASK_INDEX": index}) for word in words)]
+    # What the image has beside rclone.
+    own = Path(whole.mounts[0].mount_path).parent / "bin"
+    own.mkdir(exist_ok=True)
+    if not (own / "parts").exists():
+        (own / "parts").symlink_to(parts_program.__file__)
+    path = f"{own}:{Path(program('rclone')).parent}:{os.environ['PATH']}"
     # Both containers of a pod have the same volume there.
     home = Path(whole.mounts[0].mount_path).parent / "home"
     home.mkdir(exist_ok=True)
@@ -55,7 +68,8 @@ def start(whole: Plan, container: str, **changes: str) -> subprocess.Popen[str]:
 def _value(variable: Mapping[str, Any], secret: Mapping[str, str]) -> str:
     if "value" in variable:
         return str(variable["value"]).replace("$$", "$")
-    return secret[variable["valueFrom"]["secretKeyRef"]["key"]]
+    source = variable["valueFrom"]
+    return secret[source["secretKeyRef"]["key"] if "secretKeyRef" in source else INDEX]
 
 
 def content(s3: Any, bucket: str, key: str) -> bytes | None:
@@ -75,6 +89,33 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
     copied = (path for folder in ("in", "out") for path in (tmp_path / folder).rglob("*"))
     assert sorted(path.name for path in copied if path.is_file()) == ["checkpoint", "digits.csv"]
+
+
+def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    names = [f"deep/{number} {NAME}" for number in range(7)]
+    for name in names:
+        s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"1")
+    s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 7")
+    held, rest = names[1::3], [name for name in names if name not in names[1::3]]
+    for first_part, index, fold, expected in (
+        (1, "1", {}, names[2::3]),
+        (-1, "1", {}, []),
+        (1, "1", {"fold": 2, "folds": 3}, [*(f"train/{n}" for n in rest[2::3]), *(f"validation/{n}" for n in held)]),
+        (-1, "0", {"fold": 2, "folds": 3}, [f"validation/{name}" for name in held]),
+    ):
+        for old in (tmp_path / "in").iterdir():
+            shutil.rmtree(old)
+        mounts = (replace(whole.mounts[0], parts=3, **fold), whole.mounts[1])
+        told = {"valueFrom": {"fieldRef": {"fieldPath": "a label"}}}
+        variable = {"name": "TASK_INDEX", **told}
+        fetch = start(replace(whole, mounts=mounts), storage.FETCH, index, first_part=first_part, task_index=variable)
+        assert fetch.wait(30) == 0
+        found = (path for path in (tmp_path / "in").rglob("*") if path.is_file())
+        assert sorted(str(path.relative_to(tmp_path / "in")) for path in found) == sorted(expected)
+        assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
+        assert (tmp_path / "home" / "said").read_text() == ""
 
 
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(

@@ -24,7 +24,11 @@ ENDPOINT = st.fixed_dictionaries(
     }
 )
 FOLDER = st.lists(st.from_regex(r"[a-zü0-9_-]{1,8}", fullmatch=True), max_size=2).map("/".join)
-INPUT = NAME | st.fixed_dictionaries({"datastore": NAME, "path": FOLDER}) | st.fixed_dictionaries({"from": NAME, "path": FOLDER})
+SAID = {"path": FOLDER, "mode": st.sampled_from(["copy", "shard"])}
+FOLDS = {"fold": st.integers(1, 2), "folds": st.integers(2, 9)}
+INPUT = NAME | st.one_of(
+    st.fixed_dictionaries({which: NAME, **SAID, **more}) for which in ("datastore", "from") for more in ({}, FOLDS)
+)
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
 ).map(lambda people: {"to": "people", "people": people})

@@ -8,7 +8,7 @@ from clusters.models import Cluster, Run
 from clusters.runs import quota
 from clusters.runs.preview import preview
 from datastores.actions import delete_datastore
-from datastores.models import Datastore
+from datastores.models import AllowedFolder, Datastore
 from portal.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,8 +34,12 @@ def test_a_run_waits_for_what_it_reads_and_reads_just_that(loop, people, manifes
     waits = "until [ -e /tmp/go ]; do sleep 0.1; done; mkdir -p /elearn/output/train; echo $PORTAL_RUN > /elearn/output/train/n"
     prepare = actions.create_cluster(manifest("prepare", waits, output="results"), acting_user=people.bob)
     first = loop.until_phase(prepare, "Running")
-    reads = manifest("train", "cat /elearn/input/n; sleep 0.2", flavor="one-gpu", input={"from": "prepare", "path": "train"})
-    assert preview(reads, acting_user=people.bob).sentence.startswith("It reads the output of run prepare/1 and starts when")
+    reads = manifest(
+        "train", "cat /elearn/input/n; sleep 0.2", flavor="one-gpu", input={"from": "prepare", "path": "train"}
+    )
+    assert preview(reads, acting_user=people.bob).sentence.startswith(
+        "It reads the output of run prepare/1 and starts when"
+    )
     train = actions.create_cluster(reads, acting_user=people.bob)
     run = current(train)
     assert (run.phase, run.reason) == ("Queued", "WaitingForInput")
@@ -70,10 +74,10 @@ def test_a_run_waits_for_what_it_reads_and_reads_just_that(loop, people, manifes
     assert "folder=prepare/1/train" in text
 
 
-def log_of(run):
+def log_of(run, role="master"):
     from clusters.clouds.registry import cloud, run_ref
 
-    return cloud("local").log(run_ref(run), "master", 0, attempt=0).data.decode()
+    return cloud("local").log(run_ref(run), role, 0, attempt=0).data.decode()
 
 
 def test_what_never_will_be_written_is_not_waited_for(loop, people, manifest, results):
@@ -101,9 +105,38 @@ def test_what_never_will_be_written_is_not_waited_for(loop, people, manifest, re
     ):
         refused = why(lambda name=name: actions.deploy(changed(train, manifest, name), acting_user=people.bob))
         assert refused == {"spec.input.from": sentence}
-    assert why(lambda: preview(manifest("x", appcode="flight-demo", input={"from": "prepare"}), acting_user=people.root)) == {
-        "spec.input.from": "flight-demo has no cluster “prepare”."
-    }
+    assert why(
+        lambda: preview(manifest("x", appcode="flight-demo", input={"from": "prepare"}), acting_user=people.root)
+    ) == {"spec.input.from": "flight-demo has no cluster “prepare”."}
+
+
+def test_the_tasks_that_compute_share_the_files(loop, people, manifest, results, s3, tmp_path):
+    for number in range(5):
+        s3.client.put_object(Bucket=results.spec["bucket"], Key=f"in/{number}", Body=b"1")
+    data = {"datastore": "results", "path": "in", "mode": "shard"}
+    for workers, ps, expected in (
+        (1, 0, {"master": "0 2 4.", "worker": "1 3."}),
+        (1, 1, {"master": "none.", "worker": "0 1 2 3 4."}),
+    ):
+        reads = manifest(
+            f"train-{ps}", "set -- $(ls /elearn/input); echo ${*:-none}.; sleep 600", workers=workers, ps=ps, input=data
+        )
+        cluster = actions.create_cluster(reads, acting_user=people.bob)
+        run = loop.until_phase(cluster, "Running", "Failed")
+        for role, said in expected.items():
+            loop.until_said(run, f"{said}\n", role)
+        actions.disable(cluster, acting_user=people.bob)
+        run = loop.until_phase(cluster, "Stopped")
+        assert {role: log_of(run, role) for role in expected} == {role: f"{said}\n" for role, said in expected.items()}
+    AllowedFolder.objects.create(path=str(tmp_path))
+    Datastore.objects.create(appcode=people.ops, name="folder", kind="local", spec={"path": str(tmp_path)})
+    for said, field in (({"mode": "shard"}, "mode"), ({"fold": 1, "folds": 2}, "folds")):
+        refused = why(
+            lambda said=said: preview(manifest(input={"datastore": "folder", **said}), acting_user=people.bob)
+        )
+        assert refused == {
+            f"spec.input.{field}": "“folder” is mounted as it is; only what lies in S3 is divided into parts and folds."
+        }
 
 
 def changed(cluster, manifest, source):

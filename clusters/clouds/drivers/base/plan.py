@@ -125,6 +125,9 @@ class Mount:
 
     With `follow`, of what is read only, only the event files of a bucket are fetched (`follow.PATTERN`), a piece of each before
     the start; they grow as they grow there, within seconds; see drivers/follow.py. What is mounted needs nothing of that.
+
+    With `parts`, of a bucket that is read, each task sees the part of the files that its role says; with `folds`, in folders of
+    their own, those for training and those of `fold`, which are held out. See drivers/parts.py.
     """
 
     mount_path: str
@@ -132,6 +135,13 @@ class Mount:
     source: Source
     follow: bool = False
     shown_gib: float = 0
+    parts: int = 0
+    fold: int = 0
+    folds: int = 0
+
+    @property
+    def is_divided(self) -> bool:
+        return bool(self.parts or self.folds)
 
 
 @dataclass(frozen=True)
@@ -207,6 +217,8 @@ class RolePlan:
     # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT. What
     # people install there can be saved, for which it has uv.
     from_image: bool = False
+    # Of an input in parts, its first task gets this one, the next task the next; below 0: they get none.
+    first_part: int = -1
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,31 @@ def test_input_is_read_only(agent: Agent, store: Store) -> None:
     assert "Read-only file system" in agent.output(run)
 
 
+@pytest.mark.as_user
+def test_each_task_sees_its_part_and_all_see_the_fold_that_is_held_out(agent: Agent, store: Store) -> None:
+    names = [f"deep/{number} ü.txt" for number in range(7)]
+    for name in names:
+        store.put(f"data/digits/{name}", name)
+    script = "cd /elearn/input; find . -type f | sort; ! echo > x"
+    readers, server = role(script, count=2), role(script, name="ps")
+    halves = dataclasses.replace(store.input("data", "digits"), parts=2)
+    run = agent.apply(dataclasses.replace(readers, first_part=0), server, mounts=(halves,))
+    assert agent.ended(run, "worker", 1).phase == agent.ended(run, "ps").phase == agent.ended(run).phase == "Succeeded"
+    expected = [f"./{name}" for name in names]
+    assert [agent.output(run, "worker", index).splitlines()[: 4 - index] for index in (0, 1)] == [
+        expected[0::2], expected[1::2],
+    ]  # fmt: skip
+    assert not agent.output(run, "ps").startswith("./")
+
+    folded = dataclasses.replace(halves, fold=2, folds=3)
+    run = agent.apply(dataclasses.replace(readers, first_part=0), mounts=(folded,))
+    assert agent.ended(run, "worker", 1).phase == agent.ended(run).phase == "Succeeded"
+    held, rest = names[1::3], [name for name in names if name not in names[1::3]]
+    assert agent.output(run, "worker", 1).splitlines()[:4] == [
+        *(f"./train/{name}" for name in rest[1::2]), *(f"./validation/{name}" for name in held),
+    ]  # fmt: skip
+
+
 def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
     store.put("results/demo/checkpoint", "7")
     script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 600"

@@ -23,7 +23,10 @@ USER = 1000
 
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
     """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
-    stored = storage.pod_parts(plan, settings, serves=bool(role.endpoints))
+    task_index = _task_index(index)
+    stored = storage.pod_parts(
+        plan, settings, serves=bool(role.endpoints), first_part=role.first_part, task_index=task_index
+    )
     resources = _resources(role, settings)
     made = environments.pod_parts(plan, role, settings, _without_gpus(resources))
     taken = {mount.mount_path for mount in plan.mounts}
@@ -59,7 +62,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                     "0",
                     *(literal(word) for word in environments.argv(plan, role)),
                 ],
-                "env": _environment(plan, role, index, settings),
+                "env": _environment(plan, role, task_index, settings),
                 "ports": [
                     {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
                     *({"name": each.name, "containerPort": each.port, "protocol": "TCP"} for each in role.endpoints),
@@ -109,11 +112,14 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     }
 
 
-def _environment(plan: Plan, role: RolePlan, index: str, settings: Settings) -> list[Manifest]:
+def _task_index(index: str) -> Manifest:
+    if not index:
+        return {"name": "TASK_INDEX", "value": "0"}
+    return {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
+
+
+def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings) -> list[Manifest]:
     """TASK_INDEX and what the owner holds stand first: a value can only refer to what stands before it."""
-    first: Manifest = {"name": "TASK_INDEX", "value": "0"}
-    if index:
-        first = {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": index}}}
     owner = names.owner_name(plan.run)
     shared = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": owner, "key": name}}} for name in plan.shared]
     secret = names.secret_name(plan.run)

@@ -36,6 +36,7 @@ _HELPER = {"cpu": "100m", "memory": "256Mi"}
 # Lists of what is to be copied, and what a helper says.
 _HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
+_FIRST: Mapping[str, Any] = {"name": "TASK_INDEX", "value": "0"}
 
 
 @dataclass
@@ -94,8 +95,16 @@ def refusal(text: str) -> CloudError:
     return CloudRefused(text)
 
 
-def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodParts:
-    """`serves`: people open the pod as long as it is ready, whatever becomes of its output meanwhile."""
+def pod_parts(
+    plan: Plan,
+    settings: Settings,
+    *,
+    serves: bool = False,
+    first_part: int = -1,
+    task_index: Mapping[str, Any] = _FIRST,
+) -> PodParts:
+    """`serves`: people open the pod as long as it is ready, whatever becomes of its output meanwhile. `first_part` is that of the
+    role, and `task_index` the variable that tells its tasks apart."""
     parts = PodParts()
     copied: list[tuple[int, str]] = []
     stored: list[tuple[int, str]] = []
@@ -122,7 +131,7 @@ def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodPar
     if folders:
         parts.init.append(_make_folders(folders, settings))
     if copied:
-        parts.init.append(_fetch(plan, copied, settings))
+        parts.init.append(_fetch(plan, copied, settings, first_part, task_index))
     if stored:
         argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
         store = _helper(plan, STORE, argv, stored, settings)
@@ -147,13 +156,26 @@ def pod_parts(plan: Plan, settings: Settings, *, serves: bool = False) -> PodPar
     return parts
 
 
-def _fetch(plan: Plan, copied: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
-    """What is only looked at stands behind all else among the mounts of a plan, and so behind --most."""
+def _fetch(
+    plan: Plan,
+    copied: list[tuple[int, str]],
+    settings: Settings,
+    first_part: int,
+    task_index: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What is only looked at stands behind all else among the mounts of a plan, and so behind --most; what is divided, the input,
+    stands before all else."""
     made = _helper(plan, FETCH, [FETCH], copied, settings)
+    first = plan.mounts[copied[0][0]]
+    if first.is_divided:
+        part = "$(TASK_INDEX)" if first_part >= 0 else "0"
+        made["args"][1:1] = ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]
+        made["env"].insert(0, dict(task_index))
     limits = [plan.mounts[number].shown_gib for number, _ in copied]
     if any(limits):
-        first = 1 + 2 * next(place for place, limit in enumerate(limits) if limit)
-        made["args"][first:first] = ["--most", f"{max(limits):g}Gi"]
+        behind = made["args"].index(FETCH) + (7 if first.is_divided else 1)
+        behind += 2 * next(place for place, limit in enumerate(limits) if limit)
+        made["args"][behind:behind] = ["--most", f"{max(limits):g}Gi"]
     return made
 
 

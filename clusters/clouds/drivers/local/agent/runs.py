@@ -226,8 +226,8 @@ class Run:
             binds.append({"source": self.machine.uv, "target": UV, "read_only": True})
         return binds
 
-    def binds(self) -> list[sandbox.Bind]:
-        """What the tasks of this run see besides the system."""
+    def binds(self, part: int) -> list[sandbox.Bind]:
+        """What a task of this run sees besides the system, that which gets this part of a divided input."""
         image = self.plan.image
         binds = [*self.image_binds(), *self.environment.binds()]
         resolver = os.path.realpath("/etc/resolv.conf")
@@ -240,7 +240,7 @@ class Run:
             if folder := self.data.own(mount.source):
                 bind |= {"source": folder.path, "root": folder.root}
             else:
-                bind["source"] = str(self.data.place(number))
+                bind["source"] = str(self.data.place(number, part))
             binds.append(bind)
         if not any(mount.mount_path == OUTPUT for mount in self.plan.mounts):
             binds.append({"source": str(self.data.scratch), "target": OUTPUT})

@@ -45,7 +45,7 @@ class TaskOf(PartOf, Protocol):
     def network(self) -> Network: ...
     @property
     def environment(self) -> Environment: ...
-    def binds(self) -> list[sandbox.Bind]: ...
+    def binds(self, part: int) -> list[sandbox.Bind]: ...
 
 
 class Task:
@@ -72,6 +72,11 @@ class Task:
     @property
     def folder(self) -> Path:
         return self.run.folder / "tasks" / f"{self.role.role}-{self.index}-{self.attempt}"
+
+    @property
+    def part(self) -> int:
+        """Which one it gets of an input that is divided; below 0: none."""
+        return self.role.first_part + self.index if self.role.first_part >= 0 else -1
 
     @property
     def alive(self) -> bool:
@@ -161,7 +166,7 @@ class Task:
             "argv": list(self.role.argv),
             "env": self._environment(gpus),
             "cwd": "/elearn/program" if run.plan.image.program else "/elearn",
-            "binds": [*run.binds(), *run.machine.gpus.binds(gpus)],
+            "binds": [*run.binds(self.part), *run.machine.gpus.binds(gpus)],
             "uid": run.uid,
             "grace": run.plan.grace_seconds,
             "log_limit": run.machine.log_limit,

@@ -83,8 +83,10 @@ class Data:
             return LocalSource(str(root), str(root / source.folder))
         return source if isinstance(source, LocalSource) else None
 
-    def place(self, number: int) -> Path:
-        """The folder that shows remote mount `number`."""
+    def place(self, number: int, part: int) -> Path:
+        """The folder that shows remote mount `number` to a task; of a divided one, this part of it."""
+        if self.run.plan.mounts[number].is_divided:
+            return Path(storage.share(str(self.copy(number)), part))
         return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
 
     def copy(self, number: int) -> Path:
@@ -162,7 +164,10 @@ class Data:
             if self.own(mount.source) is None:
                 kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
-                flags = {name: getattr(mount, name) for name in ("read_only", "follow", "shown_gib")}
+                flags = {
+                    name: getattr(mount, name)
+                    for name in ("read_only", "follow", "shown_gib", "parts", "fold", "folds")
+                }
                 mounts.append(row | vars(mount.source) | flags)
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/storage",

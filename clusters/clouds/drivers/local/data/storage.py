@@ -24,6 +24,7 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
 
 from clusters.clouds.drivers.local.data import nfs, rclone
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
+from clusters.clouds.drivers.parts import TRAIN, VALIDATION, divided
 from datastores import trees
 
 TYPE_CHECKING = False
@@ -98,6 +99,9 @@ class Storage:
                 self.say("failed", f"{what} cannot be fetched: {error} It is tried again.")
                 self.sleep(delay)
                 delay = min(LONGEST_DELAY, delay * 2)
+        for mount in self.mounts:
+            if mount["parts"] or mount["folds"]:
+                divide(mount)
         self.reach()
         for mount in self.outputs:
             self.stored[mount["number"]] = scan(mount["folder"])
@@ -222,6 +226,29 @@ class Storage:
         if self.wake in select.select(handles, [], [], seconds)[0]:
             os.read(self.wake, 64)
             self.check()
+
+
+def share(folder: str, part: int) -> str:
+    """Where the tasks that get this part find what they see of the divided input in `folder`; -1 for those that get none."""
+    return f"{folder}-{part}" if part >= 0 else f"{folder}-none"
+
+
+def divide(mount: dict[str, Any]) -> None:
+    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched: no file lies here twice.
+    May be repeated, for nobody looks at them yet."""
+    folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
+    names = list(scan(folder))
+    for part in (-1, *range(parts)):
+        train, held = divided(names, part, parts, fold, folds)
+        chosen = {name: f"{TRAIN}/{name}" if folds else name for name in train}
+        chosen |= {name: f"{VALIDATION}/{name}" for name in held}
+        there = share(folder, part)
+        if os.path.isdir(there):
+            trees.remove(there)
+        os.mkdir(there, 0o755)
+        for name, shown in chosen.items():
+            os.makedirs(os.path.dirname(os.path.join(there, shown)), exist_ok=True)
+            os.link(os.path.join(folder, name), os.path.join(there, shown), follow_symlinks=False)
 
 
 def scan(folder: str) -> dict[str, list[int]]:
