@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from datastores.models import AllowedFolder, Datastore
-from portal.access import VIEW, Capability, appcodes_for, require
+from datastores.models import AllowedFolder, Datastore, Upload
+from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
 
 
@@ -25,6 +25,16 @@ def datastore_for(user: User, appcode: str, name: str, capability: Capability = 
         raise Http404(f"There is no datastore “{name}” in {appcode} that you can see.")
     require(user, store.appcode, capability)
     return store
+
+
+def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
+    """An unfinished upload to a datastore that they may write to. Raises as `datastore_for`."""
+    store = datastore_for(user, appcode, name, OPERATE)
+    upload = Upload.objects.filter(datastore=store, pk=pk).first()
+    if upload is None:
+        raise Http404(f"There is no upload {pk} to {name} that is not finished; it may be, or nothing came for a day.")
+    upload.datastore = store
+    return upload
 
 
 def allowed_folders(appcode: Appcode) -> QuerySet[AllowedFolder]:

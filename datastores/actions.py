@@ -9,11 +9,13 @@ be said again.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -33,6 +35,8 @@ from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import Appcode, User
+
+log = logging.getLogger(__name__)
 
 TEST_SECONDS = 5
 SHOWN_USES = 5
@@ -126,7 +130,20 @@ def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") ->
         what = "its volume is deleted with all data" if found.made else "its volume had not been made"
     Volume.objects.filter(datastore=found).update(tried_at=None)
     _record("datastore.deleted", found, acting_user, f"Deleted; {what}.")
+    if unfinished := list(found.uploads.values_list("path", "remote")):
+        transaction.on_commit(partial(_forget_parts, found, unfinished))
     found.delete()
+
+
+def _forget_parts(store: Datastore, unfinished: Sequence[tuple[str, str]]) -> None:
+    """Of uploads that nobody can finish any more. What its server does not forget now, a rule of its own removes."""
+    try:
+        with within(TEST_SECONDS):
+            driver = open_store(store)
+            for path, remote in unfinished:
+                driver.abort(path, remote)
+    except DriverError as error:
+        log.warning("parts of unfinished uploads may be left in %s: %s", store, error)
 
 
 def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:

@@ -2,6 +2,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from datastores import api
 from datastores.files import api as files
+from datastores.files import uploads_api
 
 ONE = "appcodes/<slug:code>/datastores/<slug:name>"
 
@@ -10,6 +11,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(ONE, api.OneDatastore.as_view()),
     path(f"{ONE}/test", api.TestDatastore.as_view()),
     path(f"{ONE}/files", files.Files.as_view()),
+    path(f"{ONE}/uploads", uploads_api.Uploads.as_view()),
+    path(f"{ONE}/uploads/<int:upload>", uploads_api.OneUpload.as_view()),
+    path(f"{ONE}/uploads/<int:upload>/finish", uploads_api.FinishUpload.as_view()),
     path(f"{ONE}/sizes", files.Sizes.as_view()),
     path(f"{ONE}/archive", files.Archive.as_view()),
     path(f"{ONE}/files/<path:path>", files.OneFile.as_view()),

@@ -135,3 +135,38 @@ class Volume(models.Model):
 
     def __str__(self) -> str:
         return f"{self.appcode}/{self.name} on {self.cloud}"
+
+
+class Upload(models.Model):
+    """A large file on its way, in parts; the store keeps them until all have come (S3: a multipart upload, whose id is `remote`).
+
+    Who sends the same file to the same place again goes on where it broke: `fingerprint` is what the sender knows a file by. It
+    is given up when nothing came for a day.
+    """
+
+    datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="uploads")
+    path = models.CharField(max_length=2000)
+    size = models.BigIntegerField()
+    part_size = models.BigIntegerField()
+    fingerprint = models.CharField(max_length=200, blank=True)
+    remote = models.CharField(max_length=2000)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    touched_at = models.DateTimeField(auto_now_add=True, db_index=True)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class UploadPart(models.Model):
+    """A part that the store has, by its number from 1, and what the store calls its bytes."""
+
+    upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")
+    number = models.PositiveIntegerField()
+    etag = models.CharField(max_length=200)
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["upload", "number"], name="upload_part_once")]
+
+    def __str__(self) -> str:
+        return f"{self.upload_id}:{self.number}"

@@ -201,6 +201,7 @@ CELERY_BEAT_SCHEDULE = {
     # Events that wait for their webhooks; a commit asks for it, too.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
     "forget-visits": {"task": "clusters.tasks.forget_visits", "schedule": 3600.0, "options": {"expires": 3600}},
+    "uploads": {"task": "datastores.tasks.give_up_uploads", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
     # Appcodes that expire: days are announced, so minutes do not matter.
@@ -337,7 +338,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # One file sent through the portal; larger ones go by an S3 client.
-UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=5 * 1024) * 2**20
+UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=50 * 1024) * 2**20
 # One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them for each web process.
 EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
 # Where datastores may not lie. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.

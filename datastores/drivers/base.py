@@ -9,7 +9,7 @@ seconds: no caller holds a transaction.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,6 +125,18 @@ class Unseen:
     def upload(self, path: str, stream: Stream, size: int) -> None:
         raise NotPossible(self.why)
 
+    def begin(self, path: str) -> str:
+        raise NotPossible(self.why)
+
+    def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
+        raise NotPossible(self.why)
+
+    def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
+        raise NotPossible(self.why)
+
+    def abort(self, path: str, upload: str) -> None:
+        raise NotPossible(self.why)
+
     def copy(self, path: str, to: str) -> None:
         raise NotPossible(self.why)
 
@@ -159,6 +171,19 @@ class Driver(Protocol):
 
     def upload(self, path: str, stream: Stream, size: int) -> None:
         """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing."""
+
+    def begin(self, path: str) -> str:
+        """Begins to store a file in parts; what to call that by."""
+
+    def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
+        """Stores part `number`, from 1, whose first byte is byte `start` of the file, or replaces it; the part's ETag. Raises
+        NotThere for an upload that was finished or aborted."""
+
+    def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
+        """Makes the file of its parts, replacing one of that name. Raises NotThere as above."""
+
+    def abort(self, path: str, upload: str) -> None:
+        """Forgets the parts. An upload that is absent is as good as aborted."""
 
     def copy(self, path: str, to: str) -> None:
         """Makes another file of the same bytes, replacing one of that name. Raises NotThere."""

@@ -12,7 +12,7 @@ import heapq
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
@@ -98,6 +98,34 @@ class Local:
             except BaseException:
                 os.unlink(partial, dir_fd=folder)
                 raise
+
+    def begin(self, path: str) -> str:
+        self._writable()
+        partial = PARTIAL + secrets.token_hex(8)
+        with self._told(), self._folder(path.rpartition("/")[0], make=True) as folder:
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder))
+        return partial
+
+    def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
+        self._writable()
+        with self._told(), self._folder(path.rpartition("/")[0]) as folder:
+            fd = os.open(upload, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            with open(fd, "wb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(file.fileno(), view, start)
+                    view, start = view[written:], start + written
+        return str(number)
+
+    def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
+        self._writable()
+        above, _, name = path.rpartition("/")
+        with self._told(), self._folder(above) as folder:
+            os.replace(upload, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def abort(self, path: str, upload: str) -> None:
+        above = path.rpartition("/")[0]
+        self.delete(f"{above}/{upload}" if above else upload)
 
     def copy(self, path: str, to: str) -> None:
         with open(self._open(path), "rb", buffering=0) as file:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -71,7 +71,7 @@ _WORDS = {
     "XMinioStorageFull": ("", "The server's disks are full."),
     "SlowDown": ("", "The server is overloaded; try again in a minute."),
 }
-_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_ABSENT = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _DENIED = {"403", "Forbidden"}
 _NO_SUCH_PART = {"416", "InvalidRange"}
 _CONTENT_RANGE = re.compile(r"bytes (?P<start>[0-9]+)-[0-9]+/(?P<total>[0-9]+)")
@@ -156,6 +156,28 @@ class S3:
     def upload(self, path: str, stream: Stream, size: int) -> None:
         with self._told(), for_files():
             self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
+
+    def begin(self, path: str) -> str:
+        with self._told():
+            return str(self._client.create_multipart_upload(Bucket=self.bucket, Key=self._key(path))["UploadId"])
+
+    def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
+        with self._told(), for_files():
+            answer = self._client.upload_part(
+                Bucket=self.bucket, Key=self._key(path), UploadId=upload, PartNumber=number, Body=data
+            )
+            return str(answer["ETag"])
+
+    def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        with self._told(), for_files():
+            self._client.complete_multipart_upload(
+                Bucket=self.bucket, Key=self._key(path), UploadId=upload, MultipartUpload={"Parts": parts}
+            )
+
+    def abort(self, path: str, upload: str) -> None:
+        with suppress(NotThere), self._told():
+            self._client.abort_multipart_upload(Bucket=self.bucket, Key=self._key(path), UploadId=upload)
 
     def copy(self, path: str, to: str) -> None:
         self.look(path)

@@ -23,19 +23,19 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from datastores.access import datastore_for
+from datastores.access import datastore_for, upload_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
-from datastores.files import contents
+from datastores.files import contents, uploads
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many, etag_header
 from portal.access import OPERATE
 from portal.api.documents import Answer
-from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, page_elsewhere, text
+from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, number, page_elsewhere, text, whole
 from portal.api.problems import Unavailable, problem
 from portal.api.streams import AnyAccept
 from portal.api.views import person
-from portal.errors import Conflict
+from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
 
@@ -115,17 +115,17 @@ class Files(APIView):
         folder = contents.checked_path(text(request, "path", longest=2000))
         search = text(request, "search", longest=200)
         if flag(request, "below"):
-            with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+            with told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
                 matches = contents.find(store, folder, search, MAX_LIMIT)
-            items = [_document(each) for each in matches.entries]
+            items = [document(each) for each in matches.entries]
             return Response({"items": items, "next": None, "complete": matches.complete})
 
         def found(cursor: str, limit: int) -> tuple[tuple[Entry, ...], str]:
             listing = open_store(store).list(folder, search=search, cursor=cursor, limit=limit)
             return listing.entries, listing.cursor
 
-        with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
-            return page_elsewhere(request, found, render=_document)
+        with told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+            return page_elsewhere(request, found, render=document)
 
 
 class Sizes(APIView):
@@ -138,7 +138,7 @@ class Sizes(APIView):
     def get(self, request: Request, code: str, name: str) -> Response:
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
-        with _told(), LOOKS.enter(person(request).pk), within(COUNT_SECONDS):
+        with told(), LOOKS.enter(person(request).pk), within(COUNT_SECONDS):
             found = contents.sizes(store, folder)
         folders = [FolderSize(name=name, files=each.files, size=each.size) for name, each in found.folders.items()]
         summed = FolderSizes(files=found.all.files, size=found.all.size, folders=folders, complete=not found.all.more)
@@ -158,7 +158,7 @@ class Archive(APIView):
     def get(self, request: Request, code: str, name: str) -> HttpResponseBase:
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
-        with _told():
+        with told():
             return download_many(store, [f"{folder}/"], person(request))
 
 
@@ -176,7 +176,7 @@ class OneFile(APIView):
         store = datastore_for(person(request), code, name)
         known = request.headers.get("If-Range", "")
         try:
-            with _told():
+            with told():
                 return download(
                     store, contents.checked_path(path), person(request), _part(request), unless_changed=known
                 )
@@ -186,7 +186,7 @@ class OneFile(APIView):
     def head(self, request: Request, code: str, name: str, path: str) -> HttpResponse:
         store = datastore_for(person(request), code, name)
         path = contents.checked_path(path)
-        with _told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
+        with told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             entry = open_store(store).look(path)
         headers = {"Content-Length": str(entry.size), "Accept-Ranges": "bytes", **etag_header(entry)}
         return HttpResponse(content_type="application/octet-stream", headers=headers)
@@ -194,20 +194,30 @@ class OneFile(APIView):
     @extend_schema(
         operation_id="files_write",
         summary="Store the body as a file",
-        description="A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. For "
-        "very large files use a client of the datastore's own, of S3 for example.",
+        description="A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. With "
+        "`upload` and `part` the body is one part of a file that was begun at `…/uploads`; it may be sent again.",
+        parameters=[OpenApiParameter("upload", int), OpenApiParameter("part", whole(1, uploads.MAX_PARTS))],
         request={"application/octet-stream": OpenApiTypes.BINARY},
         responses={204: None},
     )
     def put(self, request: Request, code: str, name: str, path: str) -> HttpResponse:
         user = person(request)
-        store = datastore_for(user, code, name, OPERATE)
+        number_ = number(request, "part", default=0, low=1, high=uploads.MAX_PARTS)
+        upload = (
+            upload_for(user, code, name, number(request, "upload", default=0, low=1, high=2**62)) if number_ else None
+        )
+        if upload and upload.path != path:
+            raise Invalid.at("upload", message=f"This upload is of {upload.path}.")
+        store = upload.datastore if upload else datastore_for(user, code, name, OPERATE)
         length = request.headers.get("Content-Length", "")
         if not length.isdecimal():
             sentence = "Say how long the file is: send Content-Length."
             return problem(request.path, HTTPStatus.LENGTH_REQUIRED, "length-required", sentence)
-        with _told(), TRANSFERS.enter(user.pk):
-            contents.store_file(store, path, request._request, int(length), acting_user=user)
+        with told(), TRANSFERS.enter(user.pk):
+            if upload:
+                uploads.add_part(upload, number_, request._request, int(length), acting_user=user)
+            else:
+                contents.store_file(store, path, request._request, int(length), acting_user=user)
         return HttpResponse(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(
@@ -219,7 +229,7 @@ class OneFile(APIView):
     def delete(self, request: Request, code: str, name: str, path: str) -> Response:
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
-        with _told(), LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
+        with told(), LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
             if path.endswith("/"):
                 contents.remove_folder(store, path, acting_user=user)
             else:
@@ -238,12 +248,12 @@ class OneFile(APIView):
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
         # The place first: a gateway may pass this body on as it comes, too.
-        with _told(), TRANSFERS.enter(user.pk):
+        with told(), TRANSFERS.enter(user.pk):
             wanted = parse(AnotherName, request.data)
             to = wanted.move or wanted.copy_to or ""
             made = contents.copy_file(store, path, to, acting_user=user, move=wanted.move is not None)
         address = request.build_absolute_uri(f"{request.path.removesuffix(path)}{quote(made.path)}")
-        return Response(_document(made), status=HTTPStatus.CREATED, headers={"Location": address})
+        return Response(document(made), status=HTTPStatus.CREATED, headers={"Location": address})
 
 
 def _part(request: Request) -> Part | None:
@@ -256,7 +266,7 @@ def _part(request: Request) -> Part | None:
     return None if backwards or (first is None and last is None) else Part(first, last)
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def document(entry: Entry) -> dict[str, Any]:
     is_file = not entry.is_folder
     return FileDocument(
         kind="file" if is_file else "folder",
@@ -269,7 +279,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """What a datastore says, as REST says it."""
     try:
         yield

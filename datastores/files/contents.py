@@ -65,17 +65,27 @@ def checked_path(path: str, *, field: str = "path") -> str:
         raise Invalid.at(field, message=str(error)) from None
 
 
-def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:
-    """Stores `size` bytes, replacing a file of that name. Raises Invalid, DriverError."""
-    require(acting_user, store.appcode, OPERATE)
+def checked_new(path: str, size: int) -> str:
+    """Where a file of `size` bytes may be stored. Raises Invalid."""
     path = checked_path(path)
     if not path:
         raise Invalid.at("path", message="Give the file a name.")
     if size > settings.UPLOAD_MAX_BYTES:
         largest = settings.UPLOAD_MAX_BYTES // 2**20
         raise Invalid.at("size", message=f"A file sent through the portal has at most {largest} MiB; use an S3 client.")
+    return path
+
+
+def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:
+    """Stores `size` bytes, replacing a file of that name. Raises Invalid, DriverError."""
+    require(acting_user, store.appcode, OPERATE)
+    path = checked_new(path, size)
     open_store(store).upload(path, stream, size)
-    _record("datastore.file-stored", store, acting_user, f"Stored {path}.", size=size)
+    record_stored(store, path, size, acting_user)
+
+
+def record_stored(store: Datastore, path: str, size: int, user: User) -> None:
+    _record("datastore.file-stored", store, user, f"Stored {path}.", size=size)
 
 
 def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: bool) -> Entry:

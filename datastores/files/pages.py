@@ -19,11 +19,11 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from datastores import hooks
-from datastores.access import datastore_for
+from datastores.access import datastore_for, upload_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
-from datastores.files import contents, previews
+from datastores.files import contents, previews, uploads
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many
 from datastores.forms import RenameForm
 from datastores.models import Datastore
@@ -46,6 +46,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     user = person(request)
     store = datastore_for(user, appcode, name)
     folder = _path(request, "folder")
+    operates = may_operate(user, store)
     page: dict[str, Any] = {
         "store": store,
         "folder": folder,
@@ -53,7 +54,8 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
         "uses": hooks.uses_of([store])[store.pk],
-        "may_operate": may_operate(user, store),
+        "may_operate": operates,
+        "unfinished": uploads.unfinished(store) if operates else (),
         "listing": Listing(()),
         "below": "below" in request.GET,
         "cost": hooks.estimate(store.appcode, store.size) if store.size else None,
@@ -174,6 +176,20 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
     if stored:
         messages.success(request, f"{stored} file{'s'[: stored != 1]} stored.")
     return redirect(address(store, folder))
+
+
+@require_POST
+def drop_upload(request: HttpRequest, appcode: str, name: str, upload: int) -> HttpResponse:
+    """Gives an upload up that is not finished."""
+    user = person(request)
+    found = upload_for(user, appcode, name, upload)
+    try:
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            uploads.drop(found, acting_user=user)
+        messages.success(request, f"The upload of {found.path} is dropped.")
+    except (DriverError, Unavailable) as error:
+        messages.error(request, str(error))
+    return redirect(address(found.datastore, found.path.rpartition("/")[0]))
 
 
 @require_POST

@@ -146,4 +146,49 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="Upload",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("path", models.CharField(max_length=2000)),
+                ("size", models.BigIntegerField()),
+                ("part_size", models.BigIntegerField()),
+                ("fingerprint", models.CharField(blank=True, max_length=200)),
+                ("remote", models.CharField(max_length=2000)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("touched_at", models.DateTimeField(auto_now_add=True, db_index=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "datastore",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="uploads", to="datastores.datastore"
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="UploadPart",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("etag", models.CharField(max_length=200)),
+                (
+                    "upload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="parts", to="datastores.upload"
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [models.UniqueConstraint(fields=("upload", "number"), name="upload_part_once")],
+            },
+        ),
     ]

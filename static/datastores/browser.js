@@ -1,5 +1,6 @@
 // Uploads of the file browser: files and folders, chosen or dropped; two at a time, a bar for each, a sum of all, and the list renewed at
-// the end. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten.
+// the end. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten. Large
+// files go in parts: the portal knows which have come, so that the same file, chosen again another day, goes on where it broke.
 (function () {
   "use strict";
   const form = document.getElementById("upload");
@@ -7,7 +8,7 @@
   const list = form.querySelector(".uploads"), sum = form.querySelector(".uploads-sum"), again = form.querySelector(".uploads-again");
   const token = form.querySelector("input[name=csrfmiddlewaretoken]").value;
   // Stored ones that are still shown; tries of one file, and seconds before the next one, doubled each time.
-  const SHOWN = 5, TRIES = 6, PAUSE = 1;
+  const SHOWN = 5, TRIES = 6, PAUSE = 1, LARGE = 16 * 2 ** 20;
   const waiting = [], failed = [], pausing = new Set(), shownDone = [];
   let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, halted = "";
 
@@ -95,33 +96,88 @@
     if (shownDone.length > SHOWN) shownDone.shift().item.remove();
   }
 
-  function send(job) {
-    const shown = job.shown = job.shown || line(job.path), request = new XMLHttpRequest(), cancel = () => request.abort();
+  // One request of a file: what it answers, or null for nothing. Rejects with the request where that is not what was wanted.
+  function ask(job, method, url, body, moved) {
+    return new Promise((resolve, reject) => {
+      const request = job.request = new XMLHttpRequest();
+      request.open(method, url);
+      request.setRequestHeader("X-CSRFToken", token);
+      request.setRequestHeader("Content-Type", body instanceof Blob ? "application/octet-stream" : "application/json");
+      if (moved) request.upload.addEventListener("progress", (event) => moved(event.loaded));
+      request.addEventListener("load", () => {
+        if (request.status >= 300) return reject(request);
+        resolve(request.responseText ? JSON.parse(request.responseText) : null);
+      });
+      ["error", "abort"].forEach((kind) => request.addEventListener(kind, () => reject(request)));
+      request.send(body instanceof Blob ? body : JSON.stringify(body));
+    });
+  }
+
+  function show(job, loaded) {
+    const total = job.file.size;
+    job.shown.bar.value = total ? loaded / total : 1;
+    job.shown.said.textContent = loaded < total ? size(loaded) + " of " + size(total) : "being stored";
+  }
+
+  async function in_parts(job) {
+    const { file, path } = job, api = form.dataset.api;
+    const upload = await ask(job, "POST", api + "/uploads", { path, size: file.size, fingerprint: String(file.lastModified) });
+    job.upload = api + "/uploads/" + upload.id;
+    const address = api + "/files/" + path.split("/").map(encodeURIComponent).join("/") + "?upload=" + upload.id + "&part=";
+    const stored = new Set(upload.stored);
+    let sent = [...stored].reduce((sum, n) => sum + Math.min(upload.partSize, file.size - (n - 1) * upload.partSize), 0);
+    for (let n = 1; n <= upload.parts; n += 1) {
+      if (stored.has(n)) continue;
+      const part = file.slice((n - 1) * upload.partSize, n * upload.partSize), before = sent;
+      await ask(job, "PUT", address + n, part, (loaded) => show(job, before + loaded));
+      sent += part.size;
+      job.tries = 0;
+      show(job, sent);
+    }
+    await ask(job, "POST", job.upload + "/finish", {});
+  }
+
+  function refused(job, request) {
+    if (!request.status) return later(job, "The connection broke; it was not stored.");
+    let sentence = "It was not stored (" + request.status + ").";
+    try {
+      const answer = JSON.parse(request.responseText);
+      sentence = (answer.errors || []).map((error) => error.message).join(" ") || answer.detail || sentence;
+    } catch (error) { /* no JSON: the sentence above */ }
+    if (request.status === 401) {
+      halted = "You have been signed out: sign in again in another tab, then continue.";
+      waiting.unshift(job);
+      job.shown.said.textContent = "waits";
+    } else if (request.status === 429 || request.status >= 500) later(job, sentence);
+    // Dropped meanwhile: it begins anew.
+    else if (request.status === 404 && job.upload) later(job, sentence);
+    else give_up(job, sentence);
+  }
+
+  async function send(job) {
+    const shown = job.shown = job.shown || line(job.path), is_large = job.file.size > LARGE;
+    const cancel = () => { job.cancelled = true; job.request.abort(); };
     running += 1;
-    request.open("PUT", form.action + "?path=" + encodeURIComponent(job.path));
-    request.setRequestHeader("X-CSRFToken", token);
-    request.setRequestHeader("Content-Type", "application/octet-stream");
-    request.upload.addEventListener("progress", (event) => {
-      shown.bar.value = event.total ? event.loaded / event.total : 1;
-      shown.said.textContent = event.loaded < event.total ? size(event.loaded) + " of " + size(event.total) : "being stored";
-    });
-    request.addEventListener("load", () => {
-      if (request.status === 204) return done(job);
-      let sentence = "It was not stored (" + request.status + ").";
-      try { sentence = JSON.parse(request.responseText).detail || sentence; } catch (error) { /* no JSON: the sentence above */ }
-      if (request.status === 401) {
-        halted = "You have been signed out: sign in again in another tab, then continue.";
-        waiting.unshift(job);
-        shown.said.textContent = "waits";
-      } else if (request.status === 429 || request.status >= 500) later(job, sentence);
-      else give_up(job, sentence);
-    });
-    request.addEventListener("error", () => later(job, "The connection broke; it was not stored."));
-    request.addEventListener("abort", () => { files -= 1; bytes -= job.file.size; wrong(shown, "Cancelled; nothing was stored."); });
-    request.addEventListener("loadend", () => { shown.stop.removeEventListener("click", cancel); shown.stop.hidden = true; running -= 1; next(); });
     shown.stop.addEventListener("click", cancel);
     shown.stop.hidden = false;
-    request.send(job.file);
+    try {
+      if (is_large) await in_parts(job);
+      else await ask(job, "PUT", form.action + "?path=" + encodeURIComponent(job.path), job.file, (loaded) => show(job, loaded));
+      done(job);
+    } catch (request) {
+      if (!(request instanceof XMLHttpRequest)) throw request;
+      if (job.cancelled) {
+        files -= 1;
+        bytes -= job.file.size;
+        wrong(shown, "Cancelled; nothing was stored.");
+        if (job.upload) ask(job, "DELETE", job.upload, {}).catch(() => { /* it is dropped after a day */ });
+      } else refused(job, request);
+    } finally {
+      shown.stop.removeEventListener("click", cancel);
+      shown.stop.hidden = true;
+      running -= 1;
+      next();
+    }
   }
 
   again.addEventListener("click", () => {

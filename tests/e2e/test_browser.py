@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Iterator
@@ -262,3 +263,34 @@ def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
             page.get_by_role("link", name="Download this folder as .zip").click()
         with zipfile.ZipFile(download.value.path()) as found:
             assert {name.removeprefix("digits/"): found.read(name) for name in found.namelist()} == files
+
+
+def test_a_large_file_goes_on_where_the_browser_was_closed(browser: Browser, portal_up: Any, tmp_path: Path) -> None:
+    """Five parts; nothing of the third one arrives, and the browser is closed."""
+    large = tmp_path / "weights.bin"
+    large.write_bytes(os.urandom(2**20) * 36)
+    sent: list[str] = []
+
+    def note(route: Route) -> None:
+        sent.append(route.request.url.rpartition("part=")[2])
+        route.continue_()
+
+    page_of = "/datastores/ops-demo/demo-output?folder=large"
+    with signed_in(browser, portal_up, "alice", expected=("Failed to load resource",)) as page:
+        page.goto(page_of)
+        page.route("**/files/large/weights.bin?*part=3", lambda route: route.abort("connectionreset"))
+        page.locator("input[name=files]").set_input_files(large)
+        expect(page.locator(".uploads .said")).to_have_text("is sent again", timeout=60_000)
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.goto(page_of)
+        expect(page.get_by_text("1 upload not finished")).to_be_visible()
+        page.unroute_all()
+        page.route("**/files/large/weights.bin?*", note)
+        page.locator("input[name=files]").set_input_files(large)
+        page.get_by_role("link", name="weights.bin", exact=True).click(timeout=60_000)
+        assert sent == ["3", "4", "5"]
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download", exact=True).click()
+        assert download.value.path().read_bytes() == large.read_bytes()
+        page.goto(page_of)
+        expect(page.get_by_text("not finished")).to_have_count(0)

@@ -6,7 +6,6 @@ import io
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,41 +15,7 @@ from django.test import Client
 from datastores.drivers import local
 from datastores.files import contents
 from portal.models import Event
-from tests.api.client import api_of
-
-ROOT = "/api/v1/appcodes/ops-demo/datastores/data/files"
-
-
-@pytest.fixture(params=["s3", "local"])
-def at(request: pytest.FixtureRequest, people: Any) -> str:
-    """The address of the files of a datastore of ops-demo."""
-    from datastores.actions import create_datastore
-
-    if request.param == "s3":
-        request.getfixturevalue("store")
-    else:
-        folder: Path = request.getfixturevalue("folder")
-        create_datastore(
-            request.getfixturevalue("manifest")("data", {"local": {"path": str(folder)}}), acting_user=people.alice
-        )
-    return ROOT
-
-
-@pytest.fixture
-def bob(people: Any) -> Any:
-    """bob("PUT", address, b"…") → the answer, read to its end."""
-    token = api_of(people.bob).token
-
-    def ask(
-        method: str, address: str, data: bytes = b"", kind: str = "application/octet-stream", **headers: str
-    ) -> Any:
-        answer = Client().generic(
-            method, address, data, content_type=kind, headers={"Authorization": f"Bearer {token}", **headers}
-        )
-        answer.content_ = b"".join(answer.streaming_content) if answer.streaming else answer.content
-        return answer
-
-    return ask
+from tests.datastores.files.conftest import ROOT
 
 
 def test_a_file_goes_in_comes_back_in_parts_and_gets_another_name(at: str, bob: Any) -> None:

@@ -1,0 +1,147 @@
+"""Large files in parts, so that a lost connection or a closed laptop costs one part: begun, sent part by part, finished.
+
+The store keeps the parts and the database says which have come, so whoever sends the same file again goes on where it broke,
+without remembering anything. What nobody goes on with is given up after a day, and its parts with it. A process that dies
+between the store's word and ours leaves a part that is sent again, or a file that is finished again; only one that dies while
+an upload begins leaves parts without a row, which a bucket's own rule for incomplete uploads removes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from math import ceil
+
+from django.db import IntegrityError
+from django.db.models import BigIntegerField, Count, ExpressionWrapper, F, QuerySet
+from django.db.models.functions import Least
+from django.utils import timezone
+
+from datastores.actions import open_store
+from datastores.drivers.base import DriverError, Entry, NotPossible, NotThere, Stream
+from datastores.drivers.patience import within
+from datastores.files import contents
+from datastores.models import Datastore, Upload, UploadPart
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.models import User
+
+log = logging.getLogger(__name__)
+
+MIB = 2**20
+# S3 takes 10,000 parts. One is in memory while it is stored.
+LEAST_PART, LARGEST_PART, MAX_PARTS = 8 * MIB, 64 * MIB, 10_000
+MAX_OPEN = 200
+GIVEN_UP, FORGOTTEN = dt.timedelta(days=1), dt.timedelta(days=8)
+# Of one round: how many are given up, and how long the store of one may take.
+ROUND, ABORT_SECONDS = 100, 20
+
+
+def part_size(size: int) -> int:
+    """How many bytes each part of a file of `size` bytes has, but for the last one."""
+    return max(LEAST_PART, ceil(size / MAX_PARTS / MIB) * MIB)
+
+
+def count_of(upload: Upload) -> int:
+    """How many parts it has; an empty file has one."""
+    return max(1, ceil(upload.size / upload.part_size))
+
+
+def begin(store: Datastore, path: str, size: int, fingerprint: str, *, acting_user: User) -> Upload:
+    """The upload of a file, which may have parts already: an earlier one of theirs of the same place, size and fingerprint.
+    Raises Invalid, Conflict for too many of a datastore, DriverError."""
+    require(acting_user, store.appcode, OPERATE)
+    path = contents.checked_new(path, size)
+    if part_size(size) > LARGEST_PART:
+        raise Invalid.at(
+            "size", message=f"A file has at most {LARGEST_PART * MAX_PARTS // 2**30} GiB here; use an S3 client."
+        )
+    own = Upload.objects.filter(datastore=store, created_by=acting_user)
+    known = own.filter(path=path, size=size, fingerprint=fingerprint).order_by("-pk").first()
+    if known:
+        return known
+    if Upload.objects.filter(datastore=store).count() >= MAX_OPEN:
+        raise Conflict(f"{MAX_OPEN} uploads to {store.name} are not finished; finish or drop some of them first.")
+    remote = open_store(store).begin(path)
+    facts = {"part_size": part_size(size), "fingerprint": fingerprint, "remote": remote, "created_by": acting_user}
+    return Upload.objects.create(datastore=store, path=path, size=size, **facts)
+
+
+def unfinished(store: Datastore) -> QuerySet[Upload]:
+    """Those of a datastore, the newest first; `stored` is about how many bytes of each have come. One query."""
+    parts = ExpressionWrapper(F("part_size") * Count("parts"), BigIntegerField())
+    return (
+        Upload.objects.filter(datastore=store)
+        .select_related("created_by")
+        .annotate(stored=Least(parts, F("size")))
+        .order_by("-pk")
+    )
+
+
+def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_user: User) -> None:
+    """Stores part `number` (from 1); one that is sent again replaces the first. Raises Invalid, NotThere, DriverError."""
+    require(acting_user, upload.datastore.appcode, OPERATE)
+    count = count_of(upload)
+    if not 1 <= number <= count:
+        raise Invalid.at("part", message=f"This upload has the parts 1 to {count}.")
+    start = (number - 1) * upload.part_size
+    wanted = min(upload.part_size, upload.size - start)
+    if size != wanted:
+        raise Invalid.at("part", message=f"Part {number} has {wanted:,} bytes, and {size:,} are sent.")
+    data = bytearray()
+    while len(data) < size:
+        more = stream.read(min(MIB, size - len(data)))
+        if not more:
+            raise DriverError("The upload was cut off; this part was not stored.")
+        data += more
+    etag = open_store(upload.datastore).write_part(upload.path, upload.remote, number, start, bytes(data))
+    try:
+        UploadPart.objects.update_or_create(upload=upload, number=number, defaults={"etag": etag})
+    except IntegrityError as error:
+        raise NotThere("This upload was dropped meanwhile.") from error
+    Upload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
+
+
+def finish(upload: Upload, *, acting_user: User) -> Entry:
+    """Makes the file of its parts. Raises Conflict while some are missing, NotThere, DriverError."""
+    require(acting_user, upload.datastore.appcode, OPERATE)
+    parts = dict(upload.parts.order_by("number").values_list("number", "etag"))
+    if missing := [number for number in range(1, count_of(upload) + 1) if number not in parts]:
+        raise Conflict(f"{len(missing)} parts are missing; the first of them is part {missing[0]}.")
+    driver = open_store(upload.datastore)
+    try:
+        driver.finish(upload.path, upload.remote, list(parts.values()))
+    except NotThere:
+        # Finished before, by somebody who could not say so any more.
+        if driver.look(upload.path).size != upload.size:
+            raise
+    if Upload.objects.filter(pk=upload.pk).delete()[0]:
+        contents.record_stored(upload.datastore, upload.path, upload.size, acting_user)
+    return driver.look(upload.path)
+
+
+def drop(upload: Upload, *, acting_user: User) -> None:
+    """Forgets it with its parts. Raises DriverError."""
+    require(acting_user, upload.datastore.appcode, OPERATE)
+    _abort(upload)
+
+
+def give_up() -> None:
+    """Drops those for which nothing came for a day. A store that cannot be asked is asked again, for a week."""
+    now = timezone.now()
+    old = Upload.objects.select_related("datastore__appcode").filter(touched_at__lt=now - GIVEN_UP)
+    # In any order, so that stores that do not answer keep nobody else from their turn.
+    for upload in old.order_by("?")[:ROUND]:
+        try:
+            with within(ABORT_SECONDS):
+                _abort(upload)
+        except DriverError as error:
+            kept = upload.touched_at > now - FORGOTTEN
+            log.warning("the parts of upload %s cannot be removed%s: %s", upload.pk, "" if kept else ", ever", error)
+            if not kept or isinstance(error, NotPossible):
+                upload.delete()
+
+
+def _abort(upload: Upload) -> None:
+    open_store(upload.datastore).abort(upload.path, upload.remote)
+    upload.delete()

@@ -1,0 +1,109 @@
+"""REST: large files in parts. A part itself is stored at the address of its file (api.py), as S3 has it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema
+from pydantic import Field, StringConstraints
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from datastores.access import datastore_for, upload_for
+from datastores.drivers.patience import within
+from datastores.files import uploads
+from datastores.files.api import FileDocument, document, told
+from datastores.files.downloads import LOOK_SECONDS
+from datastores.models import Upload
+from portal.access import OPERATE
+from portal.api.documents import Answer
+from portal.api.views import person
+from portal.limits import LOOKS, TRANSFERS
+from portal.manifests import Strict, parse
+
+
+class NewUpload(Strict):
+    """A large file that will come in parts."""
+
+    path: Annotated[str, StringConstraints(max_length=2000)] = Field(examples=["models/large.keras"])
+    size: int = Field(ge=0, le=2**53, description="Bytes.")
+    fingerprint: Annotated[str, StringConstraints(max_length=200)] = Field(
+        default="", description="What you know the file by: its time, or a digest. With the same one an upload goes on."
+    )
+
+
+class UploadDocument(Answer):
+    """A large file on its way. Each part has `partSize` bytes, the last one what is left."""
+
+    id: int
+    path: str
+    size: int
+    part_size: int
+    parts: int = Field(description="How many it has.")
+    stored: list[int] = Field(description="The numbers, from 1, of those that have come.")
+
+
+class Uploads(APIView):
+    @extend_schema(
+        operation_id="uploads_begin",
+        summary="Begin to store a large file in parts, or go on with it",
+        description="200 where parts of it have come already, in an upload of yours of that path, size and fingerprint that is "
+        "not finished. Store each part by `PUT …/files/PATH?upload=ID&part=NUMBER`, then finish it. What nobody goes on with for "
+        "a day is dropped.",
+        request=NewUpload,
+        responses={201: UploadDocument, 200: UploadDocument},
+        examples=[
+            OpenApiExample("A large file", request_only=True, value={"path": "a/large.npz", "size": 3_000_000_000})
+        ],
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        user = person(request)
+        store = datastore_for(user, code, name, OPERATE)
+        wanted = parse(NewUpload, request.data)
+        with told(), LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            upload = uploads.begin(store, wanted.path, wanted.size, wanted.fingerprint, acting_user=user)
+        shown = _upload(upload)
+        return Response(shown, status=HTTPStatus.OK if shown["stored"] else HTTPStatus.CREATED)
+
+
+class OneUpload(APIView):
+    @extend_schema(operation_id="uploads_read", summary="Which parts have come", responses=UploadDocument)
+    def get(self, request: Request, code: str, name: str, upload: int) -> Response:
+        return Response(_upload(upload_for(person(request), code, name, upload)))
+
+    @extend_schema(operation_id="uploads_drop", summary="Give an upload up, with its parts", responses={204: None})
+    def delete(self, request: Request, code: str, name: str, upload: int) -> Response:
+        user = person(request)
+        found = upload_for(user, code, name, upload)
+        with told(), LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            uploads.drop(found, acting_user=user)
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+
+class FinishUpload(APIView):
+    @extend_schema(
+        operation_id="uploads_finish",
+        summary="Make the file of its parts",
+        description="409 while some are missing. A file of that name is replaced.",
+        request=None,
+        responses={201: FileDocument},
+    )
+    def post(self, request: Request, code: str, name: str, upload: int) -> Response:
+        user = person(request)
+        found = upload_for(user, code, name, upload)
+        with told(), TRANSFERS.enter(user.pk):
+            made = uploads.finish(found, acting_user=user)
+        return Response(document(made), status=HTTPStatus.CREATED)
+
+
+def _upload(upload: Upload) -> dict[str, Any]:
+    return UploadDocument(
+        id=upload.pk,
+        path=upload.path,
+        size=upload.size,
+        part_size=upload.part_size,
+        parts=uploads.count_of(upload),
+        stored=list(upload.parts.order_by("number").values_list("number", flat=True)),
+    ).json_value()

@@ -1,0 +1,12 @@
+"""Celery tasks of datastores. They may run twice or at once."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from datastores.files import uploads
+
+
+@shared_task(name="datastores.tasks.give_up_uploads")
+def give_up_uploads() -> None:
+    uploads.give_up()
