@@ -287,8 +287,11 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
 
 
 def _settled(resolved: Resolved) -> dict[str, Any]:
-    """What its definition leaves open, as it is now: the newest version of its environment, the run whose output it reads."""
+    """What its definition leaves open, as it is now: the newest versions of its environment and its plugins, the run whose
+    output it reads."""
     found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}
+    if resolved.plugins:
+        found["plugins"] = [str(each) for each in resolved.plugins]
     if resolved.spec.input and resolved.input and (source := resolved.input.run):
         said = resolved.spec.input.model_copy(update={"from_": f"{source.cluster.name}/{source.number}"})
         found["input"] = said.model_dump(mode="json", by_alias=True)

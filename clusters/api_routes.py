@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters.api import applications, clouds, clusters, environments, logs, notebooks, terminal
+from clusters.api import applications, clouds, clusters, environments, logs, notebooks, plugins, terminal
 from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
@@ -36,6 +36,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/environments/<slug:name>/context", environments.BuildContext.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),
+    path("images/<slug:image>/plugins", plugins.ImagePlugins.as_view()),
+    path("images/<slug:image>/plugins/<slug:name>", plugins.OnePlugin.as_view()),
     path("kubernetes", clouds.Clusters.as_view()),
     path("kubernetes/<slug:name>", clouds.OneCluster.as_view()),
     path("kubernetes/<slug:name>/test", clouds.Test.as_view()),

@@ -34,6 +34,7 @@ MAX_ENV_BYTES = 64 * 1024
 MAX_ENDPOINTS = 5
 MAX_RUNS_SHOWN = 20
 MAX_PARAMETERS = 100
+MAX_PLUGINS = 20
 # A run's objects are named <cluster>-<run>-<role>-<index> and a DNS label has 63 characters, so the name gets what is left.
 MAX_NAME = 40
 
@@ -119,6 +120,7 @@ def plain_notebook(text: str) -> str:
 EndpointName = Annotated[str, StringConstraints(min_length=1, max_length=15), AfterValidator(_endpoint)]
 ClusterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(dns_label)]
 Text = Annotated[str, AfterValidator(_no_nul)]
+PluginName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME)]
 RunName = Annotated[str, StringConstraints(max_length=MAX_NAME + 10)]
 
 
@@ -210,6 +212,11 @@ class ClusterSpec(Strict):
         default=None,
         description="Packages over the image, saved from an application: NAME, for the newest version then, or NAME:VERSION.",
     )
+    plugins: Annotated[tuple[PluginName, ...], Field(max_length=MAX_PLUGINS)] = Field(
+        default=(),
+        description="Of Jupyter: what its JupyterLab has besides, of what is offered with the image: NAME, for the newest "
+        "version then, or NAME:VERSION.",
+    )
     command: Text = Field(default="", validate_default=True, description="Some applications need none.")
     env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
     input: InputSpec | None = None
@@ -273,6 +280,13 @@ class ClusterSpec(Strict):
                 raise ValueError(f"“{name}” is no run; write CLUSTER/NUMBER, for example train/3.")
         if len(set(value)) < len(value):
             raise ValueError("Name each run once.")
+        return value
+
+    @field_validator("plugins")
+    @classmethod
+    def _plugins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len({name.partition(":")[0] for name in value}) < len(value):
+            raise ValueError("Name each plugin once.")
         return value
 
     @field_validator("schedule_after")

@@ -107,6 +107,36 @@ class Environment(models.Model):
         return f"{self.name}:{self.version}"
 
 
+class Plugin(models.Model):
+    """What people may add to the JupyterLab of an image: one version of a name.
+
+    `lock` has the packages that the image lacks, requirements with hashes; it never changes, and `digest` is its. A change of the
+    requirements makes the next version; words about them are changed in place. `packages` says what is in the lock.
+    """
+
+    image = models.ForeignKey(Image, on_delete=models.PROTECT, related_name="plugins")
+    name = models.CharField(max_length=40)
+    version = models.PositiveIntegerField()
+    title = models.CharField(max_length=60)
+    description = models.CharField(max_length=500, blank=True)
+    requirements = models.JSONField(default=list, help_text='As they were asked for: ["jupyter-archive>=3"]')
+    packages = models.JSONField(default=list, help_text='[{"name", "version"}]')
+    lock = models.TextField()
+    digest = models.CharField(max_length=64)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["image", "name", "-version"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["image", "name", "version"], name="plugin_version_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.version}"
+
+
 class Cluster(models.Model):
     """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`."""
 

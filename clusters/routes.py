@@ -14,6 +14,7 @@ from clusters.pages import (
     notebooks,
     offers,
     opening,
+    plugins,
     tensorboard,
     terminal,
 )
@@ -79,6 +80,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
         clouds.act,
         name="admin_act_on_cloud",
     ),
+    path("admin/plugins", plugins.all_plugins, name="admin_plugins"),
+    path("admin/plugins/new", plugins.plugin, name="admin_new_plugin"),
+    path("admin/plugins/<slug:image>/<slug:name>", plugins.plugin, name="admin_plugin"),
+    path("admin/plugins/<slug:image>/<slug:name>/delete", plugins.delete, name="admin_delete_plugin"),
     path("admin/images", offers.images, name="admin_images"),
     path("admin/images/new", offers.image, name="admin_new_image"),
     path("admin/images/<slug:name>", offers.image, name="admin_image"),

@@ -344,6 +344,8 @@ EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
 # Where datastores may not lie. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
 DENIED_NETWORKS = env.list("PORTAL_DENIED_NETWORKS", default=[*NEVER])
 # NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
+# From where the packages of plugins come, a name and a password in it for a private one; "off" for from nowhere.
+PACKAGE_INDEX = env.str("PORTAL_PACKAGE_INDEX", default="https://pypi.org/simple/")
 NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
 # Where webhooks may go besides the public internet, for example "10.20.0.0/16,fd00::/8"; and over http, without TLS. A file of
 # certificates says which authorities of one's own are trusted besides the usual ones.

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,12 +22,13 @@ from portal.up.services import dies_with_parent
 PASSWORD = "qwerty-of-the-index"
 
 
-def wheel(name: str, version: str, files: Mapping[str, str]) -> bytes:
+def wheel(name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> bytes:
     """A wheel of pure Python."""
     info = f"{name}-{version}.dist-info"
     texts = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + "".join(f"Requires-Dist: {each}\n" for each in requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},sha256={_digest(text)},{len(text.encode())}\n" for path, text in texts.items())
@@ -56,12 +57,18 @@ class Index:
 
             def do_GET(self) -> None:
                 known = self.headers.get("Authorization") == right
-                found = index.answer(self.path) if known else None
+                found = index.answer(self.path, self.command) if known else None
                 self.send_response(200 if found is not None else 404 if known else 401)
                 body = found or b"no"
+                kind = "application/octet-stream" if self.path.startswith("/files/") else "text/html"
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -71,14 +78,19 @@ class Index:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://reader:{PASSWORD}@{host}:{self._server.server_port}/simple/"
 
-    def add(self, name: str, version: str, **files: str) -> str:
+    def add(self, name: str, version: str, requires: Sequence[str] = (), **files: str) -> str:
         """A wheel with these modules; the requirement that is it, with its hash."""
-        made = wheel(name, version, {f"{module}.py": text for module, text in files.items()})
+        return self.put(name, version, {f"{module}.py": text for module, text in files.items()}, requires)
+
+    def put(self, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> str:
+        """The same with any files."""
+        made = wheel(name, version, files, requires)
         self.files[f"{name}-{version}-py3-none-any.whl"] = made
         return f"{name}=={version} --hash=sha256:{hashlib.sha256(made).hexdigest()}"
 
-    def answer(self, path: str) -> bytes | None:
-        self.asked.append(path)
+    def answer(self, path: str, method: str = "GET") -> bytes | None:
+        if method == "GET":
+            self.asked.append(path)
         if path.startswith("/files/"):
             return self.files.get(path.removeprefix("/files/"))
         project = path.removeprefix("/simple/").rstrip("/")

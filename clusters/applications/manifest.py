@@ -38,6 +38,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 SAME = (
     "image",
     "environment",
+    "plugins",
     "command",
     "env",
     "input",
@@ -76,6 +77,9 @@ class ApplicationSpec(Strict):
     image: Name
     environment: str | None = Field(
         default=None, description="A saved environment over the image: NAME or NAME:VERSION."
+    )
+    plugins: tuple[str, ...] = Field(
+        default=(), description="Of Jupyter: what its JupyterLab has besides, of those offered with the image."
     )
     flavor: Name
     storage: StorageSpec | None = Field(default=None, description="Its files, at /elearn/home.")

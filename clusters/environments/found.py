@@ -1,19 +1,15 @@
-"""What was installed over an image, as its task said it, judged: people wrote what runs there, so nothing of it is believed.
-
-A lock is requirements and hashes and nothing else: no address, no option, no path. So it holds no password, means the same at
-every index, and where it is installed from is for the portal to say.
-"""
+"""What was installed over an image, as its task said it, judged: people wrote what runs there, so nothing of it is believed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from clusters.spec.locks import NAME, VERSION, pins, written
 from portal.errors import Invalid
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label
 
@@ -22,10 +18,6 @@ MAX_LOCK_BYTES = 2 * 2**20
 MAX_SCRIPT_BYTES = 16 * 1024
 # How many names a sentence gives.
 NAMED = 5
-
-_NAME = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
-_VERSION = r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"
-_REQUIREMENT = re.compile(rf"({_NAME})==({_VERSION})((?: --hash=sha256:[0-9a-f]{{64}})+)")
 
 
 def _script(value: str) -> str:
@@ -66,7 +58,7 @@ class EnvironmentManifest(Manifest):
 class FoundPackage(Strict):
     """A package that the image does not have, or not in this version; `was` is the image's version or ""."""
 
-    version: Annotated[str, StringConstraints(pattern=rf"^{_VERSION}$", max_length=100)]
+    version: Annotated[str, StringConstraints(pattern=rf"^{VERSION}$", max_length=100)]
     was: Annotated[str, StringConstraints(max_length=100)] = ""
     indexed: bool = True
 
@@ -76,7 +68,7 @@ class Found(Strict):
 
     python: Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+]*$", max_length=20)]
     platform: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=40)]
-    packages: dict[Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=100)], FoundPackage] = Field(
+    packages: dict[Annotated[str, StringConstraints(pattern=rf"^{NAME}$", max_length=100)], FoundPackage] = Field(
         max_length=MAX_PACKAGES
     )
     lock: Annotated[str, StringConstraints(max_length=MAX_LOCK_BYTES)] = ""
@@ -101,20 +93,13 @@ def some(names: Sequence[str]) -> str:
 
 def lock_of(found: Found) -> str:
     """The lock in one form, a requirement and its hashes a line. Raises Invalid when it is anything but what was found."""
-    text = re.sub(r"\\\s*\n\s*", "", found.lock).replace("  ", " ")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    pinned: dict[str, str] = {}
-    for line in lines:
-        match = _REQUIREMENT.fullmatch(re.sub(r"\s+", " ", line))
-        if match is None:
-            raise Invalid.at(
-                "spec", message="The index has a package without hashes; environments are saved with them only."
-            )
-        hashes = sorted(set(match[3].split()))
-        pinned[match[1]] = f"{match[1]}=={match[2]} {' '.join(hashes)}"
+    try:
+        pinned = pins(found.lock)
+    except ValueError as error:
+        raise Invalid.at("spec", message=f"{error} Environments are saved with them only.") from None
     if missing := sorted(set(found.packages) ^ set(pinned)):
         raise Invalid.at("spec", message=f"What was installed changed meanwhile ({some(missing)}); save it again.")
-    return "".join(f"{pinned[name]}\n" for name in sorted(pinned))
+    return written(pinned)
 
 
 def digest_of(image: str, found: Found, lock: str, script: str) -> str:

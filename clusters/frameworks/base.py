@@ -169,6 +169,9 @@ class Spec(Protocol):
     @property
     def environment(self) -> str | None: ...
 
+    @property
+    def plugins(self) -> Sequence[str]: ...
+
     def count(self, role: str) -> int: ...
 
     def endpoints(self, role: str) -> Sequence[Endpoint]:
@@ -194,6 +197,8 @@ class Framework(ABC):
     runs_notebook: ClassVar[bool] = False
     # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
     has_layer: ClassVar[bool] = False
+    # Whether its server takes plugins that administrators offer with its image.
+    has_plugins: ClassVar[bool] = False
     # The first is that of a manifest which says nothing.
     modes: ClassVar[tuple[Literal["batch", "service"], ...]] = ("batch", "service")
     needs_command: ClassVar[bool] = True
@@ -222,10 +227,13 @@ class Framework(ABC):
             raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
         if spec.mode not in self.modes:
             raise field_error(f"{self.title} runs as a {self.modes[0]} only; choose '{self.modes[0]}'.", "mode")
-        if spec.runs and not self.shows_runs:
-            raise field_error(f"{self.title} shows no runs.", "runs")
-        if spec.notebook and not self.runs_notebook:
-            raise field_error(f"{self.title} runs no notebook.", "notebook")
+        for name, asked, is_taken, sentence in (
+            ("runs", spec.runs, self.shows_runs, "shows no runs"),
+            ("plugins", spec.plugins, self.has_plugins, "takes no plugins"),
+            ("notebook", spec.notebook, self.runs_notebook, "runs no notebook"),
+        ):
+            if asked and not is_taken:
+                raise field_error(f"{self.title} {sentence}.", name)
         for name in spec.env:
             if name in self.reserved_env:
                 raise field_error(f"{name} is set by the portal for {self.title}.", "env")

@@ -1,7 +1,8 @@
 """What was installed over an image, said as JSON: run as `python -c` by the image's own Python in a task.
 
 It reads the metadata of packages and runs nothing of them, so that a broken environment can be looked at, too. With `lock` it
-also asks the index for the hashes of all files of these versions (uv), wheels only.
+also asks the index for the hashes of all files of these versions (uv), wheels only. With `image` it says what the image itself
+has.
 """
 
 import importlib.metadata
@@ -78,7 +79,9 @@ def main() -> None:
         "platform": f"{platform.system()}-{platform.machine()}",
         "packages": new,
     }
-    if "lock" in sys.argv[1:]:
+    if "image" in sys.argv[1:]:
+        said["packages"] = {name: each["version"] for name, each in sorted(image.items())}
+    elif "lock" in sys.argv[1:]:
         wanted = [f"{name}=={each['version']}" for name, each in new.items() if each["indexed"]]
         said["lock"] = locked(wanted) if wanted else ""
     print(json.dumps(said))

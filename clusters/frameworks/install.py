@@ -1,6 +1,7 @@
 """Makes a saved environment, run as `python -c` in an image: a layer with the packages of a lock, by uv, from wheels alone.
 
-Nothing of a package is run: wheels are unpacked, sources are refused. Files are linked to uv's cache, which lies on the same
+Nothing of a package is run: wheels are unpacked, sources are refused. What the lock has behind a line `# plugins` goes into a
+layer of its own, PATH/plugins, which only the image's own program sees. Files are linked to uv's cache, which lies on the same
 file system and in the same mount, or copied where a script of the appcode may write into them afterwards.
 
 With SCRIPT, also empty, it is one of several that may be about to make the same: the first one does, with what the script does
@@ -20,17 +21,30 @@ from clusters.frameworks.layer import make_layer, packages_of
 
 # How long packages and the script may take.
 SECONDS, SCRIPT_SECONDS = 1200, 300
+PLUGINS = "# plugins\n"
 
 
 def install(path: str, lock: str, cache: str, link: str) -> int:
-    """Installs the requirements of the file `lock` into a new layer at `path`. The exit code of uv."""
+    """Installs the requirements of the file `lock` into new layers at `path` and below it. The exit code of uv."""
+    with open(lock) as file:
+        own, _, plugins = file.read().partition(PLUGINS)
+    code = layer(path, own, cache, link)
+    return layer(os.path.join(path, "plugins"), plugins, cache, link) if code == 0 and plugins else code
+
+
+def layer(path: str, requirements: str, cache: str, link: str) -> int:
+    """Installs `requirements` into a new layer. The exit code of uv."""
     uv = shutil.which("uv") or "/elearn/uv"
     if not os.path.exists(uv):
         sys.exit("There is no uv in this image, and without it nothing is installed.")
     make_layer(path)
     argv = [uv, "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--link-mode", link]
     argv += ["--allow-empty-requirements", "--no-config", "--no-progress", "--cache-dir", cache]
-    code = limited([*argv, "--python", os.path.join(path, "bin", "python"), lock], "Installing packages", SECONDS)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(requirements)
+        file.flush()
+        argv += ["--python", os.path.join(path, "bin", "python"), file.name]
+        code = limited(argv, "Installing packages", SECONDS)
     if code == 0:
         # By the image's own Python: that of the layer runs what a package put into a .pth. Some carry files that do not compile.
         compileall.compile_dir(packages_of(path), quiet=2, workers=2)

@@ -10,7 +10,8 @@ Whether it works is said by the server itself (jupyter_start.py), as only it kno
 in a terminal; its processes compute. That a page is open is no work.
 
 What people install goes into a layer on their home (layer.py), which kernels and terminals use. JupyterLab itself starts from the
-image, so that no package that they install keeps them out."""
+image, so that no package that they install keeps them out. Plugins that an administrator offers are seen by JupyterLab alone,
+behind the image's own packages: they replace none of them."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ class Jupyter(Framework):
     is_application = True
     is_shell = True
     has_layer = True
+    has_plugins = True
     shows_runs = "files"
     modes = ("service",)
     idle_signal = "work"

@@ -144,6 +144,17 @@ def show_runs() -> None:
             print(f"{link} cannot be made: {error}", file=sys.stderr)
 
 
+def add_plugins() -> None:
+    """Those that were chosen, which only this server sees: kernels do not. They lie behind the image's own packages, so none of
+    them replaces what JupyterLab is made of; a server extension that cannot be loaded is left out, and the log says which."""
+    path = os.path.join(os.environ.get("PORTAL_ENVIRONMENT") or "/", "plugins")
+    if not os.path.isdir(packages_of(path)):
+        return
+    sys.path.append(packages_of(path))
+    for name, folder in (("JUPYTER_PATH", "share/jupyter"), ("JUPYTER_CONFIG_PATH", "etc/jupyter")):
+        os.environ[name] = os.pathsep.join([*filter(None, [os.environ.get(name)]), os.path.join(path, folder)])
+
+
 def kernel(folder: Path, title: str, argv: "list[str]", env: "dict[str, str]") -> None:
     """Writes down a kernel under a name by which this server finds it before all others."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,6 +188,7 @@ def offer_layer() -> None:
 if __name__ == "__main__":
     ask_nothing()
     offer_layer()
+    add_plugins()
     show_runs()
     own = {"identity_provider_class": "PortalIdentity", "kernel_manager_class": "Kernels"}
     flags = [f"--ServerApp.{name}=__main__.{value}" for name, value in own.items()]

@@ -114,6 +114,46 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Plugin",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("version", models.PositiveIntegerField()),
+                ("title", models.CharField(max_length=60)),
+                ("description", models.CharField(blank=True, max_length=500)),
+                (
+                    "requirements",
+                    models.JSONField(default=list, help_text='As they were asked for: ["jupyter-archive>=3"]'),
+                ),
+                ("packages", models.JSONField(default=list, help_text='[{"name", "version"}]')),
+                ("lock", models.TextField()),
+                ("digest", models.CharField(max_length=64)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+                (
+                    "image",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="plugins", to="clusters.image"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["image", "name", "-version"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("image", "name", "version"), name="plugin_version_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="Cluster",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

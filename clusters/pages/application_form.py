@@ -8,7 +8,7 @@ field that its path names, at the step of that field.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django import forms
@@ -17,6 +17,7 @@ from clusters.applications.manifest import ApplicationManifest, cluster_manifest
 from clusters.frameworks import APPLICATIONS
 from clusters.frameworks.base import Framework
 from clusters.input import read_where, write_text
+from clusters.models import Plugin
 from clusters.pages.choices import Offer, flavor_label
 from clusters.pages.conversion import TIME_UNITS, read_env, seconds, write_env
 from clusters.pages.raw_text import Words
@@ -27,7 +28,7 @@ from portal.manifests import parse
 STEPS = ("Appcode", "Application", "Resources", "Review")
 FIELDS: tuple[tuple[str, ...], ...] = (
     ("appcode",),
-    ("type", "name", "image", "environment", "runs", "command", "endpoints", "env"),
+    ("type", "name", "image", "environment", "plugins", "runs", "command", "endpoints", "env"),
     (
         "flavor",
         "storage",
@@ -54,7 +55,18 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("metadata", "name"): "name",
     **{
         ("spec", name): name
-        for name in ("type", "image", "environment", "flavor", "storage", "input", "output", "command", "env")
+        for name in (
+            "type",
+            "image",
+            "environment",
+            "plugins",
+            "flavor",
+            "storage",
+            "input",
+            "output",
+            "command",
+            "env",
+        )
     },
     ("spec", "storage", "size"): "size",
     ("spec", "outputPath"): "output_path",
@@ -76,6 +88,7 @@ USUAL: dict[str, Any] = {
     "idle": None,
     "endpoints": [],
     "runs": [],
+    "plugins": [],
     "access": {"to": "members"},
 }
 IDLE = {
@@ -88,6 +101,16 @@ PLAIN = {"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
 
 def _code(rows: int) -> forms.Textarea:
     return forms.Textarea(attrs={"rows": rows, "class": "code", "spellcheck": "false", "autocapitalize": "none"})
+
+
+class Several(forms.CheckboxSelectMultiple):
+    """Boxes whose names stand in one field, divided by commas, as they are carried along at the other steps."""
+
+    def value_from_datadict(self, data: Any, files: Any, name: str) -> str:
+        return ", ".join(data.getlist(name) if hasattr(data, "getlist") else filter(None, [data.get(name)]))
+
+    def format_value(self, value: Any) -> list[str]:
+        return words(value)
 
 
 class ApplicationForm(forms.Form):
@@ -108,6 +131,12 @@ class ApplicationForm(forms.Form):
         required=False,
         widget=forms.Select(),
         help_text="Packages over the image that were saved in a notebook.",
+    )
+    plugins = Words(
+        label="Plugins",
+        required=False,
+        widget=Several(),
+        help_text="What its JupyterLab has besides. They are the administrators' choice.",
     )
     runs = Words(
         label="Runs",
@@ -209,6 +238,7 @@ class ApplicationForm(forms.Form):
         self._choose("type", [(name, driver.title) for name, driver in APPLICATIONS.items()])
         self._choose("image", choices["image"])
         self._choose("environment", choices["environment"])
+        self._offer_plugins()
         self._choose("flavor", [(flavor.name, flavor_label(flavor)) for flavor in offer.flavors])
         self._choose(
             "storage",
@@ -233,6 +263,24 @@ class ApplicationForm(forms.Form):
                 *everybody,
             ],
         )
+
+    def _offer_plugins(self) -> None:
+        """Those of all images, because the image is chosen on the same page; and what was chosen even if it is gone by now."""
+        widget, rows = self.fields["plugins"].widget, {row.name: row for row in reversed(self.offer.plugins)}
+        assert isinstance(widget, forms.CheckboxSelectMultiple)
+        said = {name: [row.image.name for row in self.offer.plugins if row.name == name] for name in rows}
+        several = len({row.image_id for row in self.offer.plugins}) > 1
+        choices = [(name, plugin_label(rows[name], said[name] if several else ())) for name in sorted(rows)]
+        others = [name for name in words(self["plugins"].value()) if name not in rows]
+        choices += [(name, name if name.partition(":")[0] in rows else f"{name} (not available)") for name in others]
+        widget.choices = choices
+
+    @property
+    def has_plugins(self) -> bool:
+        """Whether there is anything to choose for it, or something that was chosen."""
+        driver = APPLICATIONS.get(str(self["type"].value()))
+        offers = driver is not None and driver.has_plugins and bool(self.offer.plugins)
+        return offers or bool(self["plugins"].value())
 
     @property
     def tells_idle(self) -> bool:
@@ -364,7 +412,8 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "input": read_where(values["input"]),
         "output": values["output"],
         "outputPath": values["output_path"],
-        "runs": [name for name in re.split(r"[,\s]+", values["runs"]) if name],
+        "runs": words(values["runs"]),
+        "plugins": words(values["plugins"]),
         "command": values["command"],
         "env": env,
         "timeLimit": seconds(values["time_limit"], values["time_limit_unit"]),
@@ -394,6 +443,7 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "command": spec.command,
         "endpoints": write_endpoints(manifest),
         "runs": ", ".join(spec.runs),
+        "plugins": ", ".join(spec.plugins),
         "env": write_env(spec.env),
         "flavor": spec.flavor,
         "storage": "" if storage is None else STORE + storage.datastore if storage.datastore else NEW,
@@ -409,6 +459,17 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "access": spec.access.to,
         "people": ", ".join(spec.access.people),
     }
+
+
+def words(value: Any) -> list[str]:
+    """ "a, b" as a list."""
+    return [name for name in re.split(r"[,\s]+", str(value or "")) if name]
+
+
+def plugin_label(plugin: Plugin, images: Sequence[str]) -> str:
+    """ "Archive – downloads folders (over jupyter-4-6)"."""
+    said = f" – {plugin.description}" if plugin.description else ""
+    return f"{plugin.title}{said}" + (f" (over {', '.join(images)})" if images else "")
 
 
 def _tells(kind: str) -> bool:

@@ -38,7 +38,7 @@ from clusters.clouds.health import notes
 from clusters.frameworks import APPLICATIONS
 from clusters.gateway import visits
 from clusters.input import input_of
-from clusters.models import Cluster, Flavor, Run
+from clusters.models import Cluster, Flavor, Plugin, Run
 from clusters.pages import listing
 from clusters.pages.application_form import NEW, REVIEW, STEPS, STORE, ApplicationForm, document_of, fields_of
 from clusters.pages.choices import Offer, flavor_label
@@ -367,6 +367,15 @@ def _run_url(cluster: Cluster, name: str) -> str:
     return f"{reverse(page, args=[cluster.appcode.code, shown])}?run={number}"
 
 
+def _plugins(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Those that it has, as manifests and as people say them."""
+    asked = spec.get("plugins", ())
+    names = [name.partition(":")[0] for name in asked]
+    rows = Plugin.objects.filter(image__name=spec["image"], name__in=names).order_by("version") if names else ()
+    titles = {row.name: row.title for row in rows}
+    return [(each, titles.get(name, name)) for each, name in zip(asked, names, strict=True)]
+
+
 def _boxes(shown: Page) -> dict[str, Any]:
     cluster = shown.cluster
     role = next(iter(cluster.spec["roles"].values()))
@@ -384,6 +393,7 @@ def _boxes(shown: Page) -> dict[str, Any]:
         "has_layer": can_be_saved(cluster),
         "environment_name": (cluster.spec.get("environment") or "").partition(":")[0],
         "environment_version": (cluster.spec.get("environment") or "").partition(":")[2],
+        "plugins": _plugins(run.spec if run else cluster.spec),
         "has_token": shown.row.may_operate and bool(visits.token_of(cluster)),
         "mask": MASK,
     }

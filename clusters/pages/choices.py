@@ -10,9 +10,10 @@ from django.db.models import Q, QuerySet
 from clusters.clouds.health import notes
 from clusters.clouds.placement import Place, place_of
 from clusters.clouds.registry import why_no_environments
+from clusters.environments.plugins import plugins
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.input import FROM
-from clusters.models import Cluster, Environment, Flavor, Image
+from clusters.models import Cluster, Environment, Flavor, Image, Plugin
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
@@ -35,6 +36,7 @@ class Offer:
     environments: Sequence[Environment] = ()
     # Clusters that write something and come to an end: others can read that.
     sources: Sequence[str] = ()
+    plugins: Sequence[Plugin] = ()
 
     @classmethod
     def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
@@ -47,6 +49,7 @@ class Offer:
         except Invalid:
             # The preview says why.
             place = None
+        makes = place is not None and not why_no_environments(place.cloud)
         return cls(
             codes,
             chosen,
@@ -59,7 +62,7 @@ class Offer:
                 .only("name", "version", "image")
                 .order_by("name", "-version")
             )
-            if place is not None and not why_no_environments(place.cloud)
+            if makes
             else [],
             list(
                 Cluster.objects.filter(appcode__code=chosen, deleted_at=None, spec__mode="batch")
@@ -67,6 +70,7 @@ class Offer:
                 .order_by("-pk")
                 .values_list("name", flat=True)[:MAX_SOURCES]
             ),
+            list(plugins().defer("lock")) if makes else [],
         )
 
     @property

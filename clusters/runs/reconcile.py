@@ -9,11 +9,12 @@ only thing that may not be lost.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from django.db import DatabaseError, connection, transaction
@@ -43,12 +44,13 @@ from clusters.frameworks.programs import with_layers
 from clusters.gateway.origins import url
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Environment, Run
+from clusters.models import Cluster, Environment, Plugin, Run
 from clusters.runs import quota
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs
 from clusters.spec.folders import output_folder
+from clusters.spec.locks import PLUGINS, together
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
@@ -310,12 +312,21 @@ def plan_of(run: Run) -> Plan:
         mounts=tuple(mounts),
         addresses=addresses,
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
-        environment=_planned(found.environment) if found.environment else None,
+        environment=_planned(found.environment, found.plugins),
     )
 
 
-def _planned(saved: Environment) -> PlannedEnvironment:
-    return PlannedEnvironment(str(saved), saved.digest, saved.lock, saved.script, INSTALL)
+def _planned(saved: Environment | None, plugins: Sequence[Plugin]) -> PlannedEnvironment | None:
+    """One thing to be made, so that clouds know of one only: plugins are a part of it with a layer of its own."""
+    if saved is None and not plugins:
+        return None
+    own = (saved.digest, saved.lock, saved.script) if saved else ("", "", "")
+    if not plugins:
+        return PlannedEnvironment(str(saved), *own, INSTALL)
+    parts: list[Environment | Plugin] = [*([saved] if saved else []), *sorted(plugins, key=str)]
+    lock = own[1] + PLUGINS + together({str(each): each.lock for each in plugins})
+    digest = hashlib.sha256("\n".join(each.digest for each in parts).encode()).hexdigest()
+    return PlannedEnvironment(" + ".join(map(str, parts)), digest, lock, own[2], INSTALL)
 
 
 def mount_source(run: Run, store: Datastore, folder: str) -> Source:

@@ -19,9 +19,10 @@ from clusters.clouds.registry import driver, gateway_of, why_no_environments
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Environment, Image, Run
+from clusters.models import Cluster, Environment, Image, Plugin, Run
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.folders import output_folder
+from clusters.spec.locks import together
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
 from datastores.drivers.addresses import is_loopback
@@ -65,6 +66,7 @@ class Resolved:
     place: Place
     image: Image
     environment: Environment | None
+    plugins: tuple[Plugin, ...]
     resources: Mapping[str, Resources]
     input: Input | None
     output: Datastore | None
@@ -89,6 +91,7 @@ class Needs:
 
     image: Image
     environment: Environment | None
+    plugins: tuple[Plugin, ...]
     input: Input | None
     output: Datastore | None
     home: Datastore | None
@@ -114,16 +117,17 @@ def require_active(appcode: Appcode) -> None:
 
 def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, source: Run | None = None) -> Needs:
     """What a run of `spec` on `cloud` needs besides its GPUs; `source` is the run that it reads. Raises Invalid when some of it
-    is gone, and CloudError when the cloud is. Six queries at most."""
+    is gone, and CloudError when the cloud is. Seven queries at most."""
     errors: list[FieldError] = []
     place = Place(cloud, cloud, namespace, driver(cloud))
     image = _checked(_images(spec).first(), spec, place, errors)
     environment = _environment(spec, appcode, place, errors)
+    plugins = _plugins(spec, place, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
     if errors or image is None:
         raise Invalid(errors)
-    return Needs(image, environment, *_named(spec, stores, source), shown)
+    return Needs(image, environment, plugins, *_named(spec, stores, source), shown)
 
 
 # What is asked for every cluster that is created: where it goes, and whether the names in it exist.
@@ -151,6 +155,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     place = choose(appcode, found)
     image = _checked(next((Image(**row) for row in found["image"]), None), spec, place, errors)
     environment = _environment(spec, appcode, place, errors)
+    plugins = _plugins(spec, place, errors)
     flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
     resources: dict[str, Resources] = {}
     for role, role_spec in spec.roles.items():
@@ -177,7 +182,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         raise Invalid(errors)
     domain = gateway.domain if gateway else ""
     named = _named(spec, stores, source)
-    resolved = Resolved(spec, place, image, environment, resources, *named, runs=shown, domain=domain)
+    resolved = Resolved(spec, place, image, environment, plugins, resources, *named, runs=shown, domain=domain)
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
@@ -219,6 +224,32 @@ def _environment(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list
     if sentence:
         errors.append(FieldError(("spec", "environment"), sentence))
     return found
+
+
+def _plugins(spec: ClusterSpec, place: Place, errors: list[FieldError]) -> tuple[Plugin, ...]:
+    """The plugins that `spec` names, of each the newest version where it says none; adds an error when they cannot serve. One
+    query, none where there are none."""
+    if not spec.plugins:
+        return ()
+    rows = list(Plugin.objects.filter(image__name=spec.image, deleted_at=None).order_by("name", "-version"))
+    found = []
+    sentence = why_no_environments(place.cloud)
+    if sentence:
+        sentence = f"Plugins cannot be used on {title_of(place.cloud)}: {sentence} An image that has them can."
+    for asked in spec.plugins:
+        row = next((row for row in rows if asked in (row.name, str(row))), None)
+        if row is None:
+            offered = ", ".join(dict.fromkeys(row.name for row in rows)) or "none"
+            sentence = sentence or f"With the image {spec.image} no plugin “{asked}” is offered; there are: {offered}."
+        else:
+            found.append(row)
+    try:
+        together({str(row): row.lock for row in found})
+    except ValueError as error:
+        sentence = sentence or str(error)
+    if sentence:
+        errors.append(FieldError(("spec", "plugins"), sentence))
+    return tuple(found)
 
 
 def _source(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> Run | None:

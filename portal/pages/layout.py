@@ -59,6 +59,7 @@ ADMINISTRATION = (
     Entry("Clouds", "admin_clouds", "cluster"),
     Entry("Nodes & flavors", "admin_flavors", "flavor"),
     Entry("Images", "admin_images", "image"),
+    Entry("Plugins", "admin_plugins", "image"),
     Entry("Allowed folders", "admin_folders", "folder"),
     Entry("Prices", "admin_prices", "price"),
     Entry("Months", "admin_months", "file"),

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from portal.up.running import folder_of
+from portal.up.servers import index_url
 from portal.up.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
 
 NEEDED_MB = 500
@@ -127,6 +128,7 @@ class Data:
             "PORTAL_S3_SECRET_KEY": own["PORTAL_S3_SECRET_KEY"]
             if "s3" in urls
             else given.get("PORTAL_S3_SECRET_KEY", ""),
+            "PORTAL_PACKAGE_INDEX": index_url(given),
             "LOCAL_CLOUD_DIR": given.get("LOCAL_CLOUD_DIR") or str(self.folder / "cloud"),
             "LOCAL_CLOUD_SOCKET": given.get("LOCAL_CLOUD_SOCKET") or str(self.agent_socket),
             "DJANGO_SETTINGS_MODULE": "portal.settings",

@@ -189,10 +189,15 @@ AGENT_SETTINGS = {
 PYPI = "https://pypi.org/simple/"
 
 
+def index_url(given: Mapping[str, str]) -> str:
+    """From where packages come; "off" for from nowhere."""
+    return given.get("PORTAL_PACKAGE_INDEX") or given.get("PIP_INDEX_URL") or PYPI
+
+
 def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | None:
     """What leads tasks to the index of PORTAL_PACKAGE_INDEX, which may have a name and a password in it; without it to that of
     this machine's own pip, or PyPI. None for "off": then tasks reach none."""
-    url = given.get("PORTAL_PACKAGE_INDEX") or given.get("PIP_INDEX_URL") or PYPI
+    url = index_url(given)
     if url == "off":
         return None
     if not url.startswith(("http://", "https://")):

@@ -45,6 +45,7 @@ PLATFORM_GROUPS = {
     "org": "Business lines",
     "kubernetes": "Kubernetes clusters registered and changed",
     "cloud": "What clouds say of themselves", "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",
+    "plugin": "Plugins of images",
     "demo": "The demonstration",
 }  # fmt: skip
 EVERYTHING = "*"

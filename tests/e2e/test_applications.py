@@ -591,3 +591,62 @@ def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
     )
     with urllib.request.urlopen(request, timeout=120) as response:
         return str(response.read().decode())
+
+
+SERVER_PLUGIN = """from jupyter_server.base.handlers import APIHandler
+class Tree(APIHandler):
+    def get(self):
+        import tornado
+        self.finish({"tree": "tall", "tornado": tornado.__file__})
+def _jupyter_server_extension_points():
+    return [{"module": "labtree"}]
+def _load_jupyter_server_extension(app):
+    app.web_app.add_handlers(".*$", [("/api/tree", Tree)])
+"""
+
+
+def test_a_plugin_is_in_jupyterlab_and_a_broken_one_keeps_nobody_out(portal_up: Portal) -> None:
+    def put(name: str, **modules: str) -> None:
+        """A plugin with an extension of the page and one of the server, as wheels carry them."""
+        data = f"{name}-1.0.data/data"
+        build = {"load": "static/entry.js", "extension": "./extension"}
+        package = {"name": name, "version": "1.0", "jupyterlab": {"extension": True, "_build": build}}
+        enabled = {"ServerApp": {"jpserver_extensions": {name: True}}}
+        files = {
+            f"{data}/share/jupyter/labextensions/{name}/package.json": json.dumps(package),
+            f"{data}/share/jupyter/labextensions/{name}/static/entry.js": "// of tests",
+            f"{data}/etc/jupyter/jupyter_server_config.d/{name}.json": json.dumps(enabled),
+        }
+        portal_up.index.put(name, "1.0", {**{f"{path}.py": text for path, text in modules.items()}, **files})
+
+    put("labtree", labtree=SERVER_PLUGIN)
+    # It would stand in the way of what JupyterLab is made of, and its own extension cannot be loaded.
+    put("labbroken", labbroken="raise RuntimeError('broken')", **{"tornado/__init__": "raise RuntimeError('broken')"})
+    root, alice = Client(portal_up, "root"), Client(portal_up, "alice")
+    image = next(each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("jupyter"))
+    for name in ("tree", "broken"):
+        spec = {"title": name.title(), "requirements": [f"lab{name}"]}
+        root.call("POST", f"/images/{image}/plugins", {"metadata": {"name": name}, "spec": spec})
+    spec = {
+        "type": "jupyter",
+        "image": image,
+        "flavor": "small",
+        "storage": {"size": "1Gi"},
+        "plugins": ["broken", "tree"],
+    }
+    alice.call("POST", "/appcodes/ops-demo/applications", {"metadata": {"name": "plugged"}, "spec": spec})
+    path, host = "/appcodes/ops-demo/applications/plugged", host_of(portal_up, "notebook-plugged-ops-demo")
+    ready(portal_up, path)
+    by_token = {"Authorization": f"token {alice.call('POST', f'{path}/access/refresh')['token']}"}
+    assert eventually(lambda: asked(portal_up, host, "/api", by_token)[0] == 200, 10)
+    status, _, said = asked(portal_up, host, "/api/tree", by_token)
+    assert (status, json.loads(said)["tree"]) == (200, "tall")
+    assert "/plugins/" not in json.loads(said)["tornado"]
+    _, _, page = asked(portal_up, host, "/lab", by_token)
+    assert '"labtree"' in page
+    assert asked(portal_up, host, "/lab/extensions/labtree/static/entry.js", by_token)[2] == "// of tests"
+    # Kernels see nothing of it.
+    token = by_token["Authorization"].partition(" ")[2]
+    sees = "import importlib.util; print(importlib.util.find_spec('labtree'))"
+    assert printed(portal_up, host, token, sees) == "None\n"
+    alice.call("POST", f"{path}/disable")

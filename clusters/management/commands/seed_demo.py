@@ -32,7 +32,7 @@ from billing.budgets import turn
 from billing.models import Price
 from clusters.actions import create_cluster
 from clusters.clouds.drivers.local.agent import gpus
-from clusters.demo import history, plan
+from clusters.demo import history, plan, plugins
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
 from datastores.actions import create_datastore
@@ -97,7 +97,7 @@ class Command(BaseCommand):
                 raise CommandError(f"{conflict} It stays as it is with PORTAL_DEMO=0.") from conflict
             people = _people()
             _appcodes(people)
-            _catalogue()
+            _catalogue(people["root"][0])
             for name in (INPUT, OUTPUT):
                 create_datastore(_datastore(name), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
@@ -138,7 +138,7 @@ def _appcodes(people: dict[str, tuple[User, str]]) -> None:
             set_member(appcode, "victor", "viewer", acting_user=root)
 
 
-def _catalogue() -> None:
+def _catalogue(administrator: User) -> None:
     for name, title, cpu_milli, memory_mb, gpus_ in FLAVORS:
         Flavor.objects.create(name=name, title=title, cpu_milli=cpu_milli, memory_mb=memory_mb, gpus=gpus_)
     # The environment that we run in has TensorFlow, too: it comes with requirements.txt.
@@ -152,7 +152,7 @@ def _catalogue() -> None:
         program=str(settings.BASE_DIR / "examples"),
     )
     lab = ".".join(importlib.metadata.version("jupyterlab").split(".")[:2])
-    Image.objects.create(
+    jupyter = Image.objects.create(
         name=f"jupyter-{lab.replace('.', '-')}",
         title=f"JupyterLab {lab} with TensorFlow {version}",
         description="With TensorBoard, git, terminals and resource usage; cells go on when the browser is closed.",
@@ -160,6 +160,7 @@ def _catalogue() -> None:
         environment=sys.prefix,
         program=str(settings.BASE_DIR / "examples"),
     )
+    plugins.offer(jupyter, administrator)
     Image.objects.create(
         name="pytorch-2-9",
         title="PyTorch 2.9",

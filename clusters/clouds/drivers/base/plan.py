@@ -160,9 +160,11 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Environment:
-    """Packages over the image that an appcode saved, by name for people and by `digest` for ever.
+    """Packages over the image, those that an appcode saved and the plugins that it chose, by name for people and by `digest` for
+    ever.
 
-    `lock` is a file of requirements with hashes, `script` what a shell runs once afterwards ("" for nothing), with the
+    `lock` is a file of requirements with hashes; those behind a line `# plugins` go into a layer of their own, PATH/plugins, for
+    the image's own program. `script` what a shell runs once afterwards ("" for nothing), with the
     environment in place and writable. `install` is a program for the image's own Python: with the arguments PATH LOCK CACHE
     LINK it makes the environment at PATH from the file LOCK, by uv with its cache in CACHE and --link-mode LINK. With a
     further SCRIPT it is for several that may be about to make the same: LOCK is packed by bz2, the script is run, too, what is

@@ -1,0 +1,133 @@
+"""Requirements → a lock over what an image has. By uv, from the package index, once, when an administrator saves them.
+
+What the image has is given: no package of it is replaced, and a requirement that would need another version of one is refused
+with uv's own words. Nothing of a package is run here and nothing is built: uv reads the metadata of wheels. The address of the
+index, which may have a password in it, goes by the environment and stands in no sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from pydantic import Field, StringConstraints
+from uv import find_uv_bin
+
+from clusters.spec.locks import NAME, VERSION, pins, written
+from portal.errors import Conflict, Invalid
+from portal.manifests import Strict
+from portal.text import readable
+
+SECONDS = 60.0
+SAID = 900
+# What uv is told of the world besides the index.
+KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# As uv calls the oldest Linux that images may have.
+PLATFORMS = {f"Linux-{machine}": f"{machine}-manylinux_2_28" for machine in ("x86_64", "aarch64")}
+
+
+class Installed(Strict):
+    """What an image has: its Python, like 3.11.7, its platform, like Linux-x86_64, and version by package."""
+
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+\.[0-9]+[0-9a-z.+]*$", max_length=20)]
+    platform: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=40)]
+    packages: dict[
+        Annotated[str, StringConstraints(pattern=rf"^{NAME}$", max_length=200)],
+        Annotated[str, StringConstraints(pattern=rf"^{VERSION}$", max_length=100)],
+    ] = Field(max_length=5000)
+
+
+def installed_in(environment: str) -> Installed | None:
+    """What a virtual environment of this machine has; None where there is none. Only files are read."""
+    folder = Path(environment)
+    try:
+        facts = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", (folder / "pyvenv.cfg").read_text(), re.MULTILINE))
+    except OSError:
+        return None
+    python = ".".join((facts.get("version") or facts.get("version_info") or "").split(".")[:3])
+    packages = [str(each) for each in folder.glob(f"lib/python{'.'.join(python.split('.')[:2])}/site-packages")]
+    found: dict[str, str] = {}
+    for each in distributions(path=packages):
+        found.setdefault(re.sub(r"[-_.]+", "-", str(each.metadata["Name"] or "")).lower(), each.version)
+    found.pop("", None)
+    system, machine = os.uname().sysname, os.uname().machine
+    return Installed(python=python, platform=f"{system}-{machine}", packages=found)
+
+
+def resolved(requirements: Sequence[str], over: Installed, besides: Mapping[str, str]) -> str:
+    """The lock of what `over` lacks for these requirements, with the versions of `besides` where one of those is needed. Raises
+    Invalid at the requirements, and Conflict where the index does not answer in time."""
+    if settings.PACKAGE_INDEX == "off":
+        raise _invalid("This portal has no package index: PORTAL_PACKAGE_INDEX is off.")
+    if over.platform not in PLATFORMS:
+        raise _invalid(f"The image is for {over.platform}; plugins are for {' and '.join(PLATFORMS)} only.")
+    argv = [
+        find_uv_bin(),
+        "pip",
+        "compile",
+        "-",
+        "--constraints",
+        "given.txt",
+        "--generate-hashes",
+        "--only-binary",
+        ":all:",
+    ]
+    argv += [
+        "--no-header",
+        "--no-annotate",
+        "--no-config",
+        "--no-progress",
+        "--quiet",
+        "--no-cache",
+        "--no-python-downloads",
+    ]
+    argv += ["--python-version", over.python, "--python-platform", PLATFORMS[over.platform]]
+    kept = {name: value for name, value in os.environ.items() if name.upper() in KEPT}
+    with tempfile.TemporaryDirectory() as folder:
+        given = {**besides, **over.packages}
+        (Path(folder) / "given.txt").write_text("".join(f"{name}=={version}\n" for name, version in given.items()))
+        try:
+            done = subprocess.run(
+                argv,
+                input="\n".join(requirements) + "\n",
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+                cwd=folder,
+                env={**kept, "HOME": folder, "UV_DEFAULT_INDEX": settings.PACKAGE_INDEX},
+            )
+        except subprocess.TimeoutExpired:
+            raise Conflict("The package index did not answer in time; try again.") from None
+    if done.returncode:
+        raise _invalid(f"They cannot be had over this image: {_said(done.stderr)}")
+    try:
+        pinned = pins(done.stdout)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+    lacking = {name: line for name, line in pinned.items() if name not in over.packages}
+    if not lacking:
+        raise _invalid("The image has all of this already.")
+    return written(lacking)
+
+
+def _said(errors: str) -> str:
+    """uv's reason, without what it says first and without a password."""
+    parts = urlsplit(settings.PACKAGE_INDEX)
+    for secret in filter(None, (parts.password, parts.username)):
+        errors = errors.replace(secret, "…")
+    text = readable(" ".join(errors.split()))
+    text = text.partition(" cause: ")[2] or text.removeprefix("error: ")
+    return text if len(text) <= SAID else f"{text[: SAID // 3]} … {text[-2 * SAID // 3 :]}"
+
+
+def _invalid(sentence: str) -> Invalid:
+    return Invalid.at("spec", "requirements", message=sentence)
