@@ -310,6 +310,11 @@ class Run(models.Model):
     data_warning = models.TextField(
         blank=True, default="", db_default="", help_text="Data that is there and hardly what was meant: empty input."
     )
+    read = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text='What was copied as input: {"digest": "ab…", "files": 3, "bytes": 12, "changed_since": 2}',
+    )
     blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(
         blank=True,

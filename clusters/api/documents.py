@@ -51,6 +51,15 @@ class EndpointStatus(Answer):
     ready: bool = Field(description="Its program answers, and the gateway leads there.")
 
 
+class ReadStatus(Answer):
+    """What lay in the input when it was copied for a run: two with one digest are of the same names, sizes and times."""
+
+    digest: str = Field(examples=["9f" * 32])
+    files: int
+    bytes: int
+    changed_since: int | None = Field(description="The run before, when that has read something else.")
+
+
 class RunStatus(Answer):
     """What was seen of a run. Seconds and cost grow while it holds GPUs."""
 
@@ -62,6 +71,7 @@ class RunStatus(Answer):
     namespace: str = Field(description="That of its business line there.")
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
+    read: ReadStatus | None = Field(description="What it has read; null before, and where the input is no copy.")
     roles: dict[RoleName, RoleStatus]
     endpoints: list[EndpointStatus]
     started: dt.datetime | None
@@ -255,6 +265,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         namespace=run.namespace,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
         warning=run.data_warning,
+        read=ReadStatus(**run.read) if run.read else None,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],
         started=run.started_at,

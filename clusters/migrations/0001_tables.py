@@ -396,6 +396,14 @@ class Migration(migrations.Migration):
                         help_text="Data that is there and hardly what was meant: empty input.",
                     ),
                 ),
+                (
+                    "read",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='What was copied as input: {"digest": "ab…", "files": 3, "bytes": 12, "changed_since": 2}',
+                    ),
+                ),
                 ("blocked_reason", models.CharField(blank=True, db_default="", default="", max_length=40)),
                 (
                     "blocked_message",

@@ -58,7 +58,7 @@ NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
-    "storage_state", "storage_message", "data_warning", "endpoints", "gone", "stored", "gone_message", "blocked_reason",
+    "storage_state", "storage_message", "data_warning", "read", "endpoints", "gone", "stored", "gone_message", "blocked_reason",
     "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
     "activity", "activity_since", "activity_why", "look_at",
 ]  # fmt: skip
@@ -281,6 +281,37 @@ def _clean(item: Seen) -> Seen:
     )
 
 
+def _note_storage(run: Run, item: StorageSeen) -> None:
+    if item.state == "failed" and run.storage_state != "failed":
+        record_all([run_event("run.storage_failed", run, item.message)])
+    run.storage_state, run.storage_message = item.state, item.message
+    if item.warning and item.warning != run.data_warning:
+        record_all([run_event("run.data_warning", run, item.warning)])
+        run.data_warning = item.warning
+    if item.digest:
+        _note_read(run, item)
+
+
+def _note_read(run: Run, item: StorageSeen) -> None:
+    """What it reads, by the first of its tasks that says so, and whether the run before read the same."""
+    if run.read:
+        if run.read["digest"] != item.digest and not run.data_warning:
+            run.data_warning = (
+                "The input was changed while its tasks started: some of them have read other files than others."
+            )
+            record_all([run_event("run.data_warning", run, run.data_warning)])
+        return
+    run.read = {"digest": item.digest, "files": item.files, "bytes": item.bytes, "changed_since": None}
+    runs = Run.objects.filter(cluster=run.cluster_id, number__lt=run.number, spec__input=run.spec["input"])
+    before = runs.exclude(read={}).order_by("-number").only("number", "read").first()
+    if before and before.read["digest"] != item.digest:
+        run.read["changed_since"] = before.number
+        was, now = (f"{read['files']:,} files with {read['bytes']:,} bytes" for read in (before.read, run.read))
+        now = f"now {now}" if was != now else "now others of the same size"
+        message = f"The input has changed since run {before.number}: it had {was}, {now}."
+        record_all([run_event("run.input_changed", run, message, since=before.number)])
+
+
 def _note(run: Run, item: Seen) -> None:
     if isinstance(item, RunFound):
         if run.gone:
@@ -291,12 +322,7 @@ def _note(run: Run, item: Seen) -> None:
     elif isinstance(item, RunBlocked):
         run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message
     elif isinstance(item, StorageSeen):
-        if item.state == "failed" and run.storage_state != "failed":
-            record_all([run_event("run.storage_failed", run, item.message)])
-        run.storage_state, run.storage_message = item.state, item.message
-        if item.warning and item.warning != run.data_warning:
-            record_all([run_event("run.data_warning", run, item.warning)])
-            run.data_warning = item.warning
+        _note_storage(run, item)
     elif isinstance(item, EndpointSeen):
         _note_endpoint(run, item)
     elif isinstance(item, ActivitySeen):
@@ -410,6 +436,7 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
         # It begins anew with first attempts; what the forgotten pods held stays in the usage.
         run.tasks.all().delete()
         run.storage_state = run.storage_message = run.data_warning = run.activity = ""
+        run.read = {}
     run.endpoints = {}
     run.applied_at = None
     run.blocked_reason = run.blocked_message = ""

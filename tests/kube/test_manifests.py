@@ -328,7 +328,14 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
     found = made(role("master"), mounts=data())
     pod = found["Job", "demo-mnist-3-1042-master"]["spec"]["template"]["spec"]
     fetch, store = pod["initContainers"]
-    assert fetch["args"] == ["fetch", "data0:digits", "/elearn/input", "data1:models/mnist/3/", "/elearn/output"]
+    assert fetch["args"] == [
+        "fetch",
+        "--input",
+        "data0:digits",
+        "/elearn/input",
+        "data1:models/mnist/3/",
+        "/elearn/output",
+    ]
     assert store["args"] == ["store", "--every", "10", "data1:models/mnist/3/", "/elearn/output"]
     assert (fetch.get("restartPolicy"), store["restartPolicy"]) == (None, "Always")
     assert pod["terminationGracePeriodSeconds"] == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from clusters.clouds.drivers.base import Mount, Plan, S3Source, expand
 from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch.pod_status import storage_seen
+from datastores import listing
+from datastores.drivers.s3 import S3
+from datastores.listing import listing_of
 from portal.up.services import program
 from tests.kube.plans import plan
 from tests.running import listening
@@ -55,8 +59,9 @@ def start(
     # What the image has beside rclone.
     own = Path(whole.mounts[0].mount_path).parent / "bin"
     own.mkdir(exist_ok=True)
-    if not (own / "parts").exists():
-        (own / "parts").symlink_to(parts_program.__file__)
+    for name, module in (("parts", parts_program), ("listing", listing)):
+        if not (own / name).exists():
+            (own / name).symlink_to(str(module.__file__))
     path = f"{own}:{Path(program('rclone')).parent}:{os.environ['PATH']}"
     # Both containers of a pod have the same volume there.
     home = Path(whole.mounts[0].mount_path).parent / "home"
@@ -115,7 +120,8 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
         found = (path for path in (tmp_path / "in").rglob("*") if path.is_file())
         assert sorted(str(path.relative_to(tmp_path / "in")) for path in found) == sorted(expected)
         assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
-        assert (tmp_path / "home" / "said").read_text() == ""
+        said = (tmp_path / "home" / "said").read_text()
+        assert re.fullmatch(r"read [0-9a-f]{64} 7 7\n", said), "of all of it, whichever part it is"
 
 
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(
@@ -138,7 +144,7 @@ def test_input_without_a_file_is_told_and_output_without_one_is_not(
     fetch = start(whole, storage.FETCH)
     assert fetch.wait(30) == 0
     said = (tmp_path / "home" / "said").read_text()
-    assert said.split() == [mount.mount_path for mount in whole.mounts]
+    assert said.splitlines() == [f"read {'0' * 64} 0 0", *(mount.mount_path for mount in whole.mounts)]
     # As the pod has it when the kubelet has read that.
     parts = storage.pod_parts(whole, Settings())
     task = {"name": "task", "volumeMounts": parts.mounts}
@@ -151,8 +157,23 @@ def test_input_without_a_file_is_told_and_output_without_one_is_not(
     told = storage_seen(made)
     assert told
     assert told.warning == f"The input is empty: there is nothing in folder in of bucket {bucket}."
-    ended["state"]["terminated"]["message"] = said.splitlines()[1]
-    assert storage_seen(made) == replace(told, warning="")
+    assert (told.digest, told.files, told.bytes) == ("0" * 64, 0, 0)
+    ended["state"]["terminated"]["message"] = said.splitlines()[2]
+    assert storage_seen(made) == replace(told, warning="", digest="")
+
+
+def test_the_portal_lists_what_a_task_lists(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
+    for name in ("a", f"deep/{NAME}", "deep/%2F+"):
+        s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"123")
+    assert start(whole, storage.FETCH).wait(30) == 0
+    said = (tmp_path / "home" / "said").read_text().splitlines()[0]
+    driver = S3(
+        server=s3.url, bucket=bucket, prefix="in", access_key=s3.access_key, secret=s3.secret_key, region="us-east-1"
+    )
+    entries = list(driver.walk(""))
+    found = listing_of((each.path, each.size, int(each.modified.timestamp())) for each in entries if each.modified)
+    assert said == f"read {found.words}"
+    assert found.files == 3
 
 
 def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(

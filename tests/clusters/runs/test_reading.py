@@ -10,6 +10,7 @@ from clusters.runs.preview import preview
 from datastores.actions import delete_datastore
 from datastores.models import AllowedFolder, Datastore
 from portal.errors import Conflict, Invalid
+from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -137,6 +138,37 @@ def test_the_tasks_that_compute_share_the_files(loop, people, manifest, results,
         assert refused == {
             f"spec.input.{field}": "“folder” is mounted as it is; only what lies in S3 is divided into parts and folds."
         }
+
+
+def test_a_run_notes_what_it_has_read_and_tells_when_that_is_other_than_before(loop, people, manifest, results, s3):
+    def put(name, text):
+        s3.client.put_object(Bucket=results.spec["bucket"], Key=f"in/{name}", Body=text.encode())
+
+    def deployed():
+        if current(cluster).is_terminal:
+            actions.deploy(cluster, acting_user=people.bob)
+        return loop.until_phase(cluster, "Succeeded", "Failed")
+
+    put("a", "123")
+    put("deep/b ü", "45")
+    data = {"datastore": "results", "path": "in"}
+    cluster = actions.create_cluster(manifest("train", input=data, output="results"), acting_user=people.bob)
+    first = deployed().read
+    assert (first["files"], first["bytes"], first["changed_since"]) == (2, 5, None)
+    assert deployed().read == first
+    put("c", "6")
+    third = deployed().read
+    assert (third["files"], third["bytes"], third["changed_since"]) == (3, 6, 2)
+    event = Event.objects.get(verb="run.input_changed")
+    assert event.message == (
+        "The input has changed since run 2: it had 2 files with 5 bytes, now 3 files with 6 bytes."
+    )
+    assert deployed().read["changed_since"] is None
+    page = Client()
+    page.force_login(people.bob)
+    text = page.get("/clusters/ops-demo/train?run=3").content.decode()
+    assert "3 files, 6 B when it was read; changed since" in text
+    assert 'href="/clusters/ops-demo/train?run=2"' in text
 
 
 def changed(cluster, manifest, source):

@@ -143,6 +143,11 @@ class Mount:
     def is_divided(self) -> bool:
         return bool(self.parts or self.folds)
 
+    @property
+    def is_input(self) -> bool:
+        """Whether it is copied to be computed with, so that what it was is noted."""
+        return self.read_only and not (self.follow or self.shown_gib)
+
 
 @dataclass(frozen=True)
 class ImageRef:

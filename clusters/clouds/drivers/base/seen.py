@@ -54,13 +54,17 @@ class TaskSeen:
 class StorageSeen:
     """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud).
 
-    `warning` is a sentence on data that is there and hardly what people meant: input without any file.
+    `warning` is a sentence on data that is there and hardly what people meant: input without any file. `digest`, `files` and
+    `bytes` are those of the listing of what was copied as input (datastores/listing.py); "" and 0 where that is not known.
     """
 
     run_id: int
     state: StorageState
     message: str = ""
     warning: str = ""
+    digest: str = ""
+    files: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)

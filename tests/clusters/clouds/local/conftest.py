@@ -45,7 +45,7 @@ def user_home() -> Iterator[Home]:
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
         (folder / "code" / "datastores").mkdir()
-        for module in ("__init__.py", "trees.py"):
+        for module in ("__init__.py", "listing.py", "trees.py"):
             shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
         (folder / "code" / "portal").mkdir()
         shutil.copy(ROOT / "portal" / "addresses.py", folder / "code" / "portal")

@@ -166,14 +166,17 @@ def _fetch(
     """What is only looked at stands behind all else among the mounts of a plan, and so behind --most; what is divided, the input,
     stands before all else."""
     made = _helper(plan, FETCH, [FETCH], copied, settings)
-    first = plan.mounts[copied[0][0]]
+    first, front = plan.mounts[copied[0][0]], list[str]()
+    if first.is_input:
+        front.append("--input")
     if first.is_divided:
         part = "$(TASK_INDEX)" if first_part >= 0 else "0"
-        made["args"][1:1] = ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]
+        front += ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]
         made["env"].insert(0, dict(task_index))
+    made["args"][1:1] = front
     limits = [plan.mounts[number].shown_gib for number, _ in copied]
     if any(limits):
-        behind = made["args"].index(FETCH) + (7 if first.is_divided else 1)
+        behind = 1 + len(front)
         behind += 2 * next(place for place, limit in enumerate(limits) if limit)
         made["args"][behind:behind] = ["--most", f"{max(limits):g}Gi"]
     return made

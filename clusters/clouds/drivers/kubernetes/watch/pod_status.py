@@ -9,7 +9,9 @@ counted by `attempts`, and `upkeep` writes that on them.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen, TaskPhase, TaskSeen
@@ -22,6 +24,7 @@ _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _BREAKS = "batch.kubernetes.io/job-index-ignored-failure-count"
 LOG_TAIL = 4096
+_READ = re.compile(r"^read ([0-9a-f]{64}) ([0-9]{1,12}) ([0-9]{1,18})$", re.MULTILINE)
 
 
 def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None = None) -> TaskSeen | None:
@@ -210,14 +213,20 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
         return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
     if not fetched:
         return StorageSeen(run_id, "fetching")
-    warning = _empty_input(pod, fetched.get("message") or "")
+    said = fetched.get("message") or ""
+    seen = StorageSeen(run_id, "ready", warning=_empty_input(pod, said), **_read(said))
     if stored or is_over(pod):
-        return StorageSeen(run_id, "stored" if stored else "ready", warning=warning)
+        return replace(seen, state="stored" if stored else "ready")
     if _fails_to_store(pod, store):
-        sentence = "The output cannot be stored at the moment; it is tried again."
-        return StorageSeen(run_id, "failed", sentence, warning)
+        return replace(seen, state="failed", message="The output cannot be stored at the moment; it is tried again.")
     ending = storage.STORE in containers and _terminated(_main(pod))
-    return StorageSeen(run_id, "storing" if ending else "ready", warning=warning)
+    return replace(seen, state="storing" if ending else "ready")
+
+
+def _read(said: str) -> dict[str, Any]:
+    """What docker/rclone/fetch says of the input that it has copied, for a StorageSeen."""
+    found = _READ.search(said)
+    return {"digest": found[1], "files": int(found[2]), "bytes": int(found[3])} if found else {}
 
 
 def _empty_input(pod: Pod, said: str) -> str:

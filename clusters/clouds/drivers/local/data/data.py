@@ -60,7 +60,8 @@ class Data:
 
     @property
     def seen(self) -> StorageSeen:
-        return StorageSeen(self.run.ref.id, self.state, self.message, self.warning)
+        read = self.status.get("read") or ["", 0, 0]
+        return StorageSeen(self.run.ref.id, self.state, self.message, self.warning, *read)
 
     @property
     def idle(self) -> bool:
@@ -166,7 +167,7 @@ class Data:
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
                 flags = {
                     name: getattr(mount, name)
-                    for name in ("read_only", "follow", "shown_gib", "parts", "fold", "folds")
+                    for name in ("read_only", "is_input", "follow", "shown_gib", "parts", "fold", "folds")
                 }
                 mounts.append(row | vars(mount.source) | flags)
         spec: dict[str, Any] = {

@@ -10,9 +10,11 @@ import json
 import os
 import re
 import select
+import tempfile
 
 from clusters.clouds.drivers.local.network import socks
 from clusters.clouds.drivers.local.task import sandbox
+from datastores.listing import LSJSON, Listing, listing_of, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +69,26 @@ def fetch(
         raise Failed(explain(mount, errors))
     if mount["read_only"] and mount["prefix"] and not mount["shown_gib"] and not os.listdir(mount["folder"]):
         raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
+
+
+def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> Listing:
+    """What lies in the bucket's folder now; `wake` and `check` as of `fetch`. Raises Failed."""
+    said: list[str] = []
+
+    def hear(entry: dict[str, Any]) -> None:
+        """Why nothing could be listed is no error to rclone, but a notice."""
+        if entry.get("level") == "notice":
+            said.append(str(entry.get("msg", "")))
+
+    with tempfile.TemporaryFile(dir=folder) as file:
+        argv = ["lsjson", remote(mount), *LSJSON, *_COMMON]
+        code, errors = _run(spec, mount, folder, argv, b"", hear, wake, check, file.fileno())
+        if code == _DIRECTORY_NOT_FOUND:
+            raise Failed(_no_bucket(mount))
+        if code != 0:
+            raise Failed(explain(mount, errors + said))
+        file.seek(0)
+        return listing_of(rows(file))
 
 
 def store(spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]) -> None:
@@ -161,8 +183,9 @@ def _run(
     hear: Callable[[dict[str, Any]], None],
     wake: int = -1,
     check: Callable[[], None] = lambda: None,
+    out: int = -1,
 ) -> tuple[int, list[str]]:
-    """Runs rclone with `lines` as its input: its exit code, and what it said on level error."""
+    """Runs rclone with `lines` as its input and its output in the file `out`: its exit code, and what it said on level error."""
     with socks.proxy(spec.get("denied"), spec["uid"]) as proxy:
         feed = os.memfd_create("names", os.MFD_CLOEXEC)
         with open(os.dup(feed), "wb") as file:
@@ -172,7 +195,7 @@ def _run(
         child = os.fork()
         if child == 0:
             try:
-                _become(spec, mount, folder, argv, feed, says, proxy)
+                _become(spec, mount, folder, argv, (feed, out, says), proxy)
             except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
                 os.write(says, json.dumps({"level": "error", "msg": str(error)}).encode() + b"\n")
             finally:
@@ -218,11 +241,12 @@ def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
 
 
 def _become(
-    spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], feed: int, says: int, proxy: str
+    spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], files: tuple[int, int, int], proxy: str
 ) -> None:
-    null = os.open("/dev/null", os.O_WRONLY)
+    """`files` are its input, output (below 0: none) and what it says."""
+    feed, out, says = files
     os.dup2(feed, 0)
-    os.dup2(null, 1)
+    os.dup2(out if out >= 0 else os.open("/dev/null", os.O_WRONLY), 1)
     os.dup2(says, 2)
     sandbox.unshare()
     writing = argv[0] == "copy" and argv[2] == _DATA

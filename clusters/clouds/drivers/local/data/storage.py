@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusters.clouds.drivers.local.data.following import Following
+    from datastores.listing import Listing
 
 STORE_EVERY = 5.0
+# How often input that changes while it is copied is copied again, until what was read is known.
+TRIES = 3
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 
 
@@ -129,7 +132,15 @@ class Storage:
             if self.status.values["state"] == "fetching" or done:
                 self.say("fetching", f"Fetching {what}: {megabytes(done, total)}.")
 
-        rclone.fetch(self.spec, mount, self.folder, self.wake, progress, self.check)
+        for _ in range(TRIES if mount["is_input"] else 1):
+            before = self.list(mount) if mount["is_input"] else None
+            rclone.fetch(self.spec, mount, self.folder, self.wake, progress, self.check)
+            if before and self.list(mount).digest == before.digest:
+                self.status.values["read"] = [before.digest, before.files, before.size]
+                return
+
+    def list(self, mount: dict[str, Any]) -> Listing:
+        return rclone.listing(self.spec, mount, self.folder, self.wake, self.check)
 
     def emptiness(self) -> str:
         """What is said of input without a file, "" where there is one."""

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""What lay in a folder at one moment, in short: how many files and bytes, and a digest of their names, sizes and times.
+
+Two listings with one digest are of the same files; nobody has read them for that. The time is when the store says that a file
+was last written, to the second: unlike an ETag every store tells it with the names, a thousand files in one answer. The
+digest is a sum, so files may come in any order and none is kept; it finds changes, and is no proof against somebody who makes
+files to fit it.
+
+A program of docker/rclone, too: `listing NAMES` reads what `rclone lsjson` writes, writes the names into the file NAMES, one
+a line, and says digest, files and bytes. Only the standard library is imported here.
+"""
+
+import datetime as dt
+import hashlib
+import json
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    # Path, bytes, seconds since 1970.
+    Row = tuple[str, int, int]
+
+# How rclone writes what `rows` reads.
+LSJSON = ("--recursive", "--files-only", "--no-mimetype", "--use-server-modtime")
+
+
+class Listing:
+    """Of the files that were added."""
+
+    def __init__(self) -> None:
+        self.files = self.size = self._sum = 0
+
+    def add(self, path: str, size: int, modified: int) -> None:
+        row = f"{path}\0{size}\0{modified}".encode("utf-8", "surrogateescape")
+        self._sum = (self._sum + int.from_bytes(hashlib.sha256(row).digest(), "big")) % 2**256
+        self.files += 1
+        self.size += size
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits."""
+        return f"{self._sum:064x}"
+
+    @property
+    def words(self) -> str:
+        """Digest, files and bytes, divided by spaces."""
+        return f"{self.digest} {self.files} {self.size}"
+
+
+def listing_of(rows: "Iterable[Row]") -> Listing:
+    found = Listing()
+    for row in rows:
+        found.add(*row)
+    return found
+
+
+def rows(lines: "Iterable[bytes]") -> "Iterator[Row]":
+    """Of the lines of `rclone lsjson`, one file in each."""
+    for line in lines:
+        if line[:1] == b"{":
+            entry = json.loads(line.rstrip(b",\r\n"))
+            yield entry["Path"], entry["Size"], int(dt.datetime.fromisoformat(entry["ModTime"]).timestamp())
+
+
+def main(names: str) -> None:
+    found = Listing()
+    with open(names, "wb") as file:
+        for row in rows(sys.stdin.buffer):
+            found.add(*row)
+            file.write(row[0].encode("utf-8", "surrogateescape") + b"\n")
+    sys.stdout.write(found.words + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
