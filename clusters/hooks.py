@@ -22,23 +22,21 @@ from clusters.models import CloudState, Cluster, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
 from datastores import hooks as datastore_hooks
-from datastores.models import Datastore
+from datastores.models import Datastore, Share
 from portal import hooks as portal_hooks
 from portal.models import Appcode, User
 
 
 def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_hooks.Use]]:
-    """Living clusters whose definition, or whose run that has not ended, names one of `stores`."""
+    """Living clusters whose definition, or whose run that has not ended, names one of `stores`; others than those of its appcode
+    by the longer name, `ops-demo/digits`."""
+    keys = {str(store): store.pk for store in stores}
+    found: dict[int, list[datastore_hooks.Use]] = {pk: [] for pk in keys.values()}
+    shared = set(Share.objects.filter(datastore__in=found).values_list("datastore", flat=True))
     names = [store.name for store in stores]
-    in_definition = _names_any("spec", names)
-    in_run = Q(current_run__gone=False) & (
-        _names_any("current_run__spec", names) | Q(current_run__source__spec__output__in=names)
-    )
-    clusters = Cluster.objects.filter(
-        Q(deleted_at=None) & in_definition | in_run, appcode__in={s.appcode_id for s in stores}
-    )
-    found: dict[int, list[datastore_hooks.Use]] = {store.pk: [] for store in stores}
-    keys = {(store.appcode_id, store.name): store.pk for store in stores}
+    own = Q(appcode__in={s.appcode_id for s in stores}) & _uses_any([*names, *keys], names)
+    elsewhere = _uses_any([name for name, pk in keys.items() if pk in shared], ())
+    clusters = Cluster.objects.filter(own | elsewhere if shared else own)
     for cluster in clusters.select_related("appcode", "current_run__source"):
         specs = [cluster.spec] if cluster.deleted_at is None else []
         if cluster.current_run and not cluster.current_run.gone:
@@ -47,10 +45,19 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_h
         named |= {said.datastore for spec in specs if (said := input_of(spec))}
         if cluster.current_run and not cluster.current_run.gone and cluster.current_run.source:
             named.add(cluster.current_run.source.spec["output"])
-        for name in sorted(name for name in named if name):
-            if (cluster.appcode_id, name) in keys:
-                found[keys[cluster.appcode_id, name]].append(datastore_hooks.Use(cluster.name, cluster_url(cluster)))
+        whole = {name if "/" in name else f"{cluster.appcode.code}/{name}" for name in named if name}
+        for name in sorted(whole & keys.keys()):
+            is_own = name.startswith(f"{cluster.appcode.code}/")
+            use = datastore_hooks.Use(cluster.name if is_own else str(cluster), cluster_url(cluster))
+            found[keys[name]].append(use)
     return found
+
+
+def _uses_any(names: Collection[str], outputs: Collection[str]) -> Q:
+    """Clusters whose definition, or whose run that has not ended, names one of these datastores, or reads what a run has
+    written to one of `outputs`."""
+    in_run = _names_any("current_run__spec", names) | Q(current_run__source__spec__output__in=outputs)
+    return Q(deleted_at=None) & _names_any("spec", names) | Q(current_run__gone=False) & in_run
 
 
 def _names_any(spec: str, names: Collection[str]) -> Q:

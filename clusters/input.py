@@ -33,6 +33,8 @@ from portal.manifests import Strict, field_error
 
 FROM = "from:"
 MAX_FOLDS = 1000
+# An appcode and a datastore.
+MAX_NAME = 2 * 63 + 1
 Mode = Literal["copy", "shard"]
 _SOURCE = re.compile(r"[a-z][a-z0-9-]{0,62}(/[1-9][0-9]{0,8})?")
 
@@ -46,7 +48,9 @@ def _source(value: str) -> str:
 class InputSpec(Strict):
     """The name of a datastore of the appcode, or an object: `datastore`, or the cluster `from` whose output is read."""
 
-    datastore: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    datastore: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)] | None = Field(
+        default=None, description="Its name; of one that another appcode shares, ops-demo/digits."
+    )
     from_: Annotated[str, StringConstraints(max_length=73), AfterValidator(_source)] | None = Field(
         default=None,
         alias="from",
@@ -70,8 +74,8 @@ class InputSpec(Strict):
     def _name(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if not 1 <= len(value) <= 63:
-            raise ValueError("A name has 1 to 63 characters.")
+        if not 1 <= len(value) <= MAX_NAME:
+            raise ValueError(f"A name has 1 to {MAX_NAME} characters.")
         return {"datastore": value}
 
     @model_validator(mode="after")
@@ -98,7 +102,7 @@ class InputSpec(Strict):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        name = {"type": "string", "minLength": 1, "maxLength": 63}
+        name = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
         if handler.mode == "serialization":
             # What the serializer writes has no schema of its own.
             whole = cls.model_json_schema(mode="validation")["anyOf"][1]

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from datastores.models import AllowedFolder, Datastore, Upload
+from datastores.models import AllowedFolder, Datastore, Share, Upload
 from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
 
 
 def datastores_for(user: User, capability: Capability = VIEW) -> QuerySet[Datastore]:
-    """Datastores of the appcodes in which `user` has `capability`, with appcode, creator and volume joined."""
+    """Datastores of the appcodes in which `user` has `capability`, with appcode, creator and volume joined; to VIEW also those
+    that are shared with one of their appcodes."""
     stores = Datastore.objects.select_related("appcode", "created_by", "volume")
     if user.is_administrator:
         return stores
-    return stores.filter(appcode__in=appcodes_for(user, capability).values("pk"))
+    own = Q(appcode__in=appcodes_for(user, capability).values("pk"))
+    if capability is VIEW and user.is_active:
+        own |= Q(pk__in=shared_with(appcodes_for(user).select_related("org_node")).values("datastore"))
+    return stores.filter(own)
+
+
+def shared_with(appcodes: Iterable[Appcode]) -> QuerySet[Share]:
+    """What others share with one of these appcodes (with their nodes joined), with everybody included."""
+    found = list(appcodes)
+    lines = {path for appcode in found for path in appcode.org_node.ancestors_and_self}
+    everybody = Q(appcode=None, line=None)
+    return Share.objects.filter(everybody | Q(appcode__in=[each.pk for each in found]) | Q(line__path__in=lines))
+
+
+def readable_by(appcode: Appcode) -> QuerySet[Datastore]:
+    """What runs of an appcode may read: its own datastores, and those that others share with it."""
+    shared = Q(pk__in=shared_with([appcode]).values("datastore"))
+    return Datastore.objects.select_related("appcode", "volume").filter(Q(appcode=appcode) | shared)
 
 
 def datastore_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Datastore:
@@ -23,7 +43,8 @@ def datastore_for(user: User, appcode: str, name: str, capability: Capability = 
     store = datastores_for(user).filter(appcode__code=appcode, name=name).first()
     if store is None:
         raise Http404(f"There is no datastore “{name}” in {appcode} that you can see.")
-    require(user, store.appcode, capability)
+    if capability is not VIEW:
+        require(user, store.appcode, capability)
     return store
 
 

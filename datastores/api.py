@@ -8,11 +8,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from datastores import actions
+from datastores import actions, sharing
 from datastores.access import datastore_for, datastores_for
 from datastores.serializers import (
     DatastoreDocument,
     DatastorePage,
+    ReadersDocument,
+    ReadersManifest,
     TestAnswer,
     read_manifest,
     test_answer,
@@ -20,9 +22,10 @@ from datastores.serializers import (
     to_manifests,
 )
 from datastores.specs import DatastoreManifest
-from portal.access import OPERATE, appcode_for
+from portal.access import MANAGE, OPERATE, VIEW, appcode_for, require
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
 from portal.api.views import person
+from portal.manifests import parse
 
 _METADATA = {"name": "demo-output", "appcode": "ops-demo"}
 EXAMPLES = [
@@ -101,7 +104,7 @@ class AppcodeDatastores(APIView):
 class OneDatastore(APIView):
     @extend_schema(operation_id="datastores_read", summary="A datastore as a manifest", responses=DatastoreDocument)
     def get(self, request: Request, code: str, name: str) -> Response:
-        return Response(to_manifest(datastore_for(person(request), code, name)))
+        return Response(to_manifest(datastore_for(person(request), code, name), reader=person(request)))
 
     @extend_schema(
         operation_id="datastores_change",
@@ -143,3 +146,29 @@ class TestDatastore(APIView):
     def post(self, request: Request, code: str, name: str) -> Response:
         store = datastore_for(person(request), code, name, OPERATE)
         return Response(test_answer(actions.try_datastore(store, acting_user=person(request))))
+
+
+class Sharing(APIView):
+    @extend_schema(
+        operation_id="datastores_readers", summary="Who else may read a datastore", responses=ReadersDocument
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        user = person(request)
+        store = datastore_for(user, code, name)
+        require(user, store.appcode, VIEW)
+        return Response(ReadersDocument.of(sharing.readers_of(store)).json_value())
+
+    @extend_schema(
+        operation_id="datastores_share",
+        summary="Share a datastore, for reading",
+        description="In the place of all who were named before. Their members see its files, and their runs name it as input: "
+        "`ops-demo/digits`. For owners. A volume cannot be shared.",
+        request=ReadersManifest,
+        responses=ReadersDocument,
+        examples=[OpenApiExample("With a team", request_only=True, value={"appcodes": ["ops-more"]})],
+    )
+    def put(self, request: Request, code: str, name: str) -> Response:
+        store = datastore_for(person(request), code, name, MANAGE)
+        wanted = parse(ReadersManifest, request.data)
+        readers = sharing.Readers(tuple(wanted.appcodes), tuple(wanted.lines), wanted.everybody)
+        return Response(ReadersDocument.of(sharing.share(store, readers, acting_user=person(request))).json_value())

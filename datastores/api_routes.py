@@ -10,6 +10,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/datastores", api.AppcodeDatastores.as_view()),
     path(ONE, api.OneDatastore.as_view()),
     path(f"{ONE}/test", api.TestDatastore.as_view()),
+    path(f"{ONE}/sharing", api.Sharing.as_view()),
     path(f"{ONE}/files", files.Files.as_view()),
     path(f"{ONE}/uploads", uploads_api.Uploads.as_view()),
     path(f"{ONE}/uploads/<int:upload>", uploads_api.OneUpload.as_view()),

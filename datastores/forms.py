@@ -203,4 +203,20 @@ class RenameForm(forms.Form):
     )
 
 
+class SharingForm(forms.Form):
+    """Who else may read a datastore."""
+
+    appcodes = Words(
+        label="Appcodes",
+        help_text="Their codes, divided by spaces or commas.",
+        widget=forms.Textarea(attrs={**_PLAIN, "rows": 2, "class": "code"}),
+    )
+    lines = Words(
+        label="Business lines",
+        help_text="With everything below them, for example qunarcorp.ops.",
+        widget=forms.Textarea(attrs={**_PLAIN, "rows": 2, "class": "code"}),
+    )
+    everybody = forms.BooleanField(label="Everybody who is signed in", required=False)
+
+
 FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "volume": VolumeForm, "local": LocalForm}

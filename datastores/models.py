@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from encrypted_fields.fields import EncryptedTextField
 
-from portal.models import Appcode, User
+from portal.models import Appcode, OrgNode, User
 
 
 class AllowedFolder(models.Model):
@@ -135,6 +135,23 @@ class Volume(models.Model):
 
     def __str__(self) -> str:
         return f"{self.appcode}/{self.name} on {self.cloud}"
+
+
+class Share(models.Model):
+    """Who else may read a datastore: an appcode, all of a business line (and below it), or, with neither, everybody."""
+
+    datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="shares")
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, null=True, related_name="+")
+    line = models.ForeignKey(OrgNode, on_delete=models.CASCADE, null=True, related_name="+")
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["datastore", "appcode", "line"], name="share_once", nulls_distinct=False),
+            models.CheckConstraint(condition=Q(appcode=None) | Q(line=None), name="share_one_reader"),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.appcode or self.line or "everybody")
 
 
 class Upload(models.Model):

@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(ONE, files.browse, name="datastore"),
     path(f"{ONE}/change", views.change_datastore, name="change_datastore"),
     path(f"{ONE}/test", views.test_datastore, name="test_datastore"),
+    path(f"{ONE}/sharing", views.share_datastore, name="share_datastore"),
     path(f"{ONE}/delete", views.delete_datastore, name="delete_datastore"),
     path(f"{ONE}/file", files.file, name="datastore_file"),
     # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from datastores.actions import Outcome
 from datastores.hooks import uses_of
 from datastores.models import Datastore
+from datastores.sharing import MOST, Readers
 from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
+from portal.access import VIEW, may
 from portal.api.documents import Answer
-from portal.manifests import parse
+from portal.manifests import Strict, parse
+from portal.models import User
 
 
 class S3Shown(BaseModel):
@@ -70,6 +73,29 @@ class DatastorePage(Answer):
     next: str | None
 
 
+Codes = Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=MOST)]
+
+
+class ReadersManifest(Strict):
+    """Who else may read a datastore."""
+
+    appcodes: Codes = Field(default_factory=list, examples=[["ops-more"]])
+    lines: Codes = Field(default_factory=list, description="Business lines, with everything below them.")
+    everybody: bool = False
+
+
+class ReadersDocument(Answer):
+    """Who else may read a datastore."""
+
+    appcodes: list[str]
+    lines: list[str]
+    everybody: bool
+
+    @classmethod
+    def of(cls, readers: Readers) -> Self:
+        return cls(appcodes=list(readers.appcodes), lines=list(readers.lines), everybody=readers.everybody)
+
+
 class TestAnswer(Answer):
     """`path` names the field to mend, "" where there is none."""
 
@@ -87,8 +113,14 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Datast
     return parse(DatastoreManifest, body, **address)
 
 
-def to_manifest(store: Datastore) -> dict[str, Any]:
-    return to_manifests([store])[0]
+def to_manifest(store: Datastore, *, reader: User | None = None) -> dict[str, Any]:
+    """Without the access key and without its users where it is only shared with `reader`."""
+    document = to_manifests([store])[0]
+    if reader and not may(reader, store.appcode, VIEW):
+        document["status"]["usedBy"] = []
+        for spec in document["spec"].values():
+            spec.update({key: "" for key in spec if key == "access_key"})
+    return document
 
 
 def to_manifests(stores: Sequence[Datastore]) -> list[dict[str, Any]]:
@@ -112,6 +144,6 @@ def _document(store: Datastore, used_by: list[str]) -> dict[str, Any]:
     return {
         "kind": "datastore",
         "metadata": {"name": store.name, "appcode": store.appcode.code},
-        "spec": {store.kind: store.spec},
+        "spec": {store.kind: dict(store.spec)},
         "status": status.json_value(),
     }

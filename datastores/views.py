@@ -12,11 +12,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
 
-from datastores import actions, hooks
+from datastores import actions, hooks, sharing
 from datastores.access import datastore_for, datastores_for
-from datastores.forms import FORMS, DatastoreForm
+from datastores.forms import FORMS, DatastoreForm, SharingForm
 from datastores.models import Datastore
-from portal.access import OPERATE, appcodes_for, may
+from portal.access import MANAGE, OPERATE, appcodes_for, may, roles_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.hooks import Hit
 from portal.models import Appcode, User
@@ -47,10 +47,16 @@ def datastores(request: HttpRequest) -> HttpResponse:
     found, following = layout.page_of(
         request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
-    uses = hooks.uses_of(found)
+    uses, roles = hooks.uses_of(found), roles_of(user)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
     page = {
-        "rows": [(store, uses[store.pk], store.appcode_id in mine) for store in found],
+        # Of what is only shared with them, who else uses it is not their business.
+        "rows": [
+            (store, uses[store.pk], store.appcode_id in mine, None)
+            if roles is None or store.appcode_id in roles
+            else (store, (), False, "shared")
+            for store in found
+        ],
         "next_cursor": following,
         "kinds": KINDS,
         "may_create": bool(mine),
@@ -136,6 +142,28 @@ def _ask_name(request: HttpRequest, store: Datastore, wrong: str = "") -> HttpRe
 def address(store: Datastore, folder: str = "") -> str:
     query = "?" + urlencode({"folder": folder}, safe="/") if folder else ""
     return reverse("datastore", args=[store.appcode.code, store.name]) + query
+
+
+@get_or_post
+def share_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name, MANAGE)
+    now = sharing.readers_of(store)
+    shown = {"appcodes": " ".join(now.appcodes), "lines": " ".join(now.lines), "everybody": now.everybody}
+    form = SharingForm(request.POST if request.method == "POST" else None, initial=shown)
+    if request.method == "POST" and form.is_valid():
+        said = form.cleaned_data
+        wanted = sharing.Readers(
+            tuple(sharing.named(said["appcodes"])), tuple(sharing.named(said["lines"])), said["everybody"]
+        )
+        try:
+            readers = sharing.share(store, wanted, acting_user=user)
+        except Invalid as error:
+            show_errors(form, error, {field: field for field in form.fields})
+        else:
+            messages.success(request, f"{store.name} is read by {readers.words}.")
+            return redirect(address(store))
+    return render(request, "datastores/sharing.html", {"store": store, "form": form})
 
 
 def find_datastores(user: User, words: str, limit: int) -> list[Hit]:

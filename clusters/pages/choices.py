@@ -14,6 +14,7 @@ from clusters.environments.plugins import plugins
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.input import FROM
 from clusters.models import Cluster, Environment, Flavor, Image, Plugin
+from datastores.access import readable_by
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
@@ -32,6 +33,8 @@ class Offer:
     images: list[Image]
     flavors: list[Flavor]
     datastores: list[Datastore]
+    # Of other appcodes, to be read.
+    shared: Sequence[Datastore] = ()
     place: Place | None = None
     environments: Sequence[Environment] = ()
     # Clusters that write something and come to an end: others can read that.
@@ -56,6 +59,7 @@ class Offer:
             list(Image.objects.filter(enabled=True)),
             list(Flavor.objects.filter(enabled=True)),
             list(datastores.filter(appcode__code=chosen)),
+            _shared_with(codes[known.index(chosen)]) if chosen else (),
             place,
             list(
                 Environment.objects.filter(appcode__code=chosen, deleted_at=None)
@@ -109,7 +113,11 @@ class Offer:
             ],
             "image": images,
             "environment": self._environments(),
-            "input": [*stores, *((f"{FROM}{name}", f"Output of {name}") for name in self.sources)],
+            "input": [
+                *stores,
+                *((str(store), f"{store} ({store.get_kind_display()}, shared)") for store in self.shared),
+                *((f"{FROM}{name}", f"Output of {name}") for name in self.sources),
+            ],
             "input_mode": [("copy", "Every task reads all files"), ("shard", "Each task its part of the files")],
             "output": stores,
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
@@ -130,6 +138,11 @@ class Offer:
             *((name, f"{name} (newest: {each.version}, over {each.image})") for name, each in newest.items()),
             *((str(each), f"{each} over {each.image}") for each in self.environments),
         ]
+
+
+def _shared_with(appcode: Appcode) -> Sequence[Datastore]:
+    shared = readable_by(appcode).exclude(appcode=appcode).order_by("appcode__code", "name")
+    return list(shared[:MAX_SOURCES])
 
 
 def flavor_label(flavor: Flavor) -> str:

@@ -25,6 +25,7 @@ from clusters.spec.folders import output_folder
 from clusters.spec.locks import together
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
+from datastores.access import readable_by
 from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
@@ -297,15 +298,16 @@ def _datastores(
     names = {path: name for path, name in wanted if name}
     if not names:
         return {}
-    stores = {
-        store.name: store
-        for store in Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related(
-            "appcode", "volume"
-        )
-    }
+    own = Datastore.objects.filter(appcode=appcode, name__in=names.values()).select_related("appcode", "volume")
+    stores = {store.name: store for store in own}
+    owner, shared, name = names.get("input", "").partition("/")
+    if shared and (other := readable_by(appcode).filter(appcode__code=owner, name=name).first()):
+        stores[f"{owner}/{name}"] = other
     tasks = sum(role.count for role in spec.active_roles.values())
     for path, name in names.items():
-        if name not in stores:
+        if name not in stores and "/" in name and path == "input":
+            sentence = f"There is no datastore “{name}” that {appcode.code} may read."
+        elif name not in stores:
             sentence = f"{appcode.code} has no datastore “{name}”."
         else:
             store = stores[name]

@@ -18,7 +18,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from datastores import hooks
+from datastores import hooks, sharing
 from datastores.access import datastore_for, upload_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
@@ -28,7 +28,7 @@ from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, do
 from datastores.forms import RenameForm
 from datastores.models import Datastore
 from datastores.views import address, may_operate
-from portal.access import OPERATE, VIEW
+from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
@@ -46,14 +46,17 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     user = person(request)
     store = datastore_for(user, appcode, name)
     folder = _path(request, "folder")
-    operates = may_operate(user, store)
+    operates, is_member = may_operate(user, store), may(user, store.appcode, VIEW)
     page: dict[str, Any] = {
         "store": store,
         "folder": folder,
         "folder_name": folder.rpartition("/")[2],
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
-        "uses": hooks.uses_of([store])[store.pk],
+        "uses": hooks.uses_of([store])[store.pk] if is_member else (),
+        "is_shared": not is_member,
+        "readers": sharing.readers_of(store) if is_member else None,
+        "may_share": store.kind != Datastore.Kind.VOLUME and may(user, store.appcode, MANAGE),
         "may_operate": operates,
         "unfinished": uploads.unfinished(store) if operates else (),
         "listing": Listing(()),

@@ -191,4 +191,38 @@ class Migration(migrations.Migration):
                 "constraints": [models.UniqueConstraint(fields=("upload", "number"), name="upload_part_once")],
             },
         ),
+        migrations.CreateModel(
+            name="Share",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.CASCADE, related_name="+", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "datastore",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="shares", to="datastores.datastore"
+                    ),
+                ),
+                (
+                    "line",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.CASCADE, related_name="+", to="portal.orgnode"
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("datastore", "appcode", "line"), name="share_once", nulls_distinct=False
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("appcode", None), ("line", None), _connector="OR"), name="share_one_reader"
+                    ),
+                ],
+            },
+        ),
     ]

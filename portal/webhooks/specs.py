@@ -34,7 +34,7 @@ GROUPS = {
     "price": "Prices added and withdrawn",
     "discount": "Discounts",
     "credit": "Credits",
-    "datastore": "Datastores: created, changed, files stored and removed",
+    "datastore": "Datastores: created, changed, shared, files stored and removed",
     "environment": "Environments: saved, deleted",
     "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",

@@ -186,6 +186,7 @@ def test_files_are_never_shown_in_the_portal(as_: Any, store: Any, s3: Any, buck
     assert response["Content-Type"] == "application/octet-stream"
     assert response["Content-Disposition"].startswith("attachment;")
     assert response["X-Content-Type-Options"] == "nosniff"
+    assert response.getvalue() == b"<script>alert(1)</script>"
     assert "<script>.html" not in client.get(ONE).content.decode()
 
 

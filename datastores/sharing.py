@@ -1,0 +1,81 @@
+"""Who else may read a datastore: its owners say so, and nobody else is asked.
+
+Others see its files and take them out, and their runs may have it as input, always to read: `ops-demo/digits` is what they call
+it. Whoever may read takes a copy, so who stops sharing keeps others only from what comes later. A volume cannot be shared: it
+lies in the namespace of one business line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from datastores.models import Datastore, Share
+from portal.access import MANAGE, require
+from portal.errors import FieldError, Invalid
+from portal.events import record
+from portal.models import Appcode, OrgNode, User
+
+MOST = 100
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Appcodes by code, business lines by path, or everybody; those of the datastore's own appcode are never among them."""
+
+    appcodes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    everybody: bool = False
+
+    @property
+    def words(self) -> str:
+        """For people, in one line: "everybody", "ops-more, all of qunarcorp.ops", "nobody else"."""
+        named = [*self.appcodes, *(f"all of {line}" for line in self.lines)]
+        return "everybody" if self.everybody else ", ".join(named) or "nobody else"
+
+
+def readers_of(store: Datastore) -> Readers:
+    """One query."""
+    rows = list(store.shares.select_related("appcode", "line"))
+    return Readers(
+        tuple(sorted(row.appcode.code for row in rows if row.appcode)),
+        tuple(sorted(row.line.path for row in rows if row.line)),
+        any(row.appcode is None and row.line is None for row in rows),
+    )
+
+
+@transaction.atomic
+def share(store: Datastore, readers: Readers, *, acting_user: User) -> Readers:
+    """Lets these read it, and nobody else any more. Raises Invalid at `appcodes`, `lines` or `everybody`."""
+    store = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").get(pk=store.pk)
+    require(acting_user, store.appcode, MANAGE)
+    before = readers_of(store)
+    wanted, nodes = set(readers.appcodes) - {store.appcode.code}, set(readers.lines)
+    found = {appcode.code: appcode for appcode in Appcode.objects.filter(code__in=wanted)}
+    lines = {node.path: node for node in OrgNode.objects.filter(path__in=nodes)}
+    errors = [FieldError(("appcodes",), f"There is no appcode “{code}”.") for code in sorted(wanted - set(found))]
+    errors += [FieldError(("lines",), f"There is no business line “{path}”.") for path in sorted(nodes - set(lines))]
+    if len(wanted) + len(nodes) > MOST:
+        errors = [FieldError(("appcodes",), f"At most {MOST} readers are named; share it with a business line.")]
+    if store.kind == Datastore.Kind.VOLUME and (wanted or nodes or readers.everybody):
+        errors = [FieldError(("appcodes",), "A volume lies in one namespace, where no other business line reaches it.")]
+    if errors:
+        raise Invalid(errors)
+    store.shares.all().delete()
+    rows = [Share(datastore=store, appcode=appcode) for appcode in found.values()]
+    rows += [Share(datastore=store, line=node) for node in lines.values()]
+    Share.objects.bulk_create([*rows, *([Share(datastore=store)] if readers.everybody else [])])
+    after = readers_of(store)
+    if after != before:
+        said = f"Read by {after.words}; before by {before.words}."
+        record(
+            "datastore.shared", actor=acting_user, appcode=store.appcode.code, object=f"datastore {store}", message=said
+        )
+    return after
+
+
+def named(text: str) -> Sequence[str]:
+    """What stands in a field, divided by spaces, commas or lines."""
+    return text.replace(",", " ").split()
