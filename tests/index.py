@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import socket
 import subprocess
@@ -20,6 +21,17 @@ from pathlib import Path
 from portal.up.services import dies_with_parent
 
 PASSWORD = "qwerty-of-the-index"
+# An extension of JupyterLab's server, in a module `labtree`.
+TREE = """from jupyter_server.base.handlers import APIHandler
+class Tree(APIHandler):
+    def get(self):
+        import tornado
+        self.finish({"tree": "tall", "tornado": tornado.__file__})
+def _jupyter_server_extension_points():
+    return [{"module": "labtree"}]
+def _load_jupyter_server_extension(app):
+    app.web_app.add_handlers(".*$", [("/api/tree", Tree)])
+"""
 
 
 def wheel(name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> bytes:
@@ -87,6 +99,19 @@ class Index:
         made = wheel(name, version, files, requires)
         self.files[f"{name}-{version}-py3-none-any.whl"] = made
         return f"{name}=={version} --hash=sha256:{hashlib.sha256(made).hexdigest()}"
+
+    def plugin(self, name: str, **modules: str) -> None:
+        """Version 1.0 of one of JupyterLab, with an extension of its page and one of its server, as wheels carry them."""
+        data = f"{name}-1.0.data/data"
+        build = {"load": "static/entry.js", "extension": "./extension"}
+        package = {"name": name, "version": "1.0", "jupyterlab": {"extension": True, "_build": build}}
+        enabled = {"ServerApp": {"jpserver_extensions": {name: True}}}
+        files = {
+            f"{data}/share/jupyter/labextensions/{name}/package.json": json.dumps(package),
+            f"{data}/share/jupyter/labextensions/{name}/static/entry.js": "// of tests",
+            f"{data}/etc/jupyter/jupyter_server_config.d/{name}.json": json.dumps(enabled),
+        }
+        self.put(name, "1.0", {**{f"{path}.py": text for path, text in modules.items()}, **files})
 
     def answer(self, path: str, method: str = "GET") -> bytes | None:
         if method == "GET":

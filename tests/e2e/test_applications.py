@@ -24,7 +24,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.browser import chromium
-from tests.index import PASSWORD
+from tests.index import PASSWORD, TREE
 from tests.running import Client, Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
@@ -593,35 +593,13 @@ def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
         return str(response.read().decode())
 
 
-SERVER_PLUGIN = """from jupyter_server.base.handlers import APIHandler
-class Tree(APIHandler):
-    def get(self):
-        import tornado
-        self.finish({"tree": "tall", "tornado": tornado.__file__})
-def _jupyter_server_extension_points():
-    return [{"module": "labtree"}]
-def _load_jupyter_server_extension(app):
-    app.web_app.add_handlers(".*$", [("/api/tree", Tree)])
-"""
-
-
 def test_a_plugin_is_in_jupyterlab_and_a_broken_one_keeps_nobody_out(portal_up: Portal) -> None:
-    def put(name: str, **modules: str) -> None:
-        """A plugin with an extension of the page and one of the server, as wheels carry them."""
-        data = f"{name}-1.0.data/data"
-        build = {"load": "static/entry.js", "extension": "./extension"}
-        package = {"name": name, "version": "1.0", "jupyterlab": {"extension": True, "_build": build}}
-        enabled = {"ServerApp": {"jpserver_extensions": {name: True}}}
-        files = {
-            f"{data}/share/jupyter/labextensions/{name}/package.json": json.dumps(package),
-            f"{data}/share/jupyter/labextensions/{name}/static/entry.js": "// of tests",
-            f"{data}/etc/jupyter/jupyter_server_config.d/{name}.json": json.dumps(enabled),
-        }
-        portal_up.index.put(name, "1.0", {**{f"{path}.py": text for path, text in modules.items()}, **files})
-
-    put("labtree", labtree=SERVER_PLUGIN)
+    index = portal_up.index
+    index.plugin("labtree", labtree=TREE)
     # It would stand in the way of what JupyterLab is made of, and its own extension cannot be loaded.
-    put("labbroken", labbroken="raise RuntimeError('broken')", **{"tornado/__init__": "raise RuntimeError('broken')"})
+    index.plugin(
+        "labbroken", labbroken="raise RuntimeError('broken')", **{"tornado/__init__": "raise RuntimeError('broken')"}
+    )
     root, alice = Client(portal_up, "root"), Client(portal_up, "alice")
     image = next(each["name"] for each in alice.call("GET", "/images")["items"] if each["name"].startswith("jupyter"))
     for name in ("tree", "broken"):

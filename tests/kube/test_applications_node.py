@@ -30,7 +30,7 @@ from portal.up import services
 from portal.up.services import Service, free_port
 from tests.browser import ARGUMENTS, SOON
 from tests.e2e.test_tensorboard import STEPS, TRAIN
-from tests.index import PASSWORD, Index, mirror
+from tests.index import PASSWORD, TREE, Index, mirror
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
@@ -76,12 +76,12 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:  # noqa: F811
-    packages = free_port()
+    packages, index = free_port(), Index()
     for name in ("jupyter", "tensorflow", "rclone"):
         node.import_image(images.image(name))
     folder = tmp_path_factory.mktemp("applications")
     store = {f"PORTAL_S3_{name}": value for name, value in s3.items()}
-    portal = Portal(folder / "var", PORTAL_ACTIVITY_SECONDS="2", **store)
+    portal = Portal(folder / "var", PORTAL_ACTIVITY_SECONDS="2", PORTAL_PACKAGE_INDEX=index.url, **store)
     portal.start()
     wanted = {
         "gateway": "traefik",
@@ -97,9 +97,10 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     config = str(portal_kubeconfig(node.plane))
     manage(portal, "register_kubernetes", "training", "--kubeconfig", config, *settings, "--default")
     hand_over(node.plane, "applications", "ops")
-    disks = [_volume(node, "homes", "ReadWriteOnce"), _volume(node, "environments", "ReadWriteMany")]
+    shared = [_volume(node, "environments", "ReadWriteMany") for _ in ("an environment", "plugins")]
+    disks = [_volume(node, "homes", "ReadWriteOnce"), *shared]
     traefik = services.running([_traefik(node, portal, folder)], services.private_folder(folder / "log"), os.environ)
-    with traefik, closing(Index()) as index, mirror(index, packages):
+    with traefik, closing(index), mirror(index, packages):
         yield World(portal, node, Client(portal, "alice"), index)
     assert portal.stop() == 0
     for disk in disks:
@@ -397,6 +398,39 @@ def test_a_notebook_of_a_pod_runs_as_a_cluster_and_is_opened_with_its_outputs(wo
     shown = contents("elearn-runs/sums/1/sum.ipynb")
     outputs = shown["content"]["cells"][-1]["outputs"]
     assert [each["text"] for each in outputs if each["name"] == "stdout"] == ["42 1000\n"]
+    alice.call("POST", f"{PATH}/disable")
+    assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+
+
+def test_a_plugin_over_an_image_that_is_a_container_only_is_in_the_jupyterlab_of_a_pod(world: World) -> None:
+    alice, root = world.alice, Client(world.portal, "root")
+    world.index.plugin("labtree", labtree=TREE)
+    made = f"Image.objects.create(name='pod', title='Pod', container='{images.TAGS['jupyter']}')"
+    manage(world.portal, "shell", "-c", f"from clusters.models import Image; {made}")
+    lab = alice.call("GET", PATH)
+    root.call("PUT", PATH, {"metadata": lab["metadata"], "spec": {**lab["spec"], "image": "pod", "environment": None}})
+    root.call("POST", f"{PATH}/deploy")
+    world.until_ready()
+    # What the image has says only that notebook.
+    tree = {"metadata": {"name": "tree"}, "spec": {"title": "Tree", "requirements": ["labtree"]}}
+    offered = root.call("POST", "/images/pod/plugins", tree)
+    assert [each["name"] for each in offered["status"]["packages"]] == ["labtree"]
+    root.call("POST", f"{PATH}/disable")
+    assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
+    spec = {**lab["spec"], "image": "pod", "environment": None, "plugins": ["tree"]}
+    alice.call("PUT", PATH, {"metadata": lab["metadata"], "spec": spec})
+    alice.call("POST", f"{PATH}/deploy")
+    world.until_ready()
+    token = alice.call("POST", f"{PATH}/access/refresh")["token"]
+
+    def answer(path: str) -> bytes:
+        headers = {"Authorization": f"token {token}", "Host": world.host}
+        address = f"http://{world.node.gateway}:{world.portal.port}{path}"
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as found:
+            return bytes(found.read())
+
+    assert json.loads(answer("/api/tree"))["tree"] == "tall"
+    assert b'"labtree"' in answer("/lab")
     alice.call("POST", f"{PATH}/disable")
     assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 
