@@ -62,6 +62,8 @@ def documents(draw: Any) -> dict[str, Any]:
         spec["runs"] = draw(
             st.lists(st.builds("{}/{}".format, names, st.integers(1, 999)), min_size=1, unique=True, max_size=3)
         )
+    if spec["type"] == "jupyter":
+        spec["plugins"] = draw(st.lists(names, unique=True, max_size=3))
     return {
         "kind": "application",
         "metadata": {"name": draw(names), "appcode": "ops-demo"},

@@ -183,7 +183,7 @@ def test_what_nobody_can_tell_is_not_offered(people: Any, as_person: Any, catalo
     assert (at(wrong), wrong_fields(wrong)) == ("Resources", {"idle_after": "Give a whole number."})
 
 
-def go(client: Any, page: str, to: str, address: str = NEW, **typed: str) -> str:
+def go(client: Any, page: str, to: str, address: str = NEW, **typed: Any) -> str:
     """The page after a button of it was pressed."""
     answer = client.post(address, {**sent(page, "application-form"), **typed, "go": to})
     return str(answer.url if answer.status_code == 302 else answer.content.decode())
@@ -297,3 +297,27 @@ def test_from_the_list_to_open_in_a_browser(live_server: Any, people: Any, catal
         expect(opened).to_be_visible()
         assert_fits(page, "applications")
     assert complaints == []
+
+
+def test_plugins_are_chosen_by_boxes_and_come_along(make: Any, people: Any, as_person: Any, stores: None) -> None:
+    from clusters.models import Cluster, Image, Plugin
+
+    image = Image.objects.get(name="tensorflow")
+    for name in ("archive", "lsp", "theme"):
+        Plugin.objects.create(
+            image=image, name=name, version=1, title=name.title(), description="<b>", lock="", digest=name
+        )
+    client = as_person(people.bob)
+    page = client.get(f"{NEW}?appcode=ops-demo&type=jupyter&name=lab&image=tensorflow&step=2").content.decode()
+    assert page.count('type="checkbox" name="plugins"') == 3
+    assert "Archive – &lt;b&gt;" in page
+    page = go(client, page, "3", plugins=["archive", "lsp"])
+    page = go(client, page, "2")
+    assert page.count("checked") == 2
+    page = go(client, page, "3", plugins=["archive", "theme"], storage="store:data")
+    page = go(client, page, "4")
+    assert "archive, theme" in page
+    assert go(client, page, "deploy") == "/applications/ops-demo/lab"
+    assert Cluster.objects.get().spec["plugins"] == ["archive", "theme"]
+    shown = client.get("/applications/ops-demo/lab").content.decode()
+    assert "Archive <code>archive:1</code>, Theme <code>theme:1</code>" in shown
