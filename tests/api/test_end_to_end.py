@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,12 +223,12 @@ def test_twenty_posts_a_second_are_accepted(bob: Client) -> None:
         assert bob("DELETE", f"{OPS}/{name}")[0] == 202
 
 
-def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal) -> None:
+def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal, tmp_path: Path) -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE)
     script = "set -euo pipefail\n" + "\necho\n".join(blocks)
     env = {**os.environ, "PORTAL_DATA": str(portal_up.data), "PORTAL_PORT": str(portal_up.port)}
     done = subprocess.run(
-        ["bash", "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "I am master 0" in done.stdout
