@@ -61,6 +61,11 @@ class InputSpec(Strict):
     path: Annotated[str, AfterValidator(relative_path)] = Field(
         default="", description="A folder of the datastore, or of the output that is read; all of it where it is empty."
     )
+    version: Annotated[str, StringConstraints(min_length=1, max_length=40)] | None = Field(
+        default=None,
+        examples=["2026-11-22"],
+        description="Of the datastore: the run fails when something else lies there.",
+    )
     mode: Mode = Field(
         default="copy", description="Each task sees all files (copy), or each that computes its part of them (shard)."
     )
@@ -84,6 +89,8 @@ class InputSpec(Strict):
             raise field_error("Name a datastore, or the cluster whose output is read.", "datastore")
         if self.datastore and ":" in self.datastore:
             raise field_error("A datastore's name has no ':'.", "datastore")
+        if self.version and self.from_:
+            raise field_error("Datastores have versions; of a cluster name the run, for example prepare/3.", "version")
         if (self.fold is None) != (self.folds is None):
             missing = "fold" if self.fold is None else "folds"
             raise field_error("Say both: which fold is held out, and how many there are.", missing)
@@ -113,7 +120,7 @@ class InputSpec(Strict):
     @property
     def is_name(self) -> bool:
         """Whether the name of a datastore says all of it."""
-        return self.datastore is not None and not (self.path or self.is_divided)
+        return self.datastore is not None and not (self.path or self.version or self.is_divided)
 
     @property
     def is_divided(self) -> bool:
@@ -129,7 +136,8 @@ class InputSpec(Strict):
     @property
     def words(self) -> str:
         """In one line, for people: "digits/train", "prepare/3"."""
-        return "/".join(part for part in (self.datastore or self.from_, self.path) if part)
+        version = f"@{self.version}" if self.version else ""
+        return "/".join(part for part in (self.datastore or self.from_, self.path) if part) + version
 
     @property
     def where(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from datastores.models import AllowedFolder, Datastore, Share, Upload
+from datastores.models import AllowedFolder, Datastore, Share, Upload, Version
 from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
 
@@ -56,6 +56,16 @@ def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
         raise Http404(f"There is no upload {pk} to {name} that is not finished; it may be, or nothing came for a day.")
     upload.datastore = store
     return upload
+
+
+def version_for(user: User, appcode: str, name: str, version: str, capability: Capability = VIEW) -> Version:
+    """Raises as `datastore_for`."""
+    store = datastore_for(user, appcode, name, capability)
+    found = store.versions.filter(name=version).select_related("created_by").first()
+    if found is None:
+        raise Http404(f"{name} has no version “{version}”.")
+    found.datastore = store
+    return found
 
 
 def allowed_folders(appcode: Appcode) -> QuerySet[AllowedFolder]:

@@ -175,6 +175,31 @@ class Upload(models.Model):
         return self.path
 
 
+class Version(models.Model):
+    """What lay in `folder` of a datastore ("" for all of it), by the digest of a listing (listing.py). While it is there, nothing
+    in the folder is changed through the portal."""
+
+    datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="versions")
+    name = models.CharField(max_length=40)
+    folder = models.CharField(max_length=2000, blank=True)
+    digest = models.CharField(max_length=64)
+    files = models.BigIntegerField()
+    bytes = models.BigIntegerField()
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["datastore", "name"], name="version_name_once")]
+
+    def __str__(self) -> str:
+        return f"{self.datastore.name}@{self.name}"
+
+    def holds(self, path: str) -> bool:
+        """Whether a change of what lies at `path`, a file or a folder, would change it."""
+        here, there = f"{self.folder}/" if self.folder else "", f"{path}/" if path else ""
+        return there.startswith(here) or here.startswith(there)
+
+
 class UploadPart(models.Model):
     """A part that the store has, by its number from 1, and what the store calls its bytes."""
 

@@ -20,6 +20,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
     path("uploads/<slug:appcode>/<slug:name>", files.upload, name="datastore_upload"),
     path(f"{ONE}/uploads/<int:upload>/drop", files.drop_upload, name="datastore_upload_drop"),
+    path(f"{ONE}/freeze", files.freeze, name="datastore_freeze"),
+    path(f"{ONE}/versions/<str:version>/remove", files.thaw, name="datastore_thaw"),
     path(f"{ONE}/chosen", files.chosen, name="datastore_chosen"),
     path(f"{ONE}/sizes", files.sizes, name="datastore_sizes"),
     path(f"{ONE}/preview", files.preview, name="datastore_preview"),

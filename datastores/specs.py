@@ -36,6 +36,9 @@ AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 # What a Kubernetes cluster allows may be less; this is where a size is surely a slip of the finger.
 MAX_SIZE = 100 * 2**40
 
+# The name of a version of a datastore.
+VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,38}[A-Za-z0-9])?")
+
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]+\]?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")

@@ -25,8 +25,8 @@ from portal.errors import FieldError
 from portal.manifests import mistakes
 
 FOLDED = (
-    "input_path", "input_mode", "input_fold", "input_folds", "framework", "mode", "completion", "retries", "time_limit",
-    "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
+    "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "mode", "completion", "retries",
+    "time_limit", "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -80,6 +80,14 @@ class ClusterForm(forms.Form):
         label="Input folder",
         required=False,
         help_text="Inside the input; empty for all of it.",
+        widget=forms.TextInput(
+            attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+        ),
+    )
+    input_version = Words(
+        label="Input version",
+        required=False,
+        help_text="Of a datastore that has some: the run fails when something else lies there.",
         widget=forms.TextInput(
             attrs={"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
         ),

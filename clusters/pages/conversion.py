@@ -23,7 +23,13 @@ from portal.errors import FieldError
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 # What is said about an input, and the field of it.
-INPUT = {"path": "input_path", "mode": "input_mode", "fold": "input_fold", "folds": "input_folds"}
+INPUT = {
+    "path": "input_path",
+    "version": "input_version",
+    "mode": "input_mode",
+    "fold": "input_fold",
+    "folds": "input_folds",
+}
 INPUT_INITIAL = {"input_mode": "copy"}
 
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")

@@ -37,6 +37,7 @@ from clusters.clouds.drivers.base import (
     TaskSeen,
     Unreadable,
 )
+from clusters.clouds.drivers.base.seen import READ_OTHERS
 from clusters.events import run_event
 from clusters.gateway.changes import routes_changed
 from clusters.models import CloudState, Run, Task
@@ -58,8 +59,8 @@ NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
-    "storage_state", "storage_message", "data_warning", "read", "endpoints", "gone", "stored", "gone_message", "blocked_reason",
-    "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
+    "storage_state", "storage_message", "data_warning", "read", "refusal", "endpoints", "gone", "stored", "gone_message",
+    "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
     "activity", "activity_since", "activity_why", "look_at",
 ]  # fmt: skip
 # A run is put right this often at most: something else, like an autoscaler, may change it each time.
@@ -285,6 +286,8 @@ def _note_storage(run: Run, item: StorageSeen) -> None:
     if item.state == "failed" and run.storage_state != "failed":
         record_all([run_event("run.storage_failed", run, item.message)])
     run.storage_state, run.storage_message = item.state, item.message
+    if item.state == "refused" and not run.verdict:
+        run.refusal = item.message
     if item.warning and item.warning != run.data_warning:
         record_all([run_event("run.data_warning", run, item.warning)])
         run.data_warning = item.warning
@@ -296,9 +299,7 @@ def _note_read(run: Run, item: StorageSeen) -> None:
     """What it reads, by the first of its tasks that says so, and whether the run before read the same."""
     if run.read:
         if run.read["digest"] != item.digest and not run.data_warning:
-            run.data_warning = (
-                "The input was changed while its tasks started: some of them have read other files than others."
-            )
+            run.data_warning = READ_OTHERS
             record_all([run_event("run.data_warning", run, run.data_warning)])
         return
     run.read = {"digest": item.digest, "files": item.files, "bytes": item.bytes, "changed_since": None}

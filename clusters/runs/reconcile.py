@@ -289,7 +289,11 @@ def plan_of(run: Run) -> Plan:
         readers = FRAMEWORKS[spec.framework].readers(spec)
         parts = sum(spec.count(role) for role in readers) if spec.input and spec.input.mode == "shard" else 0
         fold, folds = (spec.input.fold or 0, spec.input.folds or 0) if spec.input else (0, 0)
-        mounts.append(Mount(INPUT_PATH, True, source, parts=parts, fold=fold, folds=folds))
+        version = found.input.version
+        asked, digest = (str(version), version.digest) if version else ("", "")
+        mounts.append(
+            Mount(INPUT_PATH, True, source, parts=parts, fold=fold, folds=folds, version=asked, digest=digest)
+        )
     if found.output:
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     if found.home:

@@ -27,7 +27,7 @@ from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
 from datastores.access import readable_by
 from datastores.drivers.addresses import is_loopback
-from datastores.models import Datastore
+from datastores.models import Datastore, Version
 from datastores.sources import SourceError, source_for
 from portal.access import OPERATE, appcodes_for, require
 from portal.errors import FieldError, Invalid
@@ -52,11 +52,12 @@ class Shown:
 @dataclass(frozen=True)
 class Input:
     """Where lies what a run reads: `folder` of `store`, "" for all of it. `run` is the one that wrote it, None for a datastore's
-    own."""
+    own; `version` is what has to lie there, None for whatever does."""
 
     store: Datastore
     folder: str
     run: Run | None
+    version: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -319,11 +320,29 @@ def _datastores(
                 continue
             if path == "home" and store.kind == Datastore.Kind.S3:
                 sentence = f"“{name}” has objects and no files of its own; choose a volume, NFS or a folder."
+            if path == "input" and not sentence and (wrong := _why_no_version(store, spec)):
+                errors.append(FieldError(("spec", "input", "version"), wrong))
             if store.kind == Datastore.Kind.VOLUME:
                 sentence = sentence or lifecycle.why_not(store, place.cloud, place.namespace, tasks)
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
+
+
+def _version(store: Datastore, spec: ClusterSpec) -> Version | None:
+    return store.versions.filter(name=spec.input.version).first() if spec.input and spec.input.version else None
+
+
+def _why_no_version(store: Datastore, spec: ClusterSpec) -> str:
+    """Why the version that `spec` reads is none of the datastore, or ""."""
+    if spec.input is None or not spec.input.version:
+        return ""
+    found = _version(store, spec)
+    if found is None:
+        return f"“{store.name}” has no version {spec.input.version}."
+    if spec.input.path not in ("", found.folder):
+        return f"{found} is of {f'the folder {found.folder}' if found.folder else 'all of it'}; leave the folder out."
+    return ""
 
 
 def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> tuple[Shown, ...]:
@@ -387,7 +406,9 @@ def _named(
     found = None
     if spec.input and (store := stores.get(_read_from(spec, source) or "")):
         folder = output_folder(source.spec["outputPath"], name=source.cluster.name, run=source.number) if source else ""
-        found = Input(store, "/".join(part for part in (folder, spec.input.path) if part), source)
+        version = _version(store, spec)
+        inside = version.folder if version else spec.input.path
+        found = Input(store, "/".join(part for part in (folder, inside) if part), source, version)
     return found, stores.get(spec.output or ""), stores.get(spec.home or "")
 
 

@@ -76,16 +76,27 @@ def checked_new(path: str, size: int) -> str:
     return path
 
 
+def require_changeable(store: Datastore, *paths: str) -> None:
+    """Raises Conflict when one of these files or folders belongs to a version, which is to stay as it is."""
+    for version in store.versions.all():
+        if path := next((path for path in paths if version.holds(path)), ""):
+            raise Conflict(
+                f"{path} belongs to the version {store.name}@{version.name}, which stays as it is; store it in another folder, "
+                "or remove the version first."
+            )
+
+
 def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:
     """Stores `size` bytes, replacing a file of that name. Raises Invalid, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     path = checked_new(path, size)
+    require_changeable(store, path)
     open_store(store).upload(path, stream, size)
     record_stored(store, path, size, acting_user)
 
 
 def record_stored(store: Datastore, path: str, size: int, user: User) -> None:
-    _record("datastore.file-stored", store, user, f"Stored {path}.", size=size)
+    record_of("datastore.file-stored", store, user, f"Stored {path}.", size=size)
 
 
 def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: bool) -> Entry:
@@ -96,6 +107,7 @@ def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: 
     path, to = checked_path(path), checked_path(to, field=field)
     if not to or to == path:
         raise Invalid.at(field, message="Give it another name.")
+    require_changeable(store, *([path, to] if move else [to]))
     driver = open_store(store)
     try:
         driver.look(to)
@@ -105,15 +117,16 @@ def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: 
         raise Conflict(f"There is a file {to} already; remove it first, or choose another name.")
     (driver.move if move else driver.copy)(path, to)
     verb, said = ("datastore.file-moved", "Moved") if move else ("datastore.file-copied", "Copied")
-    _record(verb, store, acting_user, f"{said} {path} to {to}.")
+    record_of(verb, store, acting_user, f"{said} {path} to {to}.")
     return driver.look(to)
 
 
 def remove_file(store: Datastore, path: str, *, acting_user: User) -> None:
     require(acting_user, store.appcode, OPERATE)
     path = checked_path(path)
+    require_changeable(store, path)
     open_store(store).delete(path)
-    _record("datastore.file-removed", store, acting_user, f"Removed {path}.")
+    record_of("datastore.file-removed", store, acting_user, f"Removed {path}.")
 
 
 def remove_folder(store: Datastore, folder: str, *, acting_user: User) -> int:
@@ -122,10 +135,11 @@ def remove_folder(store: Datastore, folder: str, *, acting_user: User) -> int:
     folder = checked_path(folder, field="folder")
     if not folder:
         raise Invalid.at("folder", message="A datastore is not emptied by one click; remove its folders one by one.")
+    require_changeable(store, folder)
     if amount(store, folder).more:
         raise Conflict(f"{folder} has more than {MOST_AT_ONCE:,} files; remove it by an S3 client.")
     count = open_store(store).delete_folder(folder)
-    _record("datastore.folder-removed", store, acting_user, f"Removed {folder} with {count} files.", files=count)
+    record_of("datastore.folder-removed", store, acting_user, f"Removed {folder} with {count} files.", files=count)
     return count
 
 
@@ -196,5 +210,5 @@ def _bytes(driver: Driver, path: str) -> Iterator[bytes]:
 
 
 @transaction.atomic
-def _record(verb: str, store: Datastore, actor: User, message: str, **data: int) -> None:
+def record_of(verb: str, store: Datastore, actor: User, message: str, **data: int) -> None:
     record(verb, actor=actor, appcode=store.appcode.code, object=f"datastore {store}", message=message, **data)

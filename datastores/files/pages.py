@@ -15,15 +15,16 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from datastores import hooks, sharing
-from datastores.access import datastore_for, upload_for
+from datastores.access import datastore_for, upload_for, version_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
-from datastores.files import contents, previews, uploads
+from datastores.files import contents, previews, uploads, versions
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many
 from datastores.forms import RenameForm
 from datastores.models import Datastore
@@ -59,6 +60,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "may_share": store.kind != Datastore.Kind.VOLUME and may(user, store.appcode, MANAGE),
         "may_operate": operates,
         "unfinished": uploads.unfinished(store) if operates else (),
+        "versions": list(store.versions.select_related("created_by").order_by("-pk")),
         "listing": Listing(()),
         "below": "below" in request.GET,
         "cost": hooks.estimate(store.appcode, store.size) if store.size else None,
@@ -275,6 +277,32 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         return redirect(back)
     page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back}
     return render(request, "datastores/remove.html", page)
+
+
+@require_POST
+def freeze(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    folder, called = request.POST.get("folder", ""), request.POST.get("name", "").strip()
+    try:
+        with LOOKS.enter(user.pk), within(COUNT_SECONDS):
+            made = versions.freeze(store, called or f"{timezone.now():%Y-%m-%d}", folder, acting_user=user)
+    except Invalid as invalid:
+        messages.error(request, " ".join(error.message for error in invalid.errors))
+    except (Conflict, DriverError, Unavailable) as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"{made} is kept as it is: {made.files:,} files.")
+    return redirect(address(store, folder))
+
+
+@require_POST
+def thaw(request: HttpRequest, appcode: str, name: str, version: str) -> HttpResponse:
+    user = person(request)
+    found = version_for(user, appcode, name, version, OPERATE)
+    versions.thaw(found, acting_user=user)
+    messages.success(request, f"Version {version} is removed; its files stay.")
+    return redirect(address(found.datastore, found.folder))
 
 
 def _back(request: HttpRequest, store: Datastore, path: str, error: Exception) -> HttpResponse:

@@ -52,6 +52,7 @@ def begin(store: Datastore, path: str, size: int, fingerprint: str, *, acting_us
     Raises Invalid, Conflict for too many of a datastore, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     path = contents.checked_new(path, size)
+    contents.require_changeable(store, path)
     if part_size(size) > LARGEST_PART:
         raise Invalid.at(
             "size", message=f"A file has at most {LARGEST_PART * MAX_PARTS // 2**30} GiB here; use an S3 client."

@@ -175,6 +175,36 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="Version",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("folder", models.CharField(blank=True, max_length=2000)),
+                ("digest", models.CharField(max_length=64)),
+                ("files", models.BigIntegerField()),
+                ("bytes", models.BigIntegerField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "datastore",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="versions", to="datastores.datastore"
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [models.UniqueConstraint(fields=("datastore", "name"), name="version_name_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="UploadPart",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

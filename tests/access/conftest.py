@@ -15,6 +15,7 @@ def files(s3: Any) -> str:
     bucket = f"access-{uuid.uuid4()}"
     s3.client.create_bucket(Bucket=bucket)
     s3.client.put_object(Bucket=bucket, Key="file.txt", Body=b"data")
+    s3.client.put_object(Bucket=bucket, Key="frozen/a.txt", Body=b"data")
     return bucket
 
 
@@ -42,6 +43,7 @@ def file(request: pytest.FixtureRequest, files: str, s3: Any) -> None:
     callspec = getattr(request.node, "callspec", None)
     if callspec and "/datastores/" in str(callspec.params.get("row")):
         s3.client.put_object(Bucket=files, Key="file.txt", Body=b"data")
+        s3.client.put_object(Bucket=files, Key="frozen/a.txt", Body=b"data")
 
 
 @pytest.fixture(autouse=True)

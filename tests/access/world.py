@@ -97,6 +97,7 @@ def make(bucket: str) -> World:
     )
     post("alice", "/appcodes/ops-demo/datastores", datastore("data", bucket))
     begun = {"path": "large.bin", "size": 9, "fingerprint": "first"}
+    post("alice", "/appcodes/ops-demo/datastores/data/versions", {"name": "v1", "path": "frozen"})
     upload = post("alice", "/appcodes/ops-demo/datastores/data/uploads", begun)["id"]
     post("alice", "/appcodes/ops-demo/clusters", manifest())
     Origin.objects.create(label="web-show1", appcode=people.ops, cluster_name="show1", endpoint="web")
@@ -142,7 +143,7 @@ def make(bucket: str) -> World:
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
-        "uploads/{appcode}/{name}": "data", "{upload}": upload, "files/{path}": "file.txt",
+        "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
@@ -158,7 +159,7 @@ def make(bucket: str) -> World:
         "{image}": "absent",
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
-        "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y",
+        "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",
         "{provider_id}": "absent", "{id}": 999999, "{upload}": 999999, "{pk}": 999999, "{token_key}": "absent",
     }  # fmt: skip
     return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})

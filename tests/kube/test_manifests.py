@@ -331,6 +331,8 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
     assert fetch["args"] == [
         "fetch",
         "--input",
+        "-",
+        "-",
         "data0:digits",
         "/elearn/input",
         "data1:models/mnist/3/",

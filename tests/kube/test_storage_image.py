@@ -162,6 +162,33 @@ def test_input_without_a_file_is_told_and_output_without_one_is_not(
     assert storage_seen(made) == replace(told, warning="", digest="")
 
 
+def test_an_input_that_is_not_the_version_that_was_asked_for_is_not_fetched(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    s3.client.put_object(Bucket=bucket, Key="in/a", Body=b"1")
+    assert start(whole, storage.FETCH).wait(30) == 0
+    digest = (tmp_path / "home" / "said").read_text().split()[1]
+    frozen = replace(whole.mounts[0], version="digits@1 $HOME", digest=digest)
+    asked = replace(whole, mounts=(frozen, whole.mounts[1]))
+    assert start(asked, storage.FETCH).wait(30) == 0
+    (tmp_path / "in" / "a").unlink()
+    s3.client.put_object(Bucket=bucket, Key="in/b", Body=b"1")
+    fetch = start(asked, storage.FETCH)
+    _, said = fetch.communicate(timeout=30)
+    assert fetch.returncode == storage.REFUSED
+    assert said == "The input is not what digits@1 $HOME was: files have been added, removed or written since.\n"
+    assert not list((tmp_path / "in").iterdir())
+    ended = {"name": storage.FETCH, "state": {"terminated": {"exitCode": fetch.returncode, "message": said}}}
+    pod = {
+        "metadata": {"labels": names.run_labels(Settings().portal, whole.run)},
+        "spec": {"initContainers": storage.pod_parts(asked, Settings()).init, "containers": []},
+        "status": {"phase": "Pending", "initContainerStatuses": [ended]},
+    }
+    told = storage_seen(pod)
+    assert told
+    assert (told.state, told.message) == ("refused", said.strip())
+
+
 def test_the_portal_lists_what_a_task_lists(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
     for name in ("a", f"deep/{NAME}", "deep/%2F+"):
         s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"123")

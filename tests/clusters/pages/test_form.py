@@ -27,7 +27,9 @@ FOLDER = st.lists(st.from_regex(r"[a-zü0-9_-]{1,8}", fullmatch=True), max_size=
 SAID = {"path": FOLDER, "mode": st.sampled_from(["copy", "shard"])}
 FOLDS = {"fold": st.integers(1, 2), "folds": st.integers(2, 9)}
 INPUT = NAME | st.one_of(
-    st.fixed_dictionaries({which: NAME, **SAID, **more}) for which in ("datastore", "from") for more in ({}, FOLDS)
+    st.fixed_dictionaries({**source, **SAID, **more})
+    for source in ({"datastore": NAME}, {"datastore": NAME, "version": NAME}, {"from": NAME})
+    for more in ({}, FOLDS)
 )
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3

@@ -1,5 +1,7 @@
 """One cluster reads what another one writes, against the real node agent and S3 server."""
 
+import io
+
 import pytest
 from django.test import Client
 
@@ -8,6 +10,7 @@ from clusters.models import Cluster, Run
 from clusters.runs import quota
 from clusters.runs.preview import preview
 from datastores.actions import delete_datastore
+from datastores.files import contents, versions
 from datastores.models import AllowedFolder, Datastore
 from portal.errors import Conflict, Invalid
 from portal.models import Event
@@ -169,6 +172,36 @@ def test_a_run_notes_what_it_has_read_and_tells_when_that_is_other_than_before(l
     text = page.get("/clusters/ops-demo/train?run=3").content.decode()
     assert "3 files, 6 B when it was read; changed since" in text
     assert 'href="/clusters/ops-demo/train?run=2"' in text
+
+
+def test_a_run_that_reads_a_version_reads_that_or_fails(loop, people, manifest, results, s3):
+    def put(name, text):
+        s3.client.put_object(Bucket=results.spec["bucket"], Key=name, Body=text.encode())
+
+    put("in/a", "123")
+    put("in/deep/b", "45")
+    frozen = versions.freeze(results, "2026-11-22", "in", acting_user=people.bob)
+    assert (frozen.files, frozen.bytes) == (2, 5)
+    reads = manifest(
+        "train", "ls /elearn/input", input={"datastore": "results", "version": "2026-11-22"}, output="results"
+    )
+    cluster = actions.create_cluster(reads, acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, log_of(run), run.read["digest"]) == ("Succeeded", "a\ndeep\n", frozen.digest)
+    with pytest.raises(Conflict, match="in/c belongs to the version results@2026-11-22"):
+        contents.store_file(results, "in/c", io.BytesIO(b"1"), 1, acting_user=people.bob)
+    contents.store_file(results, "in2", io.BytesIO(b"1"), 1, acting_user=people.bob)
+    # Who has a key of the store can do it all the same.
+    put("in/c", "6")
+    actions.deploy(cluster, acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, run.reason) == ("Failed", "Refused")
+    assert (
+        run.message == "The input is not what results@2026-11-22 was: files have been added, removed or written since."
+    )
+    assert not run.tasks.filter(started_at__isnull=False).exists()
+    refused = why(lambda: preview(manifest(input={"datastore": "results", "version": "7"}), acting_user=people.bob))
+    assert refused == {"spec.input.version": "“results” has no version 7."}
 
 
 def changed(cluster, manifest, source):

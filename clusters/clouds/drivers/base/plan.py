@@ -128,6 +128,9 @@ class Mount:
 
     With `parts`, of a bucket that is read, each task sees the part of the files that its role says; with `folds`, in folders of
     their own, those for training and those of `fold`, which are held out. See drivers/parts.py.
+
+    With `digest`, of a bucket that is read, the listing of what lies there (datastores/listing.py) has to have that one, or the
+    run is refused; `version` is what people call it.
     """
 
     mount_path: str
@@ -138,6 +141,8 @@ class Mount:
     parts: int = 0
     fold: int = 0
     folds: int = 0
+    version: str = ""
+    digest: str = ""
 
     @property
     def is_divided(self) -> bool:

@@ -11,7 +11,9 @@ from clusters.clouds.drivers.base.plan import RunRef
 
 TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
 ActivityState = Literal["busy", "idle", "unknown"]
-StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed"]
+StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed", "refused"]
+# Why there may be several answers to what a run has read.
+READ_OTHERS = "The input was changed while its tasks started: some of them have read other files than others."
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class TaskSeen:
 
 @dataclass(frozen=True)
 class StorageSeen:
-    """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud).
+    """How far the data of a run is: fetching input, ready, storing output, stored (final), failed (retried by the cloud),
+    refused (for good: the input is another than was asked for, which the message says).
 
     `warning` is a sentence on data that is there and hardly what people meant: input without any file. `digest`, `files` and
     `bytes` are those of the listing of what was copied as input (datastores/listing.py); "" and 0 where that is not known.

@@ -25,6 +25,8 @@ STORE = "store"
 FOLLOW = "follow"
 FOLDERS = "folders"
 STORE_EVERY_SECONDS = 10
+# How docker/rclone/fetch ends when the input is not what was asked for.
+REFUSED = 77
 TMP = "/tmp"  # noqa: S108 — a volume of the pod's own
 
 CONFINED: dict[str, Any] = {
@@ -168,7 +170,7 @@ def _fetch(
     made = _helper(plan, FETCH, [FETCH], copied, settings)
     first, front = plan.mounts[copied[0][0]], list[str]()
     if first.is_input:
-        front.append("--input")
+        front += ["--input", first.digest or "-", literal(first.version) or "-"]
     if first.is_divided:
         part = "$(TASK_INDEX)" if first_part >= 0 else "0"
         front += ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clusters.clouds.drivers.base import StorageSeen, TaskPhase, TaskSeen
+from clusters.clouds.drivers.base import StorageSeen, StorageState, TaskPhase, TaskSeen
 from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.watch import reasons
 
@@ -206,9 +206,8 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
     fetch, store = found.get(storage.FETCH, {}), found.get(storage.STORE, {})
     fetched, stored = _terminated(fetch), _terminated(store)
     if fetched and fetched["exitCode"]:
-        return StorageSeen(
-            run_id, "failed", (fetched.get("message") or "").strip() or "The input could not be fetched."
-        )
+        state: StorageState = "refused" if fetched["exitCode"] == storage.REFUSED else "failed"
+        return StorageSeen(run_id, state, (fetched.get("message") or "").strip() or "The input could not be fetched.")
     if stored and stored["exitCode"]:
         return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
     if not fetched:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from clusters.clouds.drivers.base import EndpointSeen, RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
+from clusters.clouds.drivers.base.seen import READ_OTHERS
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, not_stored
 from clusters.clouds.drivers.kubernetes.watch.owned import ref_of
 
-_STEPS: tuple[StorageState, ...] = ("failed", "fetching", "storing", "ready", "stored")
+_STEPS: tuple[StorageState, ...] = ("refused", "failed", "fetching", "storing", "ready", "stored")
 
 
 class Runs:
@@ -72,6 +73,12 @@ class Runs:
         # A pod that was made later may have found something.
         if warning := next((each.warning for each in found if each.warning), ""):
             state = replace(state, warning=warning)
+        read = {each.digest: each for each in found if each.digest}
+        if read:
+            first = read[min(read)]
+            state = replace(state, digest=first.digest, files=first.files, bytes=first.bytes)
+        if len(read) > 1:
+            state = replace(state, warning=state.warning or READ_OTHERS)
         if self._storage.get(run_id) == state:
             return []
         self._storage[run_id] = state

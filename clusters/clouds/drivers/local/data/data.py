@@ -167,7 +167,17 @@ class Data:
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
                 flags = {
                     name: getattr(mount, name)
-                    for name in ("read_only", "is_input", "follow", "shown_gib", "parts", "fold", "folds")
+                    for name in (
+                        "read_only",
+                        "is_input",
+                        "follow",
+                        "shown_gib",
+                        "parts",
+                        "fold",
+                        "folds",
+                        "version",
+                        "digest",
+                    )
                 }
                 mounts.append(row | vars(mount.source) | flags)
         spec: dict[str, Any] = {

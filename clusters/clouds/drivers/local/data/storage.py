@@ -11,6 +11,7 @@ so nothing is started when nothing has changed, and nothing remote is ever delet
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from datastores.listing import Listing
 
 STORE_EVERY = 5.0
+NOT_THAT = "The input is not what {} was: files have been added, removed or written since."
 # How often input that changes while it is copied is copied again, until what was read is known.
 TRIES = 3
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
@@ -42,6 +44,10 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 
 class Told(Exception):
     """A command came while something else went on."""
+
+
+class Refused(Exception):
+    """The input is not what was asked for; the text says so."""
 
 
 class Storage:
@@ -71,8 +77,18 @@ class Storage:
             while True:
                 self.sleep(STORE_EVERY)
                 self.store_live()
+        except Refused as error:
+            self.say("refused", str(error), durable=True)
+            self.wait()
+            self.end()
         except Told:
             self.end()
+
+    def wait(self) -> None:
+        """Until there is a command."""
+        with contextlib.suppress(Told):
+            while True:
+                self.sleep(STORE_EVERY)
 
     def end(self) -> None:
         """Does what the last command says; a pause may come after a finish, when the whole portal is stopped."""
@@ -134,6 +150,8 @@ class Storage:
 
         for _ in range(TRIES if mount["is_input"] else 1):
             before = self.list(mount) if mount["is_input"] else None
+            if before and mount["digest"] and before.digest != mount["digest"]:
+                raise Refused(NOT_THAT.format(mount["version"]))
             rclone.fetch(self.spec, mount, self.folder, self.wake, progress, self.check)
             if before and self.list(mount).digest == before.digest:
                 self.status.values["read"] = [before.digest, before.files, before.size]

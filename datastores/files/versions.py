@@ -1,0 +1,71 @@
+"""Versions: a folder of a datastore as it is now, under a name that is good for ever (`digits@2026-11-22`).
+
+A version is what a listing says (../listing.py), and a promise: as long as it is there, the portal changes nothing in its
+folder. Others may, who have keys of their own, so a run that reads a version compares what it copies with it, and fails when
+that is something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db import IntegrityError, transaction
+
+from datastores.actions import open_store
+from datastores.drivers.base import Driver
+from datastores.files.contents import MOST_LOOKED_AT, checked_path, record_of
+from datastores.listing import listing_of
+from datastores.models import Datastore, Version
+from datastores.specs import VERSION
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.models import User
+
+MAX_VERSIONS = 200
+
+
+def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Version:
+    """A version of what lies in `folder` and below. Lists at most MOST_LOOKED_AT files. Raises Invalid, Conflict, DriverError."""
+    require(acting_user, store.appcode, OPERATE)
+    folder = checked_path(folder)
+    if not VERSION.fullmatch(name):
+        raise Invalid.at("name", message="Use letters, digits, '.', '_' and '-', at most 40, for example 2026-11-22.")
+    if store.kind != Datastore.Kind.S3:
+        raise Conflict("Only what lies in S3 can be frozen: what is mounted is not compared when it is read.")
+    if store.versions.count() >= MAX_VERSIONS:
+        raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
+    found = listing_of(_rows(open_store(store), folder))
+    if not found.files:
+        raise Invalid.at("path", message="Nothing lies there.")
+    try:
+        with transaction.atomic():
+            made = Version.objects.create(
+                datastore=store,
+                name=name,
+                folder=folder,
+                digest=found.digest,
+                files=found.files,
+                bytes=found.size,
+                created_by=acting_user,
+            )
+            where = f" of {folder}" if folder else ""
+            record_of("datastore.frozen", store, acting_user, f"Version {name}{where}: {found.files:,} files.")
+    except IntegrityError:
+        raise Invalid.at("name", message=f"{store.name} has a version {name} already.") from None
+    return made
+
+
+@transaction.atomic
+def thaw(version: Version, *, acting_user: User) -> None:
+    """Forgets a version; its files stay, and may be changed again."""
+    require(acting_user, version.datastore.appcode, OPERATE)
+    version.delete()
+    record_of("datastore.thawed", version.datastore, acting_user, f"Version {version.name} is removed; its files stay.")
+
+
+def _rows(driver: Driver, folder: str) -> Iterator[tuple[str, int, int]]:
+    start = len(folder) + 1 if folder else 0
+    for count, entry in enumerate(driver.walk(folder), 1):
+        if count > MOST_LOOKED_AT:
+            raise Conflict(f"There are more than {MOST_LOOKED_AT:,} files, and no version is made of so many here.")
+        yield entry.path[start:], entry.size, int(entry.modified.timestamp()) if entry.modified else 0
