@@ -22,11 +22,14 @@ from portal.up.services import dies_with_parent
 
 PASSWORD = "qwerty-of-the-index"
 # An extension of JupyterLab's server, in a module `labtree`.
-TREE = """from jupyter_server.base.handlers import APIHandler
+TREE = """import subprocess, sys
+from jupyter_server.base.handlers import APIHandler
 class Tree(APIHandler):
     def get(self):
         import tornado
-        self.finish({"tree": "tall", "tornado": tornado.__file__})
+        finds = "from importlib.util import find_spec; print(find_spec('labtree') is not None)"
+        started = subprocess.check_output([sys.executable, "-c", finds], text=True).strip()
+        self.finish({"tree": "tall", "tornado": tornado.__file__, "started": started})
 def _jupyter_server_extension_points():
     return [{"module": "labtree"}]
 def _load_jupyter_server_extension(app):

@@ -145,14 +145,17 @@ def show_runs() -> None:
 
 
 def add_plugins() -> None:
-    """Those that were chosen, which only this server sees: kernels do not. They lie behind the image's own packages, so none of
-    them replaces what JupyterLab is made of; a server extension that cannot be loaded is left out, and the log says which."""
+    """Those that were chosen, which this server sees, and kernels do not. They lie behind the image's own packages, so none of
+    them replaces what JupyterLab is made of; a server extension that cannot be loaded is left out, and the log says which. What
+    extensions start, language servers for example, is found by `sys.executable -m` and behind all else on PATH."""
     path = os.path.join(os.environ.get("PORTAL_ENVIRONMENT") or "/", "plugins")
     if not os.path.isdir(packages_of(path)):
         return
     sys.path.append(packages_of(path))
     for name, folder in (("JUPYTER_PATH", "share/jupyter"), ("JUPYTER_CONFIG_PATH", "etc/jupyter")):
         os.environ[name] = os.pathsep.join([*filter(None, [os.environ.get(name)]), os.path.join(path, folder)])
+    sys.executable = os.path.join(path, "bin", "python")
+    os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], os.path.join(path, "bin")])
 
 
 def kernel(folder: Path, title: str, argv: "list[str]", env: "dict[str, str]") -> None:

@@ -620,6 +620,8 @@ def test_a_plugin_is_in_jupyterlab_and_a_broken_one_keeps_nobody_out(portal_up: 
     status, _, said = asked(portal_up, host, "/api/tree", by_token)
     assert (status, json.loads(said)["tree"]) == (200, "tall")
     assert "/plugins/" not in json.loads(said)["tornado"]
+    # What it starts by itself, as language servers are, sees it, too.
+    assert json.loads(said)["started"] == "True"
     _, _, page = asked(portal_up, host, "/lab", by_token)
     assert '"labtree"' in page
     assert asked(portal_up, host, "/lab/extensions/labtree/static/entry.js", by_token)[2] == "// of tests"
