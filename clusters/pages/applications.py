@@ -384,7 +384,9 @@ def _boxes(shown: Page) -> dict[str, Any]:
     run = shown.run if shown.is_latest else None
     return {
         "spec": cluster.spec,
-        "read": reading_of(run.spec, run.source) if run else reading_of(cluster.spec, None),
+        "read": reading_of(run.spec, run.source, cluster.appcode.code)
+        if run
+        else reading_of(cluster.spec, None, cluster.appcode.code),
         "idle": _idle(cluster, run, shown.now),
         "shown_runs": [(name, _run_url(cluster, name)) for name in cluster.spec.get("runs", ())],
         "flavor": flavor_label(flavor) if flavor else role["flavor"],

@@ -12,9 +12,11 @@ import json
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 from pydantic import ValidationError
@@ -298,7 +300,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "tasks": [],
             "failed": [],
             "spec": shown.cluster.spec,
-            "read": reading_of(shown.cluster.spec, None),
+            "read": reading_of(shown.cluster.spec, None, shown.cluster.appcode.code),
             "completion": _completion(shown.cluster.spec),
             "env": write_env(shown.cluster.spec["env"]),
         }
@@ -319,12 +321,19 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             if role in run.roles and role in run.spec["roles"]
         ],
         "spec": run.spec,
-        "read": reading_of(run.spec, run.source),
-        "readers": run.readers.filter(cluster__deleted_at=None).select_related("cluster").order_by("-pk")[:READERS],
+        "read": reading_of(run.spec, run.source, shown.cluster.appcode.code),
+        "readers": _readers(run),
         "completion": _completion(run.spec),
         "env": write_env(run.spec["env"]),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
+
+
+def _readers(run: Run) -> list[Run]:
+    """The newest runs that read what it writes; what writes nothing nobody is asked about."""
+    if not run.spec["output"]:
+        return []
+    return list(run.readers.filter(cluster__deleted_at=None).select_related("cluster").order_by("-pk")[:READERS])
 
 
 @dataclass(frozen=True)
@@ -336,20 +345,34 @@ class Reading:
     store: str
     folder: str
     run: Run | None
+    appcode: str
 
     @property
     def cluster(self) -> str:
         return (self.said.from_ or "").partition("/")[0]
 
+    @property
+    def url(self) -> str:
+        """Of the datastore, which may be one that others share; "" while it is not known."""
+        owner, _, name = self.store.rpartition("/")
+        query = "?" + urlencode({"folder": self.folder}, safe="/") if self.folder else ""
+        return reverse("datastore", args=[owner or self.appcode, name]) + query if name else ""
 
-def reading_of(spec: dict[str, Any], source: Run | None) -> Reading | None:
-    """Of a spec, or of that of a run that reads the output of `source`."""
+    @property
+    def how(self) -> str:
+        """For people: which version, and how it is divided."""
+        version = f"version {self.said.version}" if self.said.version else ""
+        return ", ".join(part for part in (version, self.said.division) if part)
+
+
+def reading_of(spec: dict[str, Any], source: Run | None, appcode: str) -> Reading | None:
+    """Of a spec in an appcode, or of that of a run there that reads the output of `source`."""
     said = input_of(spec)
     if said is None:
         return None
     folder = output_folder(source.spec["outputPath"], name=source.cluster.name, run=source.number) if source else ""
     store = source.spec["output"] if source else said.datastore or ""
-    return Reading(said, store, "/".join(part for part in (folder, said.path) if part), source)
+    return Reading(said, store, "/".join(part for part in (folder, said.path) if part), source, appcode)
 
 
 def _no_commands(cloud: str) -> str:

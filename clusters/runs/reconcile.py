@@ -295,6 +295,9 @@ def plan_of(run: Run) -> Plan:
             Mount(INPUT_PATH, True, source, parts=parts, fold=fold, folds=folds, version=asked, digest=digest)
         )
     if found.output:
+        for version in found.output.versions.all():
+            if version.holds(folder):
+                raise SourceError(f"{version} is kept as it is; choose another output folder than {folder}.")
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     if found.home:
         mounts.append(Mount(HOME_PATH, False, mount_source(run, found.home, "")))

@@ -11,7 +11,7 @@ from clusters.runs import quota
 from clusters.runs.preview import preview
 from datastores.actions import delete_datastore
 from datastores.files import contents, versions
-from datastores.models import AllowedFolder, Datastore
+from datastores.models import AllowedFolder, Datastore, Share
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 
@@ -200,8 +200,27 @@ def test_a_run_that_reads_a_version_reads_that_or_fails(loop, people, manifest, 
         run.message == "The input is not what results@2026-11-22 was: files have been added, removed or written since."
     )
     assert not run.tasks.filter(started_at__isnull=False).exists()
+    # Nor does a run write there.
+    writes = manifest("writes", output="results", outputPath="in/{run}")
+    run = loop.until_phase(actions.create_cluster(writes, acting_user=people.bob), "Succeeded", "Failed")
+    assert (run.phase, run.message) == (
+        "Failed", "results@2026-11-22 is kept as it is; choose another output folder than in/1.",
+    )  # fmt: skip
     refused = why(lambda: preview(manifest(input={"datastore": "results", "version": "7"}), acting_user=people.bob))
     assert refused == {"spec.input.version": "“results” has no version 7."}
+
+
+def test_the_page_of_a_run_leads_to_what_others_share(catalogue, people, manifest, results):
+    Share.objects.create(datastore=results)
+    reads = manifest("train", appcode="flight-demo", input={"datastore": "ops-demo/results", "path": "in"})
+    actions.create_cluster(reads, acting_user=people.mallory)
+    page = Client()
+    page.force_login(people.mallory)
+    answer = page.get("/clusters/flight-demo/train")
+    assert (answer.status_code, 'href="/datastores/ops-demo/results?folder=in"' in answer.content.decode()) == (
+        200,
+        True,
+    )
 
 
 def changed(cluster, manifest, source):
