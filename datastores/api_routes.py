@@ -3,6 +3,7 @@ from django.urls import URLPattern, URLResolver, path
 from datastores import api
 from datastores.files import api as files
 from datastores.files import uploads_api, versions_api
+from datastores.storage import api as storage
 
 ONE = "appcodes/<slug:code>/datastores/<slug:name>"
 
@@ -20,4 +21,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/sizes", files.Sizes.as_view()),
     path(f"{ONE}/archive", files.Archive.as_view()),
     path(f"{ONE}/files/<path:path>", files.OneFile.as_view()),
+    path("appcodes/<slug:code>/storage", storage.AppcodeStorage.as_view()),
+    path("appcodes/<slug:code>/storage/keys", storage.StorageKeys.as_view()),
 ]

@@ -96,6 +96,30 @@ class Datastore(models.Model):
             return None
 
 
+class Storage(models.Model):
+    """The bucket of an appcode in the portal's own object storage, from the moment that it is switched on.
+
+    This row is the truth of which keys live: the door lets in `access_key`, which people have, and `own_key`, by which the portal
+    and its runs come, and nobody else, whatever the store still knows. Secrets are not here: that of `access_key` is shown once,
+    that of `own_key` is the datastore's. What the store has was `used_bytes` at `measured_at`.
+    """
+
+    appcode = models.OneToOneField(Appcode, on_delete=models.PROTECT, related_name="storage")
+    bucket = models.CharField(max_length=63, unique=True)
+    access_key = models.CharField(max_length=128, unique=True, null=True)
+    own_key = models.CharField(max_length=128, unique=True, null=True)
+    refreshed_at = models.DateTimeField(null=True)
+    limit_gib = models.PositiveIntegerField()
+    used_bytes = models.BigIntegerField(null=True)
+    used_objects = models.BigIntegerField(null=True)
+    measured_at = models.DateTimeField(null=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.bucket
+
+
 class Volume(models.Model):
     """The volume of a datastore, from the moment a run first needs it until its cloud has been told to delete it.
 

@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from datastores import folders, views
 from datastores.files import pages as files
+from datastores.storage import pages as storage
 
 ONE = "datastores/<slug:appcode>/<slug:name>"
 
@@ -27,6 +28,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/preview", files.preview, name="datastore_preview"),
     path(f"{ONE}/rename", files.rename, name="datastore_rename"),
     path(f"{ONE}/remove", files.remove, name="datastore_remove"),
+    path("storage/<slug:appcode>", storage.storage, name="storage"),
+    path("storage/<slug:appcode>/keys", storage.keys, name="storage_keys"),
+    path("storage/<slug:appcode>/stop", storage.stop, name="storage_stop"),
     path("admin/folders", folders.folders, name="admin_folders"),
     path("admin/folders/new", folders.edit_folder, name="new_folder"),
     path("admin/folders/<int:pk>", folders.edit_folder, name="admin_folder"),

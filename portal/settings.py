@@ -393,6 +393,20 @@ ACTIVITY_SECONDS = env.float("PORTAL_ACTIVITY_SECONDS", default=60.0)
 LOCAL_CLOUD_SOCKET = env.str(
     "LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else ""
 )
+# The portal's own object storage: a bucket and keys for each appcode, on a server of S3 whose IAM answers at the same address.
+# The portal reaches it at `inner_url`, proving itself by `proof`; whoever connects to the socket `start` has it started.
+STORAGE = {
+    "url": env.str("PORTAL_STORAGE_URL", default=""),
+    "inner_url": env.str("PORTAL_STORAGE_INNER_URL", default="") or env.str("PORTAL_STORAGE_URL", default=""),
+    "region": env.str("PORTAL_STORAGE_REGION", default="us-east-1"),
+    "bucket_prefix": env.str("PORTAL_STORAGE_BUCKET_PREFIX", default=""),
+    "access_key": env.str("PORTAL_STORAGE_ACCESS_KEY", default=""),
+    "secret": env.str("PORTAL_STORAGE_SECRET_KEY", default=""),
+    "proof": env.str("PORTAL_STORAGE_PROOF", default=""),
+    "start": env.str("PORTAL_STORAGE_START", default=""),
+}
+# GiB of a bucket until an administrator says otherwise.
+STORAGE_LIMIT_GIB = env.int("PORTAL_STORAGE_LIMIT_GIB", default=100)
 # Logs of clouds that lose them with their pods are copied there when a task ends; without a server they last as long as the pods.
 LOGS_S3 = {
     "server": env.str("PORTAL_LOGS_S3_URL", default=""),

@@ -255,4 +255,34 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="Storage",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("bucket", models.CharField(max_length=63, unique=True)),
+                ("access_key", models.CharField(max_length=128, null=True, unique=True)),
+                ("own_key", models.CharField(max_length=128, null=True, unique=True)),
+                ("refreshed_at", models.DateTimeField(null=True)),
+                ("limit_gib", models.PositiveIntegerField()),
+                ("used_bytes", models.BigIntegerField(null=True)),
+                ("used_objects", models.BigIntegerField(null=True)),
+                ("measured_at", models.DateTimeField(null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "appcode",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="storage", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+        ),
     ]

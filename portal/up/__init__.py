@@ -87,6 +87,9 @@ async def _start(data: Data, supervisor: Supervisor) -> None:
         _say("  Demonstration: ready")
 
     await supervisor.start(*programs.portal(data, env))
+    storage = programs.storage(data, env)
+    if storage:
+        await supervisor.start_when_asked(storage, data.storage_socket, now=data.storage_folder.is_dir())
     _say("  Node agent, controller, workers, web server, gateway: ready")
     _say(
         f"\nThe portal is ready after {time.monotonic() - began:.0f} s:  {data.origin}  (or http://localhost:{data.port})"

@@ -76,6 +76,16 @@ class Data:
         return self.sockets / "agent.sock"
 
     @property
+    def storage_folder(self) -> Path:
+        """The data of the portal's own object storage; there from the moment that it is first switched on."""
+        return self.folder / "storage"
+
+    @property
+    def storage_socket(self) -> Path:
+        """Whoever connects to it starts the object storage."""
+        return self.sockets / "storage.sock"
+
+    @property
     def origin(self) -> str:
         return self.given.get("PORTAL_ORIGIN") or f"http://portal.localhost:{self.port}"
 
@@ -101,6 +111,7 @@ class Data:
             "DATABASE_URL",
             "REDIS_URL",
             "PORTAL_S3_SECRET_KEY",
+            "PORTAL_STORAGE_SECRET_KEY",
             "PORTAL_PACKAGE_INDEX",
             "PIP_INDEX_URL",
             LOGS_SECRET,
@@ -129,9 +140,20 @@ class Data:
             if "s3" in urls
             else given.get("PORTAL_S3_SECRET_KEY", ""),
             "PORTAL_PACKAGE_INDEX": index_url(given),
+            **self._storage_env(),
             "LOCAL_CLOUD_DIR": given.get("LOCAL_CLOUD_DIR") or str(self.folder / "cloud"),
             "LOCAL_CLOUD_SOCKET": given.get("LOCAL_CLOUD_SOCKET") or str(self.agent_socket),
             "DJANGO_SETTINGS_MODULE": "portal.settings",
+        }
+
+    def _storage_env(self) -> dict[str, str]:
+        if self.given.get("PORTAL_STORAGE_URL"):
+            return {name: value for name, value in self.given.items() if name.startswith("PORTAL_STORAGE_")}
+        return {
+            "PORTAL_STORAGE_URL": f"http://localhost:{self.inner_port('storage')}",
+            "PORTAL_STORAGE_INNER_URL": f"http://127.0.0.1:{self.inner_port('storage-store')}",
+            "PORTAL_STORAGE_START": str(self.storage_socket),
+            **{name: value for name, value in self.secrets.items() if name.startswith("PORTAL_STORAGE_")},
         }
 
     def inner_port(self, name: str) -> int:
@@ -208,6 +230,9 @@ def _secrets(path: Path) -> dict[str, str]:
         "PORTAL_GATEWAY_SECRET": secrets.token_hex(32),
         "PORTAL_S3_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
         "PORTAL_S3_SECRET_KEY": secrets.token_hex(20),
+        "PORTAL_STORAGE_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
+        "PORTAL_STORAGE_SECRET_KEY": secrets.token_hex(20),
+        "PORTAL_STORAGE_PROOF": secrets.token_hex(32),
     }
     if not made.keys() <= values.keys():
         values = made | values

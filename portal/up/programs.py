@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from portal import assets
 from portal.up import servers, services
@@ -29,6 +30,19 @@ COMMANDS = f"(Method(`POST`) && PathRegexp(`^{_ONE}/clusters/[^/]+/runs/[^/]+/ta
 HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !{UPLOADS} && !{COMMANDS}"
 # A request has come whole within this time, the largest upload included.
 READ_TIMEOUT = "1h"
+
+# Keys of S3 are any text, and their letters stay encoded as they were signed.
+ENCODED = dict.fromkeys(
+    (
+        "allowEncodedSlash",
+        "allowEncodedBackSlash",
+        "allowEncodedSemicolon",
+        "allowEncodedPercent",
+        "allowEncodedQuestionMark",
+        "allowEncodedHash",
+    ),
+    True,
+)
 
 # A training run wants the memory: few allocator arenas, and no numeric library ever starts threads in the portal.
 FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -85,6 +99,14 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
     ]
 
 
+def storage(data: Data, env: Mapping[str, str]) -> Service | None:
+    """The portal's own object storage, where the environment names none."""
+    if data.given.get("PORTAL_STORAGE_URL"):
+        return None
+    ports = data.inner_port("storage-door"), data.inner_port("storage-store")
+    return servers.storage(data.storage_folder, *ports, {**env, **FRUGAL})
+
+
 def gateway(data: Data, web_port: int) -> Service:
     """Traefik on PORTAL_PORT: the portal's own names, and those of what users serve (*.apps.<domain>). Each of these has a
     router of its own while it answers (clusters/runs/routing.py writes them beside these); the portal answers for all
@@ -99,7 +121,7 @@ def gateway(data: Data, web_port: int) -> Service:
     buffering = {"maxRequestBodyBytes": MAX_BODY, "memRequestBodyBytes": BODY_IN_MEMORY}
     web, apps = f"http://127.0.0.1:{web_port}", host_of(data.apps_origin)
     bodies = f"({rule}) && {HAS_BODY}"
-    routes = {
+    routes: dict[str, Any] = {
         "http": {
             "routers": {
                 "portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]},
@@ -138,6 +160,7 @@ def gateway(data: Data, web_port: int) -> Service:
             "services": {"portal": {"loadBalancer": {"servers": [{"url": web}]}}},
         }
     }
+    storage = {} if data.given.get("PORTAL_STORAGE_URL") else _storage_entry(data, routes["http"])
     # JSON is YAML, too, and needs no library.
     folder = services.private_folder(data.gateway_folder)
     services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
@@ -145,13 +168,13 @@ def gateway(data: Data, web_port: int) -> Service:
     names = {"aliasHeadersStrategy": "delete"}
     timeouts = {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}}
     addresses = {
-        f"web{n}": {"address": f"{address}:{data.port}", "transport": timeouts, "http": names}
+        f"web{n}": {"address": f"{address}:{data.port}", "transport": timeouts, "http": names, "asDefault": True}
         for n, address in enumerate(services.loopback())
     }
     static = {
         "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
         "log": {"level": "ERROR", "noColor": True},
-        "entryPoints": addresses,
+        "entryPoints": addresses | storage,
         # New routes count at once; many at a time are taken together.
         "providers": {"providersThrottleDuration": "100ms", "file": {"directory": str(folder), "watch": True}},
     }
@@ -163,6 +186,39 @@ def gateway(data: Data, web_port: int) -> Service:
         ready=services.http_ready(data.port),
         env={"GOGC": "50", "GOMEMLIMIT": "96MiB", "TMPDIR": str(data.folder / "tmp")},
     )
+
+
+def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A port of its own for S3, whose keys are any text: nothing of an address is put in order or refused there, for its
+    signature counts every letter. Of each request the door is asked first (datastores/storage/door.py). Not a name of the
+    portal's own port: few clients know that localhost has names below it."""
+    door, store = (f"http://127.0.0.1:{data.inner_port(name)}" for name in ("storage-door", "storage-store"))
+    entries = {
+        f"storage{n}": {
+            "address": f"{address}:{data.inner_port('storage')}",
+            "transport": {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}},
+            "http": {"sanitizePath": False, "encodedCharacters": ENCODED},
+        }
+        for n, address in enumerate(services.loopback())
+    }
+    routes["routers"]["storage"] = {
+        "rule": "PathPrefix(`/`)",
+        "entryPoints": [*entries],
+        "service": "storage",
+        "middlewares": ["storage-door", "storage-proof"],
+    }
+    routes["middlewares"]["storage-door"] = {
+        "forwardAuth": {
+            "address": door,
+            "authRequestHeaders": ["Authorization", "X-Amz-Copy-Source"],
+            "maxResponseBodySize": JUDGEMENT,
+            "trustForwardHeader": False,
+        }
+    }
+    proof = {servers.STORAGE_PROOF: data.secrets["PORTAL_STORAGE_PROOF"]}
+    routes["middlewares"]["storage-proof"] = {"headers": {"customRequestHeaders": proof}}
+    routes["services"]["storage"] = {"loadBalancer": {"servers": [{"url": store}]}}
+    return entries
 
 
 def static_files_changed(base: Path, data: Data) -> bool:

@@ -173,6 +173,26 @@ def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str =
     return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
 
 
+# By which the gateway proves itself to the object storage (datastores/storage/server.py).
+STORAGE_PROOF = "X-Portal-Storage"
+
+
+def storage(folder: Path, door_port: int, store_port: int, env: Mapping[str, str]) -> Service:
+    """The portal's own object storage with its data in `folder`: SeaweedFS, and the door before it.
+
+    SIGTERM takes it up to 25 s; what it has answered is kept by a kill, too, after which it reads for longer when it starts.
+    """
+    wanted = {name: value for name, value in env.items() if name.startswith("PORTAL_STORAGE_")}
+    wanted |= {"DATABASE_URL": env["DATABASE_URL"], "MALLOC_ARENA_MAX": "2"}
+    argv = (sys.executable, "-m", "datastores.storage.server", str(folder), str(door_port), str(store_port))
+    question = f"GET / HTTP/1.0\r\n{STORAGE_PROOF}: {env['PORTAL_STORAGE_PROOF']}\r\n\r\n".encode()
+
+    def ready() -> bool:
+        return ask(store_port, question).startswith(b"HTTP/")
+
+    return Service("storage", argv, ready, env=wanted, stop_seconds=45, stop_order=2)
+
+
 # What an administrator may set of the agent by the environment, and its option for it.
 AGENT_SETTINGS = {
     "LOCAL_CLOUD_GPUS": "--gpus",

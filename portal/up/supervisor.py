@@ -47,6 +47,8 @@ class Supervisor:
         self._kept: list[_Kept] = []
         self._stopping = False
         self._rotation: asyncio.Task[None] | None = None
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._listening: list[asyncio.Server] = []
 
     @property
     def busy(self) -> bool:
@@ -55,6 +57,32 @@ class Supervisor:
     async def start(self, *programs: Service) -> None:
         """Starts them side by side, returns when all are ready and keeps them alive from then on."""
         await asyncio.gather(*(self._start(service) for service in programs))
+
+    async def start_when_asked(self, service: Service, at: Path, *, now: bool = False) -> None:
+        """Starts it as soon as somebody connects to the Unix socket `at`, or `now` without waiting for it, and keeps it alive
+        from then on. Whoever connects reads “ready” once it is, or why it is not; then the next one who asks tries again."""
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                # Whoever asked may go; the start goes on.
+                await asyncio.shield(self._ask(service))
+                writer.write(b"ready")
+            except ServiceError as error:
+                writer.write(str(error).encode())
+            finally:
+                writer.close()
+
+        at.unlink(missing_ok=True)  # noqa: ASYNC240  of an earlier start; nobody waits yet
+        self._listening.append(await asyncio.start_unix_server(answer, at))
+        if now:
+            self._ask(service).add_done_callback(_say_why)
+
+    def _ask(self, service: Service) -> asyncio.Task[None]:
+        task = self._asked.get(service.name)
+        if task is None or (task.done() and task.exception()):
+            self._kept = [kept for kept in self._kept if kept.service is not service]
+            task = self._asked[service.name] = asyncio.create_task(self._start(service))
+        return task
 
     async def run_once(self, service: Service, *, show: bool = False) -> None:
         """Runs a program to its end. `show` lets it speak to the terminal, otherwise to its log.
@@ -77,6 +105,11 @@ class Supervisor:
         self._stopping = True
         if self._rotation:
             self._rotation.cancel()
+        for server in self._listening:
+            server.close()
+        for task in self._asked.values():
+            task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
         for order in sorted({kept.service.stop_order for kept in self._kept}):
             await asyncio.gather(*(self._stop(kept) for kept in self._kept if kept.service.stop_order == order))
         self._kept.clear()
@@ -185,6 +218,11 @@ def _kill_group(kept: _Kept) -> None:
     if kept.service.with_group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(kept.process.pid, signal.SIGKILL)
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        print(error, file=sys.stderr, flush=True)
 
 
 def _report(kept: _Kept, quick: int) -> None:

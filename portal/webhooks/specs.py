@@ -35,6 +35,7 @@ GROUPS = {
     "discount": "Discounts",
     "credit": "Credits",
     "datastore": "Datastores: created, changed, shared, files stored and removed",
+    "storage": "Object storage: switched on, keys refreshed and stopped",
     "environment": "Environments: saved, deleted",
     "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",

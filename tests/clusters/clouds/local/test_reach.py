@@ -38,6 +38,10 @@ LISTENS = {
     "worker": NOT_AT_ALL,
     "web": PORT,
     "gateway": PORT,
+    # The gateway's port for S3, and the two of the object storage behind it.
+    "storage": PORT,
+    "storage-door": PORT,
+    "storage-store": PORT,
 }
 TASK_PORT = 24_991
 
@@ -117,7 +121,8 @@ def portal_services(data: Data) -> dict[str, int]:
     (data.folder / "postgres" / "PG_VERSION").touch()  # so it is not made
     own = programs.own_servers(data)
     env = data.portal_env({server.name: server.url for server in own})
-    names = [service.name for service in [*own, *programs.portal(data, env)]]
+    storage = programs.storage(data, env)
+    names = [service.name for service in [*own, *programs.portal(data, env), *([storage] if storage else [])]]
     ports = json.loads((data.folder / "ports.json").read_text()) | {"gateway": data.port}
     return dict.fromkeys(names, 0) | ports
 

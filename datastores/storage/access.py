@@ -1,0 +1,18 @@
+"""Reading the object storage of appcodes: the only way from a person to its rows."""
+
+from __future__ import annotations
+
+from datastores.models import Datastore, Storage
+from portal.models import Appcode
+
+
+def storage_of(appcode: Appcode) -> Storage | None:
+    """That of an appcode which somebody may see; None while it is not switched on."""
+    return Storage.objects.select_related("appcode").filter(appcode=appcode).first()
+
+
+def datastore_of(row: Storage) -> Datastore | None:
+    """The datastore by which runs mount it and people browse it; None where somebody has deleted it."""
+    if not row.own_key:
+        return None
+    return Datastore.objects.filter(appcode=row.appcode, kind=Datastore.Kind.S3, spec__access_key=row.own_key).first()

@@ -1,0 +1,169 @@
+"""What people do to the object storage of their appcode: switch it on, refresh its keys, stop them.
+
+The row is written first and says what is wanted; the store is told outside of any transaction, and each step may be repeated:
+whoever died in between has it done by the next who asks. A key that was made and not noted opens nothing, because the door asks
+the row, and is deleted by the next one who is here. One at a time works on a bucket, by a lock of the database that ends with its
+session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils import timezone
+
+from datastores.models import Datastore, Storage
+from datastores.storage import store
+from datastores.storage.store import KeyPair, StorageAway
+from portal.access import OPERATE, require
+from portal.errors import Conflict
+from portal.events import record
+from portal.models import Appcode, User
+
+# The class of advisory locks, so that none of somebody else's is meant.
+_LOCKS = 0x5703
+DATASTORE = "storage"
+
+
+def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair | None]:
+    """The storage and, where it has none yet, its first keys. Raises Conflict."""
+    require(acting_user, appcode, OPERATE)
+    _check(appcode)
+    row = _row(appcode, acting_user)
+    with _alone(row), _away():
+        store.start()
+        store.make_bucket(row.bucket)
+        for owner in ("people", "portal"):
+            store.make_user(row.bucket, owner)
+        if not Datastore.objects.filter(appcode=appcode, spec__access_key=row.own_key, kind=Datastore.Kind.S3).exists():
+            _give_portal(row, acting_user)
+        return row, None if row.access_key else _give_people(row, acting_user, "Keys made")
+
+
+def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:
+    """New keys; the old ones stop at once. Raises Conflict."""
+    require(acting_user, row.appcode, OPERATE)
+    _check(row.appcode)
+    with _alone(row), _away():
+        store.start()
+        return _give_people(row, acting_user, "Keys refreshed")
+
+
+def stop_keys(row: Storage, *, acting_user: User) -> None:
+    """Nobody comes in by keys until they are refreshed; runs do. The door knows it whether the store can be told or not."""
+    require(acting_user, row.appcode, OPERATE)
+    with _alone(row):
+        if row.access_key:
+            _note(row, None, acting_user, "Keys stopped")
+        try:
+            store.keep_key(row.bucket, "people", None)
+        except StorageAway:
+            return  # what is left of the key opens nothing, and goes when keys are made again
+
+
+def bucket_of(code: str) -> str:
+    """The name of an appcode's bucket: its code, where S3 knows all letters of it."""
+    name: str = settings.STORAGE["bucket_prefix"] + code.replace("_", "-")
+    if name == code and len(name) <= 63:
+        return name
+    return f"{name[:56].rstrip('-')}-{hashlib.sha256(code.encode()).hexdigest()[:6]}"
+
+
+def _check(appcode: Appcode) -> None:
+    if not settings.STORAGE["url"]:
+        raise Conflict(
+            "This portal has no object storage of its own; an administrator can name one (PORTAL_STORAGE_URL)."
+        )
+    if appcode.why_not:
+        raise Conflict(appcode.why_not)
+
+
+@transaction.atomic
+def _row(appcode: Appcode, user: User) -> Storage:
+    wanted = {"bucket": bucket_of(appcode.code), "limit_gib": settings.STORAGE_LIMIT_GIB, "created_by": user}
+    row, is_new = Storage.objects.get_or_create(appcode=appcode, defaults=wanted)
+    if is_new:
+        _record(row, user, "storage.created", f"Object storage switched on: bucket {row.bucket}.")
+    return row
+
+
+def _give_people(row: Storage, user: User, what: str) -> KeyPair:
+    store.keep_key(row.bucket, "people", row.access_key)
+    made = store.make_key(row.bucket, "people")
+    _note(row, made.access_key, user, what)
+    # After this line the old one is refused by the door; by the store, too, after the next.
+    store.keep_key(row.bucket, "people", made.access_key)
+    return made
+
+
+def _give_portal(row: Storage, user: User) -> None:
+    """A key of the portal's own, and the datastore that has it. One that was deleted was used by nobody, so its key goes."""
+    made = store.make_key(row.bucket, "portal")
+    spec = {
+        "server": settings.STORAGE["url"],
+        "access_key": made.access_key,
+        "bucket": row.bucket,
+        "prefix": "",
+        "region": settings.STORAGE["region"],
+    }
+    with transaction.atomic():
+        taken = set(Datastore.objects.filter(appcode=row.appcode).values_list("name", flat=True))
+        name = next(name for name in _names() if name not in taken)
+        made_store = Datastore.objects.create(
+            appcode=row.appcode, name=name, kind=Datastore.Kind.S3, spec=spec, secret=made.secret_key, created_by=user
+        )
+        Storage.objects.filter(pk=row.pk).update(own_key=made.access_key)
+        row.own_key = made.access_key
+        record(
+            "datastore.created",
+            actor=user,
+            appcode=row.appcode.code,
+            object=f"datastore {made_store}",
+            message=f"Created: {made_store.where}.",
+        )
+    store.keep_key(row.bucket, "portal", made.access_key)
+
+
+def _names() -> Iterator[str]:
+    yield DATASTORE
+    number = 2
+    while True:
+        yield f"{DATASTORE}-{number}"
+        number += 1
+
+
+@transaction.atomic
+def _note(row: Storage, key: str | None, user: User, what: str) -> None:
+    row.access_key, row.refreshed_at = key, timezone.now()
+    row.save(update_fields=["access_key", "refreshed_at"])
+    _record(row, user, "storage.keys", f"{what}: bucket {row.bucket}.")
+
+
+def _record(row: Storage, user: User, verb: str, message: str) -> None:
+    record(verb, actor=user, appcode=row.appcode.code, object=f"storage {row.appcode.code}", message=message)
+
+
+@contextmanager
+def _alone(row: Storage) -> Iterator[None]:
+    """Raises Conflict where somebody else is at it; ends with the session of who died."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", [_LOCKS, row.pk])
+        if not cursor.fetchone()[0]:
+            raise Conflict("Somebody else is changing this storage just now; look again in a moment.")
+        try:
+            row.refresh_from_db()
+            yield
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCKS, row.pk])
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except StorageAway as error:
+        raise Conflict(str(error)) from error

@@ -1,0 +1,78 @@
+"""What becomes of one request to the portal's object storage, before the store sees it. Pure.
+
+The store checks signatures and keeps buckets apart by itself. The door only narrows: to keys that live now, to the bucket of the
+key, to the operations that are listed here. It hears headers alone, so it knows no sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from datastores.storage.operations import Asked
+
+READS = frozenset({
+    "GetBucketLocation", "GetBucketVersioning", "GetObject", "GetObjectTagging", "HeadBucket", "HeadObject", "ListBuckets",
+    "ListMultipartUploads", "ListObjects", "ListObjectsV2", "ListParts",
+})  # fmt: skip
+# What makes more, and is refused where an appcode has as much as it may.
+ADDS = frozenset({
+    "CompleteMultipartUpload", "CopyObject", "CreateMultipartUpload", "PutObject", "UploadPart", "UploadPartCopy",
+})  # fmt: skip
+REMOVES = frozenset({
+    "AbortMultipartUpload", "DeleteObject", "DeleteObjectTagging", "DeleteObjects", "PutObjectTagging",
+})  # fmt: skip
+# Seconds; S3 has the same.
+LONGEST = 7 * 24 * 3600
+ALLOWED = READS | ADDS | REMOVES
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a living access key opens. `full`: there is as much in the bucket as may be."""
+
+    bucket: str
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """In the words of S3, which its clients know."""
+
+    status: int
+    code: str
+    message: str
+
+    def xml(self, resource: str) -> str:
+        return (
+            f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{self.code}</Code><Message>{escape(self.message)}</Message>'
+            f"<Resource>{escape(resource)}</Resource></Error>"
+        )
+
+
+NO_KEY = Refusal(403, "AccessDenied", "Sign this request with an access key, by Signature Version 4.")
+UNKNOWN_KEY = Refusal(403, "InvalidAccessKeyId", "This access key does not exist, or it was stopped.")
+NOT_YOURS = Refusal(403, "AccessDenied", "This access key is for another bucket.")
+YOURS_ALREADY = Refusal(409, "BucketAlreadyOwnedByYou", "The bucket of this access key exists.")
+TOO_LONG = Refusal(400, "AuthorizationQueryParametersError", "A signed address is good for at most seven days.")
+NOT_OFFERED = Refusal(501, "NotImplemented", "This storage does not offer what was asked for.")
+FULL = Refusal(403, "QuotaExceeded", "The bucket has as much as it may; remove something, or ask for a larger limit.")
+AWAY = Refusal(503, "ServiceUnavailable", "It is not known just now who may do this. Try again.")
+
+
+def judge(asked: Asked, grant: Grant | None, now: float) -> Refusal | None:
+    """Why a request is refused; None lets it through. `grant` is that of `asked.access_key`, `now` in seconds since 1970."""
+    if not asked.access_key:
+        return NO_KEY
+    if grant is None:
+        return UNKNOWN_KEY
+    if asked.lasts > LONGEST or asked.ends > now + LONGEST:
+        return TOO_LONG
+    if asked.operation == "CreateBucket" and asked.bucket == grant.bucket:
+        # Many clients make the bucket before they write to it.
+        return YOURS_ALREADY
+    if asked.operation not in ALLOWED:
+        return NOT_OFFERED
+    if {asked.bucket, *asked.sources} - {grant.bucket} and asked.operation != "ListBuckets":
+        return NOT_YOURS
+    return FULL if grant.full and asked.operation in ADDS else None

@@ -1,0 +1,47 @@
+"""Becomes SeaweedFS, in a network and a view of the file system that were made for it: `… inside DIR SOCKETS WEED`.
+
+Its loopback is brought up, and an empty /tmp laid over the one of the machine, where it puts sockets that ask nobody for a name.
+What lies below /tmp by chance, the data folder of a test, is reached by handles that were opened before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_FLAGS = struct.Struct("16sh14x")
+# GiB: a bucket is a number of files of up to this size.
+VOLUME_MB = 1024
+
+
+def main(folder: str, sockets: str, weed: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        name, flags = _FLAGS.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _FLAGS.pack(b"lo", 0)))
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _FLAGS.pack(name, flags | _IFF_UP))
+    data, run, program = (os.open(path, os.O_PATH) for path in (folder, sockets, weed))
+    for handle in (data, run):
+        os.set_inheritable(handle, True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700,size=64m", "storage", "/tmp"], check=True)  # noqa: S108
+    os.umask(0o077)
+    os.chdir("/tmp")  # noqa: S108
+    at = "127.0.0.1"
+    argv = ["weed", "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
+    argv += [f"-s3.localSocket=/proc/self/fd/{run}/s3", "-filer.localSocket=/tmp/filer.sock", "-s3.iam.readOnly=false"]
+    argv += [
+        "-s3.autoCreateBucket=false",
+        "-s3.allowDeleteBucketNotEmpty=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]
+    argv += [f"-master.volumeSizeLimitMB={VOLUME_MB}", "-volume.max=0", "-volume.preStopSeconds=0"]
+    argv += ["-master.telemetry=false", "-filer.disableDirListing", "-volume.index=leveldb"]
+    os.execve(f"/proc/self/fd/{program}", argv, dict(os.environ))  # noqa: S606  no shell is the point
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,150 @@
+"""Which operation of S3 a request is, from its method, path, query and copy source alone; bodies are never read. Pure.
+
+The operations and what each may be asked with come from botocore's own model of S3, so that a name in a query which S3 does not
+know for an operation makes a request unknown, and none becomes another one by accident: to a server that overlooks `?tagging`, a
+`PUT` of tags is the object's new content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from botocore.loaders import Loader
+
+# What signs an address (SigV4, and the older way of which some clients still make addresses that run out), and the name of the
+# operation that some clients add for people who read logs.
+_V4 = ("algorithm", "credential", "date", "expires", "signedheaders", "signature", "security-token", "content-sha256")
+SIGNING = frozenset({*(f"x-amz-{name}" for name in _V4), "awsaccesskeyid", "signature", "expires", "x-id"})
+_COPY_SOURCE = "x-amz-copy-source"
+
+
+class Confusing(ValueError):
+    """Two programs could read this path differently."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How an operation is asked for: `path` is 0 for the server itself, 1 for a bucket, 2 for an object; `said` stands in its
+    query with that value, `needed` with any, `known` may stand there."""
+
+    name: str
+    method: str
+    path: int
+    said: Mapping[str, str]
+    needed: frozenset[str]
+    known: frozenset[str]
+    copies: bool
+
+    def fits(self, query: Mapping[str, str], *, copies: bool) -> bool:
+        names = {name for name, value in self.said.items() if query.get(name) == value} | self.needed & query.keys()
+        return copies == self.copies and names == self.said.keys() | self.needed
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as an operation of S3 ("" for none that S3 has) on a bucket, with the access key by which it is signed, and the
+    buckets from which it copies. A signed address is good for `lasts` seconds from a moment that the store knows, or until
+    `ends`, in seconds since 1970; both are 0 for a request that is signed by headers."""
+
+    operation: str
+    bucket: str = ""
+    access_key: str = ""
+    sources: frozenset[str] = field(default_factory=frozenset)
+    lasts: int = 0
+    ends: int = 0
+
+
+@cache
+def shapes() -> tuple[Shape, ...]:
+    """Those of all operations of S3, the ones with more to say first. Reads the model once."""
+    model = Loader().load_service_model("s3", "service-2")
+    found = [_shape(name, each, model["shapes"]) for name, each in model["operations"].items()]
+    return tuple(sorted((each for each in found if each), key=lambda each: -len(each.said) - len(each.needed)))
+
+
+def read(method: str, uri: str, *, authorization: str = "", copy_source: str = "") -> Asked:
+    """What is asked for by a request for `uri` (path and query as they were sent). Raises Confusing."""
+    raw, _, text = uri.partition("?")
+    bucket, key = split_path(raw)
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=50, errors="strict")
+    except ValueError as error:
+        raise Confusing("This query cannot be read.") from error
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise Confusing("A name stands in the query twice.")
+    lower = {name.lower(): value for name, value in pairs}
+    if bool(authorization) + ("x-amz-credential" in lower) + ("awsaccesskeyid" in lower) > 1:
+        raise Confusing("Sign a request once, by its headers or by its address.")
+    sources = frozenset({split_path(unquote(copy_source.partition("?")[0]), decoded=True)[0]} if copy_source else ())
+    return Asked(
+        _operation(method, 2 if key else 1 if bucket else 0, query, copies=bool(copy_source)),
+        bucket,
+        _key_in(authorization, lower.get("x-amz-credential", "")) or lower.get("awsaccesskeyid", ""),
+        sources,
+        _number(lower.get("x-amz-expires", "0")),
+        _number(lower.get("expires", "0")),
+    )
+
+
+def split_path(raw: str, *, decoded: bool = False) -> tuple[str, str]:
+    """Bucket and key of a path. Raises Confusing where a server could see another bucket in it."""
+    path = raw if decoded else unquote(raw)
+    words = path.removeprefix("/").split("/")
+    if not (decoded or raw.startswith("/")) or any(word in (".", "..") for word in words) or path.startswith("//"):
+        raise Confusing("A path has no parts “.” and “..”.")
+    if "%" in raw.removeprefix("/").partition("/")[0] or "\\" in path or "\0" in path or path.startswith("/arn:"):
+        raise Confusing("A path has no such characters.")
+    return words[0], "/".join(words[1:])
+
+
+def _operation(method: str, path: int, query: Mapping[str, str], *, copies: bool) -> str:
+    """The most particular operation that fits, unless more is said than it knows."""
+    for each in shapes():
+        if (each.method, each.path) == (method, path) and each.fits(query, copies=copies):
+            more = {name for name in query if name not in each.known and name.lower() not in SIGNING}
+            return "" if more else each.name
+    return ""
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Confusing("This is no number of seconds.")
+    return int(text)
+
+
+def _key_in(authorization: str, credential: str) -> str:
+    """The access key of a signature of version 4, the only one that headers may have."""
+    scheme, _, rest = authorization.partition(" ")
+    if scheme == "AWS4-HMAC-SHA256":
+        parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
+        credential = parts.get("Credential", "")
+    return credential.split("/")[0]
+
+
+def _shape(name: str, operation: Mapping[str, Any], shapes: Mapping[str, Any]) -> Shape | None:
+    path, _, text = operation["http"]["requestUri"].partition("?")
+    levels = {"/": 0, "/{Bucket}": 1, "/{Bucket}/{Key+}": 2}
+    if path not in levels:
+        return None
+    said = dict(parse_qsl(text, keep_blank_values=True))
+    request = shapes[operation["input"]["shape"]] if "input" in operation else {"members": {}}
+    members = {member: each for member, each in request["members"].items() if "location" in each}
+    asked = {member: each["locationName"] for member, each in members.items() if each["location"] == "querystring"}
+    required = set(request.get("required", ()))
+    headers = {
+        each["locationName"] for member, each in members.items() if each["location"] == "header" and member in required
+    }
+    return Shape(
+        name,
+        operation["http"]["method"],
+        levels[path],
+        said,
+        frozenset(asked[member] for member in asked.keys() & required),
+        frozenset(asked.values()) | said.keys(),
+        _COPY_SOURCE in headers,
+    )

@@ -1,0 +1,69 @@
+"""The page of an appcode's object storage: what it has, its keys, and how clients come in. A secret is shown once, by the answer
+to the button that made it, and no browser keeps that."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from datastores.models import Storage
+from datastores.storage import actions
+from datastores.storage.access import datastore_of, storage_of
+from datastores.storage.commands import commands
+from datastores.storage.store import KeyPair
+from portal.access import OPERATE, appcode_for, may
+from portal.errors import Conflict
+from portal.models import Appcode
+from portal.pages.appcodes import attempt, person
+
+
+@require_GET
+def storage(request: HttpRequest, appcode: str) -> HttpResponse:
+    found = appcode_for(person(request), appcode)
+    return _page(request, found, storage_of(found))
+
+
+@require_POST
+@never_cache
+def keys(request: HttpRequest, appcode: str) -> HttpResponse:
+    """Switches it on, or makes new keys; then the page has the secret."""
+    found = appcode_for(person(request), appcode, OPERATE)
+    row = storage_of(found)
+    try:
+        if row is None or not row.own_key:
+            row, made = actions.switch_on(found, acting_user=person(request))
+        else:
+            made = actions.refresh_keys(row, acting_user=person(request))
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+        return redirect("storage", found.code)
+    return _page(request, found, row, made)
+
+
+@require_POST
+def stop(request: HttpRequest, appcode: str) -> HttpResponse:
+    found = appcode_for(person(request), appcode, OPERATE)
+    if row := storage_of(found):
+        attempt(request, lambda: actions.stop_keys(row, acting_user=person(request)), "The keys are stopped.")
+    return redirect("storage", found.code)
+
+
+def _page(request: HttpRequest, appcode: Appcode, row: Storage | None, made: KeyPair | None = None) -> HttpResponse:
+    told = settings.STORAGE
+    context = {
+        "appcode": appcode,
+        "storage": row,
+        "made": made,
+        "endpoint": told["url"],
+        "datastore": datastore_of(row) if row else None,
+        "may_operate": may(person(request), appcode, OPERATE),
+        "limit": row.limit_gib * 2**30 if row else 0,
+    }
+    if row:
+        secret = made.secret_key if made else ""
+        context["commands"] = commands(told["url"], told["region"], row.bucket, row.access_key or "", secret)
+    return render(request, "datastores/storage.html", context)

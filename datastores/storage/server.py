@@ -1,0 +1,239 @@
+"""The portal's own object storage on one machine: `python -m datastores.storage.server DIR DOOR_PORT STORE_PORT`.
+
+SeaweedFS, of whose ports only S3 asks who somebody is, runs in a network namespace of its own: its master, volumes and filer
+listen on a loopback that nobody else has, and their sockets in a /tmp of its own. Out comes one Unix socket, that of S3, in a
+folder of this user alone. Two ports of the machine's loopback lead on: DOOR_PORT tells the gateway, of each request, whether it
+may (door.py), and STORE_PORT leads to that socket whoever proves to be the portal or its gateway. There is no Django here: this
+process is asked before each object, and holds what it knows of a key for a second.
+
+Certificates and tokens for those inner ports were refused: they are many, and one that is forgotten is open; a network that
+nobody else is in closes all of them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+
+import psycopg2
+from aiohttp import web
+
+from datastores.storage.door import AWAY, Grant, Refusal, judge
+from datastores.storage.operations import Confusing, read
+from portal.up.servers import STORAGE_PROOF
+from portal.up.services import dies_with_parent, private_folder
+
+# How long a key that was stopped may go on here.
+REMEMBERED = 1.0
+KEYS_REMEMBERED = 10_000
+AT_ONCE = 256 * 1024
+MAX_HEAD = 64 * 1024
+AGAIN = 1.0
+# It says goodbye to its own parts one by one; what was answered is on the disk before, so that a kill loses nothing.
+STOP_SECONDS = 40.0
+
+GRANTS = """
+    SELECT bucket, coalesce(used_bytes >= limit_gib * 1073741824::bigint, false)
+    FROM datastores_storage WHERE access_key = %(key)s OR own_key = %(key)s
+"""
+
+
+class Keys:
+    """What the database says of access keys, each known for at most REMEMBERED seconds. One connection, one question a time."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._connection: psycopg2.extensions.connection | None = None
+        self._known: dict[str, tuple[float, Grant | None]] = {}
+
+    async def grant(self, key: str) -> Grant | None:
+        """Raises psycopg2.Error while the database cannot be asked: nobody is let in on what was true once."""
+        until, grant = self._known.get(key, (0.0, None))
+        if time.monotonic() < until:
+            return grant
+        # From before the question: a change that comes meanwhile counts at the latest a REMEMBERED later.
+        until = time.monotonic() + REMEMBERED
+        grant = await asyncio.to_thread(self._ask, key)
+        if len(self._known) >= KEYS_REMEMBERED:
+            self._known.clear()
+        self._known[key] = until, grant
+        return grant
+
+    def _ask(self, key: str) -> Grant | None:
+        with self._lock:
+            try:
+                return self._row(key)
+            except psycopg2.OperationalError:
+                # The database was started anew.
+                self._connection = None
+                return self._row(key)
+
+    def _row(self, key: str) -> Grant | None:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg2.connect(self._database, connect_timeout=2, options="-c statement_timeout=2000")
+            self._connection.autocommit = True
+        with self._connection.cursor() as cursor:
+            cursor.execute(GRANTS, {"key": key})
+            row = cursor.fetchone()
+        return Grant(*row) if row else None
+
+
+class Door:
+    """What the gateway asks: headers in, 200 or a refusal out."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        said = request.headers
+        uri = said.get("X-Forwarded-Uri", "")
+        refusal = await self._refusal(request, uri)
+        if refusal is None:
+            return web.Response()
+        text = "" if said.get("X-Forwarded-Method") == "HEAD" else refusal.xml(uri.partition("?")[0])
+        return web.Response(status=refusal.status, text=text, content_type="application/xml")
+
+    async def _refusal(self, request: web.BaseRequest, uri: str) -> Refusal | None:
+        one = {}
+        for name in ("X-Forwarded-Method", "Authorization", "X-Amz-Copy-Source"):
+            values = request.headers.getall(name, [])
+            if len(values) > 1:
+                return Refusal(400, "InvalidRequest", f"The header {name} stands there twice.")
+            one[name] = values[0] if values else ""
+        method, authorization, copy_source = one.values()
+        try:
+            asked = read(method, uri, authorization=authorization, copy_source=copy_source)
+            grant = await self._keys.grant(asked.access_key) if asked.access_key else None
+            return judge(asked, grant, time.time())
+        except Confusing as error:
+            return Refusal(400, "InvalidURI", str(error))
+        except psycopg2.Error as error:
+            print(f"The database cannot be asked: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return AWAY
+
+
+class Forwarder:
+    """From a port to a Unix socket, byte by byte. A connection proves itself by the first request on it: whoever holds it has
+    sent all the others, too."""
+
+    def __init__(self, to: str, proof: str) -> None:
+        self._to = to
+        self._proof = f"\r\n{STORAGE_PROOF}: {proof}\r\n".lower().encode()
+        self._led: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                comer, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno != errno.ECONNABORTED:
+                    await asyncio.sleep(AGAIN)  # there is no file left for a connection
+                continue
+            task = loop.create_task(self._lead(comer))
+            self._led.add(task)
+            task.add_done_callback(self._led.discard)
+
+    async def _lead(self, comer: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with comer, socket.socket(socket.AF_UNIX) as store:
+            store.setblocking(False)
+            try:
+                comer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                head = await self._head(comer)
+                if not self._proves(head):
+                    return
+                await loop.sock_connect(store, self._to)
+                await loop.sock_sendall(store, head)
+                async with asyncio.TaskGroup() as halves:
+                    halves.create_task(_pump(comer, store))
+                    halves.create_task(_pump(store, comer))
+            except* OSError:
+                pass  # one end is gone, and with it whom to tell
+
+    async def _head(self, comer: socket.socket) -> bytes:
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < MAX_HEAD:
+            piece = await asyncio.get_running_loop().sock_recv(comer, AT_ONCE)
+            if not piece:
+                break
+            head += piece
+        return head
+
+    def _proves(self, head: bytes) -> bool:
+        first = (head.partition(b"\r\n\r\n")[0] + b"\r\n").lower()
+        at = first.find(self._proof[: len(STORAGE_PROOF) + 4])
+        return at >= 0 and secrets.compare_digest(first[at : at + len(self._proof)], self._proof)
+
+
+async def _pump(source: socket.socket, target: socket.socket) -> None:
+    loop, buffer = asyncio.get_running_loop(), memoryview(bytearray(AT_ONCE))
+    while size := await loop.sock_recv_into(source, buffer):
+        await loop.sock_sendall(target, buffer[:size])
+    target.shutdown(socket.SHUT_WR)
+
+
+def command(folder: Path, sockets: Path) -> list[str]:
+    """SeaweedFS with its data in `folder`, in namespaces of its own; `sockets` is the folder for the one socket that leads in."""
+    namespaces = ["unshare", "--net", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
+    inside = [sys.executable, "-m", "datastores.storage.inside", str(folder), str(sockets)]
+    weed = Path(sysconfig.get_path("scripts")) / "weed"
+    return [*namespaces, *dies_with_parent([*inside, str(weed)])]
+
+
+async def run(folder: Path, door_port: int, store_port: int) -> int:
+    """Until it is told to stop, or the store ends by itself: then with exit status 1."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    sockets = private_folder(folder.with_name(f"{folder.name}-run"))
+    (sockets / "s3").unlink(missing_ok=True)
+    private_folder(folder)
+    proof = os.environ.pop("PORTAL_STORAGE_PROOF")
+    keys = Keys(os.environ.pop("DATABASE_URL"))
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PORTAL_")},
+        "AWS_ACCESS_KEY_ID": os.environ["PORTAL_STORAGE_ACCESS_KEY"],
+        "AWS_SECRET_ACCESS_KEY": os.environ["PORTAL_STORAGE_SECRET_KEY"],
+        "GOMEMLIMIT": "200MiB",
+        "GOGC": "50",
+    }
+    store = await asyncio.create_subprocess_exec(*command(folder, sockets), env=env, stdin=asyncio.subprocess.DEVNULL)
+    ended = asyncio.create_task(store.wait())
+    stop = asyncio.create_task(told.wait())
+    # A handle on the folder: a Unix socket's address has 107 bytes, and a data folder may have more.
+    handle = os.open(sockets, os.O_PATH | os.O_DIRECTORY)
+    door = web.ServerRunner(web.Server(Door(keys).answer, access_log=None))
+    await door.setup()
+    await web.TCPSite(door, "127.0.0.1", door_port, backlog=1024).start()
+    listening = socket.create_server(("127.0.0.1", store_port), backlog=1024)
+    listening.setblocking(False)
+    led = asyncio.create_task(Forwarder(f"/proc/self/fd/{handle}/s3", proof).serve(listening))
+    await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+    listening.close()
+    led.cancel()
+    await door.cleanup()
+    if store.returncode is not None:
+        return 1
+    store.terminate()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ended, STOP_SECONDS)
+        return 0
+    store.kill()
+    await store.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,142 @@
+"""The server behind the portal's own object storage, by what S3 and IAM have in common everywhere: SeaweedFS on one machine,
+a Ceph gateway or Amazon elsewhere. Every step may be repeated, and none knows rows.
+
+A bucket has two users: that of its people, whose key they refresh and stop, and that of the portal's own runs, which go on
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from django.conf import settings
+
+from portal.up.servers import STORAGE_PROOF
+
+# A store that was never used starts within some seconds; after it was killed it reads for longer.
+START_SECONDS = 50.0
+Owner = Literal["people", "portal"]
+_POLICY = "bucket"
+_ALREADY = {"BucketAlreadyOwnedByYou", "EntityAlreadyExists"}
+_ON_BUCKET = ("ListBucket", "GetBucketLocation", "GetBucketVersioning")
+_ON_OBJECTS = ("GetObject", "PutObject", "DeleteObject", "GetObjectTagging", "PutObjectTagging", "DeleteObjectTagging")
+
+
+class StorageAway(Exception):
+    """The text is a sentence for people."""
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    access_key: str
+    secret_key: str = field(repr=False)
+
+
+def start() -> None:
+    """Returns when the store answers; at once where it is somebody else's to start. Raises StorageAway."""
+    path = settings.STORAGE["start"]
+    if not path:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(START_SECONDS)
+            asked.connect(path)
+            said = b""
+            while piece := asked.recv(4096):
+                said += piece
+    except OSError as error:
+        raise StorageAway("The object storage cannot be started just now; try again in a minute.") from error
+    if said != b"ready":
+        raise StorageAway("The object storage does not start on this machine; its log says why.")
+
+
+def make_bucket(bucket: str) -> None:
+    with _told(), _repeated():
+        _client("s3").create_bucket(Bucket=bucket)
+
+
+def make_user(bucket: str, owner: Owner) -> None:
+    """A user who may do in the bucket what the door lets through, and nothing elsewhere."""
+    iam, name = _client("iam"), _user(bucket, owner)
+    where = f"arn:aws:s3:::{bucket}"
+    statements = [_allow(_ON_BUCKET, where), _allow(_ON_OBJECTS, f"{where}/*")]
+    with _told():
+        with _repeated():
+            iam.create_user(UserName=name)
+        policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+        iam.put_user_policy(UserName=name, PolicyName=_POLICY, PolicyDocument=policy)
+
+
+def make_key(bucket: str, owner: Owner) -> KeyPair:
+    with _told():
+        made = _client("iam").create_access_key(UserName=_user(bucket, owner))["AccessKey"]
+    return KeyPair(made["AccessKeyId"], made["SecretAccessKey"])
+
+
+def keep_key(bucket: str, owner: Owner, only: str | None) -> None:
+    """Deletes all keys of a user but one: those that were stopped, and such as were made by who died before it was noted."""
+    iam, name = _client("iam"), _user(bucket, owner)
+    with _told():
+        for each in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
+            if each["AccessKeyId"] != only:
+                iam.delete_access_key(UserName=name, AccessKeyId=each["AccessKeyId"])
+
+
+def _user(bucket: str, owner: Owner) -> str:
+    return f"{bucket}.{owner}"
+
+
+def _allow(actions: tuple[str, ...], resource: str) -> dict[str, Any]:
+    return {"Effect": "Allow", "Action": [f"s3:{each}" for each in actions], "Resource": resource}
+
+
+@contextmanager
+def _repeated() -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in _ALREADY:
+            raise
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        word = str(error.response.get("Error", {}).get("Code", ""))[:60]
+        raise StorageAway(f"The object storage answers “{word}”; an administrator has to look at it.") from error
+    except BotoCoreError as error:
+        raise StorageAway("The object storage does not answer just now; try again in a minute.") from error
+
+
+@lru_cache(maxsize=2)
+def _client(service: Literal["s3", "iam"]) -> Any:
+    told: Mapping[str, str] = settings.STORAGE
+    config = Config(
+        connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"}
+    )
+    client = boto3.session.Session().client(
+        service,
+        endpoint_url=told["inner_url"],
+        region_name=told["region"],
+        aws_access_key_id=told["access_key"],
+        aws_secret_access_key=told["secret"],
+        config=config,
+    )
+    if told["proof"]:
+        client.meta.events.register("before-send", _prove)
+    return client
+
+
+def _prove(request: Any, **_: Any) -> None:
+    request.headers[STORAGE_PROOF] = settings.STORAGE["proof"]

@@ -1,0 +1,300 @@
+"""The portal's own object storage, as its users meet it: switched on by REST, used by real clients, closed to everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import botocore
+import psutil
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastores.storage.commands import commands
+from datastores.storage.door import ALLOWED
+from datastores.storage.operations import Confusing, read, split_path
+from portal.up import services
+from tests.running import Client, Portal, eventually
+
+MODEL = boto3.client("s3", region_name="us-east-1").meta.service_model
+
+
+@dataclass(frozen=True)
+class Bucket:
+    code: str
+    endpoint: str
+    name: str
+    access_key: str
+    secret_key: str
+
+    def client(self, access_key: str = "", secret_key: str = "") -> Any:
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=access_key or self.access_key,
+            aws_secret_access_key=secret_key or self.secret_key,
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )
+
+
+def switched_on(portal: Portal, person: str, code: str) -> Bucket:
+    said = Client(portal, person).call("POST", f"/appcodes/{code}/storage")
+    if said["secretKey"] is None:
+        said |= Client(portal, person).call("POST", f"/appcodes/{code}/storage/keys")
+    return Bucket(code, said["endpoint"], said["bucket"], said["accessKey"], said["secretKey"])
+
+
+@pytest.fixture(scope="module")
+def own(portal_up: Portal) -> Bucket:
+    return switched_on(portal_up, "alice", "ops-demo")
+
+
+@pytest.fixture(scope="module")
+def theirs(portal_up: Portal) -> Bucket:
+    return switched_on(portal_up, "root", "vision")
+
+
+def refused(act: Callable[..., Any], *args: Any, **named: Any) -> str:
+    """The word by which S3 refuses it."""
+    with pytest.raises(ClientError) as error:
+        act(*args, **named)
+    return str(error.value.response["Error"]["Code"])
+
+
+def test_data_goes_in_and_out_and_the_portal_sees_it(portal_up: Portal, own: Bucket) -> None:
+    s3 = own.client()
+    body = os.urandom(20 * 2**20)
+    keys = ["a/b.txt", "x//y", "100 %25#?&;+ü.txt", "a%2Fb", "q'\"<>~*()!@$,=:[]{}|^`"]
+    for key in keys:
+        s3.put_object(Bucket=own.name, Key=key, Body=key.encode(), Metadata={"my_key": "1"})
+        answer = s3.get_object(Bucket=own.name, Key=key)
+        # Go writes names of headers with a capital; S3 does not tell them apart.
+        named = {name.lower(): value for name, value in answer["Metadata"].items()}
+        assert (answer["Body"].read(), named) == (key.encode(), {"my_key": "1"})
+    parts = boto3.s3.transfer.TransferConfig(multipart_threshold=5 * 2**20, multipart_chunksize=5 * 2**20)
+    s3.upload_fileobj(io.BytesIO(body), own.name, "large", Config=parts)
+    assert (
+        s3.get_object(Bucket=own.name, Key="large", Range="bytes=6000000-6000099")["Body"].read()
+        == body[6000000:6000100]
+    )
+    for version in ("s3v4", "s3"):
+        signing = s3.meta.config.merge(Config(signature_version=version))
+        signer = boto3.client(
+            "s3", endpoint_url=own.endpoint, region_name="us-east-1", aws_access_key_id=own.access_key,
+            aws_secret_access_key=own.secret_key, config=signing,
+        )  # fmt: skip
+        wanted = {"Bucket": own.name, "Key": "a/b.txt"}
+        with urllib.request.urlopen(signer.generate_presigned_url("get_object", Params=wanted, ExpiresIn=60)) as answer:
+            assert answer.read() == b"a/b.txt"
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(signer.generate_presigned_url("get_object", Params=wanted, ExpiresIn=8 * 24 * 3600))
+        assert error.value.code == 400
+    assert refused(s3.put_object, Bucket=own.name, Key="a/b.txt", Body=b"", IfNoneMatch="*") == "PreconditionFailed"
+    assert [each["Name"] for each in s3.list_buckets()["Buckets"]] == [own.name]
+
+    rest = Client(portal_up, "alice")
+    name = rest.call("GET", f"/appcodes/{own.code}/storage")["datastore"]
+    listed = rest.call("GET", f"/appcodes/{own.code}/datastores/{name}/files")
+    assert "large" in json.dumps(listed)
+
+
+def test_a_refreshed_key_works_and_the_old_one_stops_within_two_seconds(portal_up: Portal, theirs: Bucket) -> None:
+    rest, path = Client(portal_up, "root"), "/appcodes/vision/storage/keys"
+    signed = theirs.client().generate_presigned_url("list_objects_v2", Params={"Bucket": theirs.name}, ExpiresIn=600)
+    theirs.client().list_objects_v2(Bucket=theirs.name)
+    made = rest.call("POST", path)
+    began = time.monotonic()
+    made_client = theirs.client(made["accessKey"], made["secretKey"])
+    assert eventually(lambda: refused_or_none(theirs.client()) == "InvalidAccessKeyId", 2)
+    assert time.monotonic() - began < 2
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(signed)
+    assert error.value.code == 403
+    assert made_client.list_objects_v2(Bucket=theirs.name)["KeyCount"] >= 0
+    request = urllib.request.Request(
+        f"{rest.url}{path}", method="DELETE", headers={"Authorization": f"Bearer {rest.token}"}
+    )
+    assert urllib.request.urlopen(request).status == 204
+    assert eventually(lambda: refused_or_none(made_client, theirs.name) == "InvalidAccessKeyId", 2)
+    # The datastore has a key of its own, and runs go on.
+    assert rest.call("POST", "/appcodes/vision/datastores/storage/test")["ok"] is True
+
+
+def refused_or_none(s3: Any, bucket: str = "vision") -> str | None:
+    try:
+        s3.list_objects_v2(Bucket=bucket)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return None
+
+
+def value(name: str, shape: Any) -> Any:
+    """Something that botocore lets pass for a required member."""
+    if name == "CopySource":
+        return "ops-demo/kept"
+    if shape.type_name == "structure":
+        members = {n: each for n, each in shape.members.items() if n in shape.required_members or shape.is_tagged_union}
+        return {n: value(n, each) for n, each in [*members.items()][: 1 if shape.is_tagged_union else None]}
+    if shape.type_name == "string" and shape.enum:
+        return shape.enum[0]
+    some = {"integer": 1, "long": 1, "boolean": True, "timestamp": "2030-01-01", "blob": b"x", "list": [], "map": {}}
+    return some.get(shape.type_name, "x1x2" * 5)
+
+
+def asked(operation: str, bucket: str) -> dict[str, Any]:
+    shape = MODEL.operation_model(operation).input_shape
+    wanted = {name: value(name, shape.members[name]) for name in (shape.required_members if shape else ())}
+    return wanted | {name: said for name, said in {"Bucket": bucket, "Key": "kept"}.items() if name in wanted}
+
+
+# They are asked for at other hosts than the bucket's, or have no bucket.
+ELSEWHERE = {"WriteGetObjectResponse", "ListDirectoryBuckets", "ListBuckets"}
+
+
+@pytest.mark.parametrize("operation", sorted({*MODEL.operation_names} - ELSEWHERE))
+def test_nobody_does_anything_to_somebody_elses_bucket(
+    portal_up: Portal, own: Bucket, stranger: Any, operation: str
+) -> None:
+    with pytest.raises(ClientError) as error:
+        getattr(stranger, botocore.xform_name(operation))(**asked(operation, own.name))
+    status = error.value.response["ResponseMetadata"]["HTTPStatusCode"]
+    assert status == (403 if operation in ALLOWED else 501), error.value
+    kept = own.client().get_object(Bucket=own.name, Key="kept")
+    assert (kept["Body"].read(), kept["Metadata"]) == (b"unchanged", {"Of": "alice"})
+    assert own.client().get_object_tagging(Bucket=own.name, Key="kept")["TagSet"] == []
+
+
+@pytest.fixture(scope="module")
+def other(portal_up: Portal, own: Bucket) -> Bucket:
+    own.client().put_object(Bucket=own.name, Key="kept", Body=b"unchanged", Metadata={"of": "alice"})
+    other = switched_on(portal_up, "root", "ads")
+    other.client().put_object(Bucket=other.name, Key="mine", Body=b"mine")
+    return other
+
+
+@pytest.fixture(scope="module")
+def stranger(other: Bucket) -> Any:
+    return other.client()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/ads/../ops-demo/kept", "/ads/%2e%2e/ops-demo/kept", "/ads/..%2fops-demo%2fkept", "//ops-demo/kept",
+     "/ads%2f..%2fops-demo/kept", "/ops%2ddemo/kept", "/ads\\..\\ops-demo/kept", "/ads/mine/../../ops-demo/kept"],
+)  # fmt: skip
+def test_no_way_of_writing_a_path_leads_to_another_bucket(own: Bucket, other: Bucket, path: str) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        request = AWSRequest(method, other.endpoint + path, data=b"evil" if method == "PUT" else None)
+        S3SigV4Auth(Credentials(other.access_key, other.secret_key), "s3", "us-east-1").add_auth(request)
+        place = other.endpoint.removeprefix("http://")
+        client = http.client.HTTPConnection(place, timeout=20)
+        client.request(method, path, body=request.data or None, headers=dict(request.headers))
+        assert client.getresponse().status in (400, 403), path
+    assert own.client().get_object(Bucket=own.name, Key="kept")["Body"].read() == b"unchanged"
+
+
+def test_keys_in_bodies_and_sources_of_copies_lead_to_no_other_bucket(own: Bucket, stranger: Any) -> None:
+    out = "../ops-demo/kept"
+    said = stranger.delete_objects(Bucket="ads", Delete={"Objects": [{"Key": out}, {"Key": "/" + out}]})
+    assert len(said["Errors"]) == 2
+    for source in ("ops-demo/kept", "/ops-demo/kept", "ads/" + out, "ads/%2e%2e/ops-demo/kept"):
+        assert refused(stranger.copy_object, Bucket="ads", Key="stolen", CopySource=source)
+    assert own.client().get_object(Bucket=own.name, Key="kept")["Body"].read() == b"unchanged"
+
+
+def test_the_ports_without_a_password_are_reached_by_nobody(portal_up: Portal, own: Bucket) -> None:
+    [server] = [pid for pid, line in portal_up.programs().items() if "datastores.storage.server" in line]
+    [store] = psutil.Process(server).children()
+    inside = subprocess.run(
+        ["nsenter", "--target", str(store.pid), "--net", "cat", "/proc/net/tcp"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    listening = {
+        int(line.split()[1].split(":")[1], 16) for line in inside.stdout.splitlines()[1:] if line.split()[3] == "0A"
+    }
+    assert {8080, 8888, 9333, 18080, 18888, 19333} <= listening, "what is looked for below"
+    assert os.readlink(f"/proc/{store.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    assert len(net_of(psutil.Process(server))) == 2
+    for each in net_of(psutil.Process(server)):
+        assert each.laddr.ip == "127.0.0.1"
+        assert services.ask(each.laddr.port, b"GET /cluster/status HTTP/1.0\r\n\r\n").partition(b"\r\n")[0] in (
+            b"",  # who does not prove to be the gateway
+            b"HTTP/1.0 400 Bad Request",  # the door, which was told nothing
+        )
+    with open(f"/proc/{store.pid}/mounts") as mounts:
+        assert "/tmp" in {line.split()[1] for line in mounts}, "its sockets there are seen by nobody"
+
+
+def net_of(process: psutil.Process) -> list[Any]:
+    return [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+
+
+def test_rclone_comes_in_by_the_command_of_the_page(own: Bucket, tmp_path: Any) -> None:
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER" / "f.txt").write_text("by rclone")
+    found = commands(own.endpoint, "us-east-1", own.name, own.access_key, own.secret_key)
+    [text] = [each.text for each in found if each.title == "rclone"]
+    env = os.environ | {
+        "PATH": f"{services.program('rclone').rpartition('/')[0]}:{os.environ['PATH']}",
+        "RCLONE_CONFIG": "",
+    }
+    done = subprocess.run(
+        ["sh", "-ec", text], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert own.client().get_object(Bucket=own.name, Key="FOLDER/f.txt")["Body"].read() == b"by rclone"
+
+
+@pytest.mark.parametrize("operation", MODEL.operation_names)
+def test_every_operation_is_read_as_what_it_is(operation: str) -> None:
+    s3 = boto3.client(
+        "s3", endpoint_url="http://s3.test", region_name="us-east-1", aws_access_key_id="KEY", aws_secret_access_key="s",
+        config=Config(s3={"addressing_style": "path"}),
+    )  # fmt: skip
+    sent = []
+
+    def keep(request: Any, **_: Any) -> None:
+        sent.append(request)
+        raise InterruptedError
+
+    s3.meta.events.register("before-send.s3", keep)
+    with pytest.raises(InterruptedError):
+        getattr(s3, botocore.xform_name(operation))(**asked(operation, "own"))
+    said = {name: value.decode() if isinstance(value, bytes) else value for name, value in sent[0].headers.items()}
+    uri = sent[0].url.split("s3.test", 1)[1]
+    found = read(
+        sent[0].method, uri, authorization=said.get("Authorization", ""), copy_source=said.get("x-amz-copy-source", "")
+    )
+    same = {"ListDirectoryBuckets": "ListBuckets", "WriteGetObjectResponse": ""}
+    older = operation.replace("LifecycleConfiguration", "Lifecycle").replace(
+        "NotificationConfiguration", "Notification"
+    )
+    assert found.operation in (same.get(operation, operation), older)
+    assert found.access_key == "KEY"
+
+
+@given(st.text(max_size=20).map(lambda text: "/own/" + text))
+def test_a_path_is_read_as_the_store_reads_it_or_not_at_all(path: str) -> None:
+    with contextlib.suppress(Confusing):
+        bucket, key = split_path(path)
+        assert bucket == "own"
+        assert os.path.normpath(f"/own/{key}").startswith("/own")
