@@ -93,6 +93,13 @@ def test_each_task_sees_its_part_and_all_see_the_fold_that_is_held_out(agent: Ag
     assert agent.output(run, "worker", 1).splitlines()[:4] == [
         *(f"./train/{name}" for name in rest[1::2]), *(f"./validation/{name}" for name in held),
     ]  # fmt: skip
+    alone = dataclasses.replace(store.input("data", "digits"), fold=7, folds=7)
+    run = agent.apply(role(script), mounts=(alone,))
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run).splitlines()[:7] == [
+        *(f"./train/{name}" for name in names[:6]),
+        f"./validation/{names[6]}",
+    ]
 
 
 def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
