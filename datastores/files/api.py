@@ -196,7 +196,7 @@ class OneFile(APIView):
         summary="Store the body as a file",
         description="A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. With "
         "`upload` and `part` the body is one part of a file that was begun at `…/uploads`; it may be sent again.",
-        parameters=[OpenApiParameter("upload", int), OpenApiParameter("part", whole(1, uploads.MAX_PARTS))],
+        parameters=[OpenApiParameter("upload", whole(1, 2**62)), OpenApiParameter("part", whole(1, uploads.MAX_PARTS))],
         request={"application/octet-stream": OpenApiTypes.BINARY},
         responses={204: None},
     )
