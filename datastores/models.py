@@ -111,7 +111,6 @@ class Storage(models.Model):
     refreshed_at = models.DateTimeField(null=True)
     limit_gib = models.PositiveIntegerField()
     used_bytes = models.BigIntegerField(null=True)
-    used_objects = models.BigIntegerField(null=True)
     measured_at = models.DateTimeField(null=True)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

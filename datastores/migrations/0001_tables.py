@@ -265,7 +265,6 @@ class Migration(migrations.Migration):
                 ("refreshed_at", models.DateTimeField(null=True)),
                 ("limit_gib", models.PositiveIntegerField()),
                 ("used_bytes", models.BigIntegerField(null=True)),
-                ("used_objects", models.BigIntegerField(null=True)),
                 ("measured_at", models.DateTimeField(null=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (

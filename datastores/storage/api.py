@@ -24,8 +24,7 @@ from portal.errors import Conflict
 class StorageUsage(Answer):
     """What was in the bucket when it was last looked at."""
 
-    bytes: int
-    objects: int
+    bytes: int = Field(description="As the store keeps them: what can be compressed is.")
     measured: dt.datetime
 
 
@@ -108,7 +107,7 @@ def _fields(row: Storage | None) -> dict[str, object]:
         )
     usage = None
     if row.measured_at:
-        usage = {"bytes": row.used_bytes, "objects": row.used_objects, "measured": row.measured_at}
+        usage = {"bytes": row.used_bytes, "measured": row.measured_at}
     found = datastore_of(row)
     return {
         "on": True,

@@ -17,6 +17,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _FLAGS = struct.Struct("16sh14x")
 # GiB: a bucket is a number of files of up to this size.
 VOLUME_MB = 1024
+METRICS_PORT = 9327
 
 
 def main(folder: str, sockets: str, weed: str) -> None:
@@ -39,7 +40,13 @@ def main(folder: str, sockets: str, weed: str) -> None:
         "-s3.port.lance=0",
     ]
     argv += [f"-master.volumeSizeLimitMB={VOLUME_MB}", "-volume.max=0", "-volume.preStopSeconds=0"]
-    argv += ["-master.telemetry=false", "-filer.disableDirListing", "-volume.index=leveldb"]
+    argv += [
+        f"-metricsPort={METRICS_PORT}",
+        f"-metricsIp={at}",
+        "-master.telemetry=false",
+        "-filer.disableDirListing",
+        "-volume.index=leveldb",
+    ]
     os.execve(f"/proc/self/fd/{program}", argv, dict(os.environ))  # noqa: S606  no shell is the point
 
 

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import secrets
 import signal
 import socket
@@ -23,16 +24,20 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg2
 from aiohttp import web
 
 from datastores.storage.door import AWAY, Grant, Refusal, judge
+from datastores.storage.inside import METRICS_PORT
 from datastores.storage.operations import Confusing, read
 from portal.up.servers import STORAGE_PROOF
 from portal.up.services import dies_with_parent, private_folder
 
+Found = TypeVar("Found")
 # How long a key that was stopped may go on here.
 REMEMBERED = 1.0
 KEYS_REMEMBERED = 10_000
@@ -42,6 +47,14 @@ AGAIN = 1.0
 # It says goodbye to its own parts one by one; what was answered is on the disk before, so that a kill loses nothing.
 STOP_SECONDS = 40.0
 
+# The store counts once a minute.
+MEASURE_SECONDS = 60.0
+_SIZE = re.compile(r'^SeaweedFS_s3_bucket_size_bytes\{bucket="([^"]+)"\} (\S+)$', re.MULTILINE)
+_METRICS = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{METRICS_PORT}/metrics', timeout=20).read().decode())"
+MEASURED = """
+    UPDATE datastores_storage SET used_bytes = told.bytes, measured_at = now()
+    FROM unnest(%(buckets)s::text[], %(sizes)s::bigint[]) AS told (bucket, bytes) WHERE datastores_storage.bucket = told.bucket
+"""
 GRANTS = """
     SELECT bucket, coalesce(used_bytes >= limit_gib * 1073741824::bigint, false)
     FROM datastores_storage WHERE access_key = %(key)s OR own_key = %(key)s
@@ -70,23 +83,34 @@ class Keys:
         self._known[key] = until, grant
         return grant
 
+    async def note(self, sizes: Mapping[str, int]) -> None:
+        """Writes down what is in buckets, by their names, in bytes."""
+        said = {"buckets": [*sizes], "sizes": [*sizes.values()]}
+        await asyncio.to_thread(self._tried, lambda cursor: cursor.execute(MEASURED, said))
+
     def _ask(self, key: str) -> Grant | None:
+        def row(cursor: psycopg2.extensions.cursor) -> Grant | None:
+            cursor.execute(GRANTS, {"key": key})
+            found = cursor.fetchone()
+            return Grant(*found) if found else None
+
+        return self._tried(row)
+
+    def _tried(self, work: Callable[[psycopg2.extensions.cursor], Found]) -> Found:
         with self._lock:
             try:
-                return self._row(key)
+                return self._done(work)
             except psycopg2.OperationalError:
                 # The database was started anew.
                 self._connection = None
-                return self._row(key)
+                return self._done(work)
 
-    def _row(self, key: str) -> Grant | None:
+    def _done(self, work: Callable[[psycopg2.extensions.cursor], Found]) -> Found:
         if self._connection is None or self._connection.closed:
             self._connection = psycopg2.connect(self._database, connect_timeout=2, options="-c statement_timeout=2000")
             self._connection.autocommit = True
         with self._connection.cursor() as cursor:
-            cursor.execute(GRANTS, {"key": key})
-            row = cursor.fetchone()
-        return Grant(*row) if row else None
+            return work(cursor)
 
 
 class Door:
@@ -184,6 +208,32 @@ async def _pump(source: socket.socket, target: socket.socket) -> None:
     target.shutdown(socket.SHUT_WR)
 
 
+def sizes(text: str) -> dict[str, int]:
+    """Bytes by bucket, of the text of the store's metrics: as it keeps them, what can be compressed is."""
+    return {bucket: int(float(size)) for bucket, size in _SIZE.findall(text)}
+
+
+async def measure(store: int, keys: Keys) -> None:
+    """Asks the store, in its network, for ever. What cannot be asked or written now is a minute later."""
+    joined = [
+        "nsenter",
+        "--target",
+        str(store),
+        "--net",
+        *([] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]),
+    ]
+    while True:
+        await asyncio.sleep(MEASURE_SECONDS)
+        asked = await asyncio.create_subprocess_exec(
+            *joined, "--", sys.executable, "-I", "-c", _METRICS, stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await asked.communicate()
+        try:
+            await keys.note(sizes(said.decode()))
+        except psycopg2.Error as error:
+            print(f"What is in buckets cannot be written down: {type(error).__name__}", file=sys.stderr, flush=True)
+
+
 def command(folder: Path, sockets: Path) -> list[str]:
     """SeaweedFS with its data in `folder`, in namespaces of its own; `sockets` is the folder for the one socket that leads in."""
     namespaces = ["unshare", "--net", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
@@ -220,9 +270,11 @@ async def run(folder: Path, door_port: int, store_port: int) -> int:
     listening = socket.create_server(("127.0.0.1", store_port), backlog=1024)
     listening.setblocking(False)
     led = asyncio.create_task(Forwarder(f"/proc/self/fd/{handle}/s3", proof).serve(listening))
+    measured = asyncio.create_task(measure(store.pid, keys))
     await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
     listening.close()
     led.cancel()
+    measured.cancel()
     await door.cleanup()
     if store.returncode is not None:
         return 1

@@ -17,6 +17,7 @@ from typing import Any
 import boto3
 import botocore
 import psutil
+import psycopg2
 import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -29,6 +30,7 @@ from hypothesis import strategies as st
 from datastores.storage.commands import commands
 from datastores.storage.door import ALLOWED
 from datastores.storage.operations import Confusing, read, split_path
+from datastores.storage.server import REMEMBERED
 from portal.up import services
 from tests.running import Client, Portal, eventually
 
@@ -135,6 +137,36 @@ def test_a_refreshed_key_works_and_the_old_one_stops_within_two_seconds(portal_u
     assert eventually(lambda: refused_or_none(made_client, theirs.name) == "InvalidAccessKeyId", 2)
     # The datastore has a key of its own, and runs go on.
     assert rest.call("POST", "/appcodes/vision/datastores/storage/test")["ok"] is True
+
+
+def test_a_full_bucket_takes_nothing_more_and_can_be_emptied(portal_up: Portal, own: Bucket) -> None:
+    rest, s3 = Client(portal_up, "alice"), own.client()
+    s3.put_object(Bucket=own.name, Key="filling", Body=os.urandom(2**20))
+
+    def used() -> int:
+        usage = rest.call("GET", f"/appcodes/{own.code}/storage")["usage"]
+        return usage["bytes"] if usage else 0
+
+    assert eventually(lambda: used() > 2**20, 200), "the store counts once a minute"
+
+    def limit(gib: int) -> None:
+        with (
+            contextlib.closing(
+                psycopg2.connect(f"postgresql://portal@/portal?host={portal_up.data / 'run'}")
+            ) as database,
+            database,
+            database.cursor() as cursor,
+        ):
+            cursor.execute("UPDATE datastores_storage SET limit_gib = %s WHERE bucket = %s", [gib, own.name])
+
+    limit(0)
+    try:
+        time.sleep(REMEMBERED)
+        assert refused(s3.put_object, Bucket=own.name, Key="more", Body=b"x") == "QuotaExceeded"
+        assert s3.get_object(Bucket=own.name, Key="filling")["ContentLength"] == 2**20
+        s3.delete_object(Bucket=own.name, Key="filling")
+    finally:
+        limit(100)
 
 
 def refused_or_none(s3: Any, bucket: str = "vision") -> str | None:
