@@ -50,7 +50,8 @@ STOP_SECONDS = 40.0
 # The store counts once a minute.
 MEASURE_SECONDS = 60.0
 _SIZE = re.compile(r'^SeaweedFS_s3_bucket_size_bytes\{bucket="([^"]+)"\} (\S+)$', re.MULTILINE)
-_METRICS = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{METRICS_PORT}/metrics', timeout=20).read().decode())"
+_METRICS_AT = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+_METRICS = f"import urllib.request; print(urllib.request.urlopen('{_METRICS_AT}', timeout=20).read().decode())"
 MEASURED = """
     UPDATE datastores_storage SET used_bytes = told.bytes, measured_at = now()
     FROM unnest(%(buckets)s::text[], %(sizes)s::bigint[]) AS told (bucket, bytes) WHERE datastores_storage.bucket = told.bucket

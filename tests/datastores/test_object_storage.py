@@ -167,6 +167,7 @@ def test_a_full_bucket_takes_nothing_more_and_can_be_emptied(portal_up: Portal, 
         s3.delete_object(Bucket=own.name, Key="filling")
     finally:
         limit(100)
+        time.sleep(REMEMBERED)  # the door's, for the tests that follow
 
 
 def refused_or_none(s3: Any, bucket: str = "vision") -> str | None:
