@@ -7,7 +7,7 @@ key, to the operations that are listed here. It hears headers alone, so it knows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from datastores.storage.operations import Asked
 
