@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooSlow
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -99,12 +100,17 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
     _check(manifest, store.appcode, secret, store)
     if store.made:
         _check_made(store.made, manifest)
+    if manifest.spec.volume and store.shares.exists():
+        raise Invalid.at("spec", "volume", message="A volume cannot be shared; share this datastore with nobody first.")
+    before = copy(store)
     fields = {"kind": manifest.spec.kind, "spec": manifest.spec.public, "secret": secret or None}
     if any(getattr(store, name) != value for name, value in fields.items()):
         for name, value in fields.items():
             setattr(store, name, value)
         store.tested_at, store.test_ok, store.test_message = None, None, ""
         store.save()
+        if (before.kind, before.where) != (store.kind, store.where):
+            _drop_uploads(before)
         # Its cloud is told by whoever runs tasks there.
         Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)
         _record("datastore.changed", store, acting_user, f"Changed: {_described(store)}.")
@@ -130,9 +136,15 @@ def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") ->
         what = "its volume is deleted with all data" if found.made else "its volume had not been made"
     Volume.objects.filter(datastore=found).update(tried_at=None)
     _record("datastore.deleted", found, acting_user, f"Deleted; {what}.")
-    if unfinished := list(found.uploads.values_list("path", "remote")):
-        transaction.on_commit(partial(_forget_parts, found, unfinished))
+    _drop_uploads(found)
     found.delete()
+
+
+def _drop_uploads(store: Datastore) -> None:
+    """What is on its way to where a datastore lies, or lay."""
+    if unfinished := list(store.uploads.values_list("path", "remote")):
+        transaction.on_commit(partial(_forget_parts, store, unfinished))
+        store.uploads.all().delete()
 
 
 def _forget_parts(store: Datastore, unfinished: Sequence[tuple[str, str]]) -> None:

@@ -10,6 +10,7 @@ import datetime as dt
 import errno
 import heapq
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LATEST = dt.datetime.max.replace(tzinfo=dt.UTC).timestamp() - 86400
 # The name of a file while it is being uploaded; listings leave it out.
 PARTIAL = ".uploading-"
+_PARTIAL = re.compile(re.escape(PARTIAL) + "[0-9a-f]{16}")
 
 
 class Local:
@@ -108,6 +110,7 @@ class Local:
 
     def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
         self._writable()
+        _check_partial(upload)
         with self._told(), self._folder(path.rpartition("/")[0]) as folder:
             fd = os.open(upload, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             with open(fd, "wb", buffering=0) as file:
@@ -119,11 +122,16 @@ class Local:
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
         self._writable()
+        _check_partial(upload)
         above, _, name = path.rpartition("/")
         with self._told(), self._folder(above) as folder:
             os.replace(upload, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def abort(self, path: str, upload: str) -> None:
+        try:
+            _check_partial(upload)
+        except NotThere:
+            return
         above = path.rpartition("/")[0]
         self.delete(f"{above}/{upload}" if above else upload)
 
@@ -207,6 +215,12 @@ class Local:
                 case _:
                     what = f"This machine says: {error.strerror}."
             raise DriverError(what, field) from error
+
+
+def _check_partial(upload: str) -> None:
+    """A datastore may have been of another kind when an upload began, and then a server made up what to call it: any path."""
+    if not _PARTIAL.fullmatch(upload):
+        raise NotThere("There is no such upload any more.")
 
 
 def _shown(name: str) -> bool:

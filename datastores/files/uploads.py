@@ -18,7 +18,7 @@ from django.db.models.functions import Least
 from django.utils import timezone
 
 from datastores.actions import open_store
-from datastores.drivers.base import DriverError, Entry, NotPossible, NotThere, Stream
+from datastores.drivers.base import Driver, DriverError, Entry, NotPossible, NotThere, Stream
 from datastores.drivers.patience import within
 from datastores.files import contents
 from datastores.models import Datastore, Upload, UploadPart
@@ -33,6 +33,8 @@ MIB = 2**20
 LEAST_PART, LARGEST_PART, MAX_PARTS = 8 * MIB, 64 * MIB, 10_000
 MAX_OPEN = 200
 GIVEN_UP, FORGOTTEN = dt.timedelta(days=1), dt.timedelta(days=8)
+# How much a store's clock and ours may differ; S3 says of a file when its upload began.
+CLOCKS = dt.timedelta(minutes=1)
 # Of one round: how many are given up, and how long the store of one may take.
 ROUND, ABORT_SECONDS = 100, 20
 
@@ -95,7 +97,12 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
         if not more:
             raise DriverError("The upload was cut off; this part was not stored.")
         data += more
-    etag = open_store(upload.datastore).write_part(upload.path, upload.remote, number, start, bytes(data))
+    try:
+        etag = open_store(upload.datastore).write_part(upload.path, upload.remote, number, start, bytes(data))
+    except NotThere:
+        # Its store has dropped it, by a rule of its own; whoever sends it begins anew.
+        upload.delete()
+        raise
     try:
         UploadPart.objects.update_or_create(upload=upload, number=number, defaults={"etag": etag})
     except IntegrityError as error:
@@ -104,8 +111,10 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
 
 
 def finish(upload: Upload, *, acting_user: User) -> Entry:
-    """Makes the file of its parts. Raises Conflict while some are missing, NotThere, DriverError."""
+    """Makes the file of its parts. Raises Conflict while some are missing or a version keeps what is there, NotThere,
+    DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
+    contents.require_changeable(upload.datastore, upload.path)
     parts = dict(upload.parts.order_by("number").values_list("number", "etag"))
     if missing := [number for number in range(1, count_of(upload) + 1) if number not in parts]:
         raise Conflict(f"{len(missing)} parts are missing; the first of them is part {missing[0]}.")
@@ -113,12 +122,22 @@ def finish(upload: Upload, *, acting_user: User) -> Entry:
     try:
         driver.finish(upload.path, upload.remote, list(parts.values()))
     except NotThere:
-        # Finished before, by somebody who could not say so any more.
-        if driver.look(upload.path).size != upload.size:
+        if not _made(driver, upload):
+            upload.delete()
             raise
     if Upload.objects.filter(pk=upload.pk).delete()[0]:
         contents.record_stored(upload.datastore, upload.path, upload.size, acting_user)
     return driver.look(upload.path)
+
+
+def _made(driver: Driver, upload: Upload) -> bool:
+    """Whether it was finished before, by somebody who could not say so any more: not where the store has dropped it, and a file
+    lies there that is older."""
+    try:
+        found = driver.look(upload.path)
+    except NotThere:
+        return False
+    return found.size == upload.size and found.modified is not None and found.modified > upload.created_at - CLOCKS
 
 
 def drop(upload: Upload, *, acting_user: User) -> None:

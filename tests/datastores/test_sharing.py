@@ -70,3 +70,6 @@ def test_readers_that_are_not_there_and_volumes_are_refused(people: Any, store: 
     volume = {"metadata": {"name": "disk", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
     assert alice.post("/appcodes/ops-demo/datastores", volume)[0] == 201
     assert "lies in one namespace" in str(alice.put("/appcodes/ops-demo/datastores/disk/sharing", {"everybody": True}))
+    assert alice.put(f"{DATA}/sharing", {"everybody": True})[0] == 200
+    status, answer = alice.put(DATA, {"spec": volume["spec"]})
+    assert (status, [each["path"] for each in answer["errors"]]) == (422, ["spec.volume"])

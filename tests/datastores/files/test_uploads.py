@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from datastores.files import uploads
+from datastores.actions import change_datastore
+from datastores.files import uploads, versions
 from datastores.models import Upload
 from tests.datastores.files.conftest import ROOT
 
@@ -20,6 +21,7 @@ MIB = 2**20
 FIRST, LAST = b"a" * (8 * MIB), b"the end"
 BODY = json.dumps({"path": "big/a b.bin", "size": len(FIRST + LAST), "fingerprint": "now"})
 PATH = f"{ROOT}/big/a%20b.bin"
+S3_ONLY = pytest.mark.parametrize("at", ["s3"], indirect=True)
 
 
 @pytest.fixture
@@ -115,6 +117,61 @@ def test_a_datastore_is_deleted_with_what_was_on_its_way_to_it(
     with django_capture_on_commit_callbacks(execute=True):
         assert bob("DELETE", "/api/v1/appcodes/ops-demo/datastores/data").status_code == 204
     assert (left(), Upload.objects.exists()) == ([], False)
+
+
+@S3_ONLY
+def test_what_a_version_keeps_is_replaced_by_no_upload_that_began_before(
+    people: Any, store: Any, begun: dict[str, Any], bob: Any
+) -> None:
+    bob("PUT", PATH, b"frozen")
+    bob("PUT", part(begun, 1), FIRST)
+    bob("PUT", part(begun, 2), LAST)
+    frozen = versions.freeze(store, "v1", "big", acting_user=people.alice)
+    refused = bob("POST", f"{UPLOADS}/{begun['id']}/finish")
+    assert (refused.status_code, bob("GET", PATH).content_) == (409, b"frozen")
+    versions.thaw(frozen, acting_user=people.alice)
+    assert bob("POST", f"{UPLOADS}/{begun['id']}/finish").status_code == 201
+
+
+@S3_ONLY
+def test_what_a_store_has_dropped_by_itself_begins_anew_and_an_older_file_is_not_taken_for_it(
+    store: Any, begun: dict[str, Any], bob: Any, s3: Any, bucket: str
+) -> None:
+    def dropped() -> None:
+        row = Upload.objects.get()
+        s3.client.abort_multipart_upload(Bucket=bucket, Key=row.path, UploadId=row.remote)
+
+    bob("PUT", PATH, FIRST + b"the old")
+    bob("PUT", part(begun, 1), FIRST)
+    bob("PUT", part(begun, 2), LAST)
+    Upload.objects.update(created_at=timezone.now() + dt.timedelta(minutes=2))
+    dropped()
+    assert bob("POST", f"{UPLOADS}/{begun['id']}/finish").status_code == 404
+    begun = bob("POST", UPLOADS, BODY.encode(), "application/json").json()
+    dropped()
+    assert bob("PUT", part(begun, 1), FIRST).status_code == 404
+    begun = bob("POST", UPLOADS, BODY.encode(), "application/json").json()
+    assert (bob("PUT", part(begun, 1), FIRST).status_code, begun["stored"]) == (204, [])
+
+
+@S3_ONLY
+def test_a_datastore_that_lies_elsewhere_now_has_no_upload_of_where_it_lay(
+    people: Any, manifest: Any, folder: Any, store: Any, begun: dict[str, Any], bob: Any, s3: Any, bucket: str,
+    django_capture_on_commit_callbacks: Any,
+) -> None:  # fmt: skip
+    outside = folder.parent / "outside"
+    outside.write_bytes(b"not theirs")
+    # A server of one's own calls an upload as it likes.
+    row = Upload.objects.get()
+    with django_capture_on_commit_callbacks(execute=True):
+        change_datastore(store, manifest("data", {"local": {"path": str(folder)}}), acting_user=people.alice)
+    assert (s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []), Upload.objects.count()) == ([], 0)
+    row.remote = "../outside"
+    row.save(force_insert=True)
+    assert bob("PUT", f"{PATH}?upload={row.pk}&part=2", LAST).status_code == 404
+    row.save(force_insert=True)
+    assert bob("DELETE", f"{UPLOADS}/{row.pk}").status_code == 204
+    assert outside.read_bytes() == b"not theirs"
 
 
 def test_many_that_are_not_finished_and_files_that_are_too_large_are_refused(
