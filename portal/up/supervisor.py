@@ -80,7 +80,6 @@ class Supervisor:
     def _ask(self, service: Service) -> asyncio.Task[None]:
         task = self._asked.get(service.name)
         if task is None or (task.done() and task.exception()):
-            self._kept = [kept for kept in self._kept if kept.service is not service]
             task = self._asked[service.name] = asyncio.create_task(self._start(service))
         return task
 
@@ -119,8 +118,12 @@ class Supervisor:
 
     async def _start(self, service: Service) -> None:
         end = time.monotonic() + services.READY_SECONDS
-        kept = _Kept(service, self._spawn(service), time.monotonic())
-        self._kept.append(kept)
+        # One that was not ready in time is waited for again: a second one beside it would have the same ports and data.
+        kept = next((each for each in self._kept if each.service is service and each.process.poll() is None), None)
+        if kept is None:
+            self._kept = [each for each in self._kept if each.service is not service]
+            kept = _Kept(service, self._spawn(service), time.monotonic())
+            self._kept.append(kept)
         leftovers = time.monotonic() + LEFTOVER_SECONDS
         while not await asyncio.to_thread(service.ready):
             if kept.process.poll() is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from portal.up import services
 from portal.up.services import Service, ServiceError
 from portal.up.supervisor import Supervisor, rotate
 from tests.running import eventually
@@ -143,6 +144,30 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_what_is_slow_to_be_ready_is_asked_for_again_and_is_started_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(services, "READY_SECONDS", 0.2)
+    started, ready, spawn = [], tmp_path / "ready", services.spawn
+    monkeypatch.setattr(services, "spawn", lambda *args: started.append(args) or spawn(*args))
+    slow = script("slow", "import time; time.sleep(99)", ready=ready.exists)
+
+    async def said() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "ask")
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    async def ask(supervisor: Supervisor) -> None:
+        await supervisor.start_when_asked(slow, tmp_path / "ask")
+        assert not started
+        assert b"slow was not ready" in await said()
+        ready.touch()
+        assert await said() == await said() == b"ready"
+
+    supervised(tmp_path, ask)
+    assert len(started) == 1
 
 
 def test_a_log_that_grew_too_large_is_kept_once_and_emptied(tmp_path):
