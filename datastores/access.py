@@ -25,8 +25,9 @@ def datastores_for(user: User, capability: Capability = VIEW) -> QuerySet[Datast
 
 
 def shared_with(appcodes: Iterable[Appcode]) -> QuerySet[Share]:
-    """What others share with one of these appcodes (with their nodes joined), with everybody included."""
-    found = list(appcodes)
+    """What others share with one of these appcodes (with their nodes joined), with everybody included. An appcode that was only
+    asked for, of whatever business line, opens nothing."""
+    found = [appcode for appcode in appcodes if appcode.state == Appcode.State.ACTIVE]
     lines = {path for appcode in found for path in appcode.org_node.ancestors_and_self}
     everybody = Q(appcode=None, line=None)
     return Share.objects.filter(everybody | Q(appcode__in=[each.pk for each in found]) | Q(line__path__in=lines))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from portal.models import Appcode
 from tests.api.client import api_of, manifest
 from tests.conftest import new_appcode
 
@@ -61,6 +62,19 @@ def test_a_run_reads_what_is_shared_and_its_owner_sees_who(carol: Any, people: A
     # As output it is nobody's but their own.
     other = manifest("writes", appcode="elsewhere", input=None, output="ops-demo/data", roles=roles)
     assert carol.post("/appcodes/elsewhere/clusters", other)[0] == 422
+
+
+def test_who_asks_for_an_appcode_of_a_business_line_does_not_read_what_is_shared_with_it(
+    people: Any, store: Any
+) -> None:
+    assert api_of(people.alice).put(f"{DATA}/sharing", {"lines": ["qunarcorp.ops"]})[0] == 200
+    spec = {"orgNode": "qunarcorp.ops", "owners": ["mallory"], "emails": ["m@example.com"]}
+    mallory = api_of(people.mallory)
+    status, answer = mallory.post("/appcodes", {"metadata": {"name": "innocent"}, "spec": spec})
+    assert status == 201, answer
+    assert (mallory.get(DATA)[0], mallory.get(f"{DATA}/files")[0]) == (404, 404)
+    Appcode.objects.filter(code="innocent").update(state="active")
+    assert mallory.get(f"{DATA}/files")[0] == 200
 
 
 def test_readers_that_are_not_there_and_volumes_are_refused(people: Any, store: Any) -> None:
