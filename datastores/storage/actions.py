@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -54,15 +54,18 @@ def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:
 
 
 def stop_keys(row: Storage, *, acting_user: User) -> None:
-    """Nobody comes in by keys until they are refreshed; runs do. The door knows it whether the store can be told or not."""
+    """Nobody comes in by keys until they are refreshed; runs do. The door knows it whether the store can be told or not; a store
+    of the house has no door of ours before it, and has to be told. Raises Conflict."""
     require(acting_user, row.appcode, OPERATE)
     with _alone(row):
-        if row.access_key:
-            _note(row, None, acting_user, "Keys stopped")
-        try:
+        if settings.STORAGE["proof"]:
+            _stopped(row, acting_user)
+            with suppress(StorageAway):  # what is left of the key opens nothing, and goes when keys are made again
+                store.keep_key(row.bucket, "people", None)
+            return
+        with _away():
             store.keep_key(row.bucket, "people", None)
-        except StorageAway:
-            return  # what is left of the key opens nothing, and goes when keys are made again
+        _stopped(row, acting_user)
 
 
 def bucket_of(code: str) -> str:
@@ -134,6 +137,11 @@ def _names() -> Iterator[str]:
     while True:
         yield f"{DATASTORE}-{number}"
         number += 1
+
+
+def _stopped(row: Storage, user: User) -> None:
+    if row.access_key:
+        _note(row, None, user, "Keys stopped")
 
 
 @transaction.atomic

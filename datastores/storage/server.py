@@ -225,14 +225,14 @@ async def measure(store: int, keys: Keys) -> None:
     ]
     while True:
         await asyncio.sleep(MEASURE_SECONDS)
-        asked = await asyncio.create_subprocess_exec(
-            *joined, "--", sys.executable, "-I", "-c", _METRICS, stdout=asyncio.subprocess.PIPE
-        )
-        said, _ = await asked.communicate()
         try:
+            asked = await asyncio.create_subprocess_exec(
+                *joined, "--", sys.executable, "-I", "-c", _METRICS, stdout=asyncio.subprocess.PIPE
+            )
+            said, _ = await asked.communicate()
             await keys.note(sizes(said.decode()))
-        except psycopg2.Error as error:
-            print(f"What is in buckets cannot be written down: {type(error).__name__}", file=sys.stderr, flush=True)
+        except (OSError, psycopg2.Error) as error:
+            print(f"What is in buckets cannot be told: {type(error).__name__}", file=sys.stderr, flush=True)
 
 
 def command(folder: Path, sockets: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import io
@@ -27,10 +28,13 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datastores.models import Storage
+from datastores.storage import actions, store
 from datastores.storage.commands import commands
 from datastores.storage.door import ALLOWED
 from datastores.storage.operations import Confusing, read, split_path
-from datastores.storage.server import REMEMBERED
+from datastores.storage.server import REMEMBERED, measure
+from portal.errors import Conflict
 from portal.up import services
 from tests.running import Client, Portal, eventually
 
@@ -168,6 +172,55 @@ def test_a_full_bucket_takes_nothing_more_and_can_be_emptied(portal_up: Portal, 
     finally:
         limit(100)
         time.sleep(REMEMBERED)  # the door's, for the tests that follow
+
+
+def test_keys_at_a_store_without_a_door_are_stopped_when_it_was_told(people: Any, settings: Any) -> None:
+    away = {
+        "url": "http://127.0.0.1:9",
+        "inner_url": "http://127.0.0.1:9",
+        "access_key": "A",
+        "secret": "s",
+        "proof": "",
+    }
+    settings.STORAGE = settings.STORAGE | away
+    row = Storage.objects.create(appcode=people.ops, bucket="ops", access_key="K", own_key="O", limit_gib=1)
+    store._client.cache_clear()
+    try:
+        with pytest.raises(Conflict, match="does not answer"):
+            actions.stop_keys(row, acting_user=people.alice)
+        row.refresh_from_db()
+        assert row.access_key == "K"
+        settings.STORAGE["proof"] = "of the door, which asks the row"
+        actions.stop_keys(row, acting_user=people.alice)
+        row.refresh_from_db()
+        assert row.access_key is None
+    finally:
+        store._client.cache_clear()
+
+
+def test_a_machine_that_starts_no_program_just_now_does_not_end_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, start, noted = [], asyncio.create_subprocess_exec, {}
+
+    async def starts(*_: str, stdout: int) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise BlockingIOError
+        return await start("echo", 'SeaweedFS_s3_bucket_size_bytes{bucket="own"} 5', stdout=stdout)
+
+    class Told:
+        async def note(self, sizes: dict[str, int]) -> None:
+            noted.update(sizes)
+
+    async def some() -> None:
+        counting = asyncio.create_task(measure(0, Told()))  # type: ignore[arg-type]
+        while not noted and not counting.done():
+            await asyncio.sleep(0.01)
+        counting.cancel()
+
+    monkeypatch.setattr("datastores.storage.server.MEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starts)
+    asyncio.run(some())
+    assert noted == {"own": 5}
 
 
 def refused_or_none(s3: Any, bucket: str = "vision") -> str | None:
