@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
+import orjson
 from pydantic import (
     AfterValidator,
     Field,
@@ -154,7 +155,7 @@ def read_where(text: str) -> Any:
     """The inverse of `where`, and of `write_text`: what stands in one field of a form as JSON of a manifest, None for nothing."""
     if text.startswith("{"):
         try:
-            return json.loads(text)
+            return orjson.loads(text)
         except ValueError:
             return text
     return ({"from": text.removeprefix(FROM)} if text.startswith(FROM) else text) or None

@@ -88,6 +88,7 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     s3.client.put_object(Bucket=bucket, Key="in/a/digits.csv", Body=b"1,2,3")
     s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 7")
     s3.client.put_object(Bucket=bucket, Key="other", Body=b"not ours")
+    (tmp_path / "in" / "removed-since-an-earlier-try").write_bytes(b"1")
     fetch = start(whole, storage.FETCH)
     assert fetch.wait(30) == 0
     assert (tmp_path / "in" / "a" / "digits.csv").read_bytes() == b"1,2,3"
@@ -110,11 +111,16 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
         (1, "1", {"fold": 2, "folds": 3}, [*(f"train/{n}" for n in rest[2::3]), *(f"validation/{n}" for n in held)]),
         (-1, "0", {"fold": 2, "folds": 3}, [f"validation/{name}" for name in held]),
     ):
-        for old in (tmp_path / "in").iterdir():
-            shutil.rmtree(old)
+        shutil.rmtree(tmp_path / "in")
         mounts = (replace(whole.mounts[0], parts=3, **fold), whole.mounts[1])
         told = {"valueFrom": {"fieldRef": {"fieldPath": "a label"}}}
         variable = {"name": "TASK_INDEX", **told}
+        # As an earlier try has left it, for which other files lay there.
+        for name in ["gone", *names]:
+            for folder in ("train", "validation") if fold else ("",):
+                left = tmp_path / "in" / folder / name
+                left.parent.mkdir(parents=True, exist_ok=True)
+                left.write_bytes(b"1")
         fetch = start(replace(whole, mounts=mounts), storage.FETCH, index, first_part=first_part, task_index=variable)
         assert fetch.wait(30) == 0
         found = (path for path in (tmp_path / "in").rglob("*") if path.is_file())

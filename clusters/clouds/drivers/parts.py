@@ -7,8 +7,9 @@ All files are put in the order of their names, byte by byte, and counted from 0.
 is in one fold and in one part, they differ by one file at most, and whoever has the same names gets the same files, on
 whatever machine.
 
-A program of docker/rclone, too: `parts PART PARTS FOLD FOLDS FOLDER` reads names, one a line, and writes those for training
-and for validation into the files train and validation of FOLDER.
+A program of docker/rclone, too: `parts PART PARTS FOLD FOLDS FOLDER` reads names that are in order, one a line, and writes those
+for training and for validation into the files train and validation of FOLDER. It keeps none of them: there may be millions, and
+its container is small.
 """
 
 import os
@@ -16,7 +17,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from typing import TypeVar
+
+    Name = TypeVar("Name")
 
 # Where they are below the input, with folds.
 TRAIN, VALIDATION = "train", "validation"
@@ -25,22 +29,31 @@ TRAIN, VALIDATION = "train", "validation"
 def divided(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> tuple[list[str], list[str]]:
     """The names for training and those held out, in order. With `parts` 0 all are for training, with a `part` below 0 none; with
     `folds` 0 nothing is held out."""
-    ordered = sorted(names, key=os.fsencode)
-    held = [name for number, name in enumerate(ordered) if folds and number % folds == fold - 1]
-    rest = [name for number, name in enumerate(ordered) if not folds or number % folds != fold - 1]
-    if parts:
-        rest = rest[part::parts] if part >= 0 else []
-    return rest, held
+    found: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
+    for name, which in chosen(sorted(names, key=os.fsencode), part, parts, fold, folds):
+        found[which].append(name)
+    return found[TRAIN], found[VALIDATION]
+
+
+def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: int) -> "Iterator[tuple[Name, str]]":
+    """The same for names that are in order: each that the task gets, with TRAIN or VALIDATION."""
+    others = 0
+    for number, name in enumerate(ordered):
+        if folds and number % folds == fold - 1:
+            yield name, VALIDATION
+            continue
+        if not parts or (part >= 0 and others % parts == part):
+            yield name, TRAIN
+        others += 1
 
 
 def main(*argv: str) -> None:
     part, parts, fold, folds = map(int, argv[:4])
     folder = argv[4]
-    names = [os.fsdecode(line) for line in sys.stdin.buffer.read().split(b"\n") if line]
-    found = dict(zip((TRAIN, VALIDATION), divided(names, part, parts, fold, folds), strict=True))
-    for which, chosen in found.items():
-        with open(os.path.join(folder, which), "wb") as file:
-            file.writelines(os.fsencode(name) + b"\n" for name in chosen)
+    with open(os.path.join(folder, TRAIN), "wb") as train, open(os.path.join(folder, VALIDATION), "wb") as held:
+        files = {TRAIN: train, VALIDATION: held}
+        for line, which in chosen(sys.stdin.buffer, part, parts, fold, folds):
+            files[which].write(line)
 
 
 if __name__ == "__main__":

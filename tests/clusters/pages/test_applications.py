@@ -50,6 +50,12 @@ def test_what_a_form_is_filled_with_it_says_again(document: dict[str, Any]) -> N
     assert not any(again["spec"].get(key, ...) == usual for key, usual in USUAL.items())
 
 
+def test_an_input_of_many_brackets_is_an_input_that_is_not_there(people: Any, as_person: Any, catalogue: None) -> None:
+    said = {"appcode": "ops-demo", "type": "jupyter", "name": "notes", "input": '{"a":' * 20_000}
+    answer = as_person(people.bob).post(NEW, {**said, "step": "3", "go": "4"})
+    assert answer.status_code == 200
+
+
 def test_the_list_has_applications_alone_and_tells_what_can_be_opened(
     make: Any, make_cluster: Any, people: Any, as_person: Any
 ) -> None:

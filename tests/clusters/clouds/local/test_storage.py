@@ -102,6 +102,21 @@ def test_each_task_sees_its_part_and_all_see_the_fold_that_is_held_out(agent: Ag
     ]
 
 
+@pytest.mark.as_user
+def test_what_an_earlier_try_has_fetched_and_is_gone_by_now_is_not_divided(agent: Agent, store: Store) -> None:
+    for number in range(4):
+        store.put(f"data/{number}", "1")
+    parts = dataclasses.replace(store.input("data"), fold=1, folds=2)
+    run = agent.apply(role("cd /elearn/input; find . -type f | sort"), mounts=(parts, store.output("not-yet")))
+    agent.storage(run, "failed")
+    store.stop()
+    (store.folder / "data" / "0").unlink()
+    (store.folder / "not-yet").mkdir()
+    store.start()
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run).split() == ["./train/2", "./validation/1", "./validation/3"]
+
+
 def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
     store.put("results/demo/checkpoint", "7")
     script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 600"

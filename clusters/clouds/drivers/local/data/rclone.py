@@ -52,7 +52,9 @@ def fetch(
     check: Callable[[], None],
 ) -> None:
     """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
-    argv = ["copy", remote(mount), _DATA, *_COMMON, "--local-no-set-modtime=false"]
+    # Of input only that is there: what an earlier try has left of another listing goes, or it would be divided with the rest.
+    how = "sync" if mount["is_input"] else "copy"
+    argv = [how, remote(mount), _DATA, *_COMMON, "--local-no-set-modtime=false"]
     if not mount["shown_gib"]:
         argv.append("--inplace")
     else:  # and no half of a file is left
@@ -249,7 +251,7 @@ def _become(
     os.dup2(out if out >= 0 else os.open("/dev/null", os.O_WRONLY), 1)
     os.dup2(says, 2)
     sandbox.unshare()
-    writing = argv[0] == "copy" and argv[2] == _DATA
+    writing = argv[0] in ("copy", "sync") and argv[2] == _DATA
     binds: list[sandbox.Bind] = [
         {"source": spec["rclone"], "target": _PROGRAM, "read_only": True},
         {"source": mount["folder"], "target": _DATA, "read_only": not writing},

@@ -148,6 +148,8 @@ class Storage:
             if self.status.values["state"] == "fetching" or done:
                 self.say("fetching", f"Fetching {what}: {megabytes(done, total)}.")
 
+        if mount["is_input"]:
+            self.status.values.pop("read", None)
         for _ in range(TRIES if mount["is_input"] else 1):
             before = self.list(mount) if mount["is_input"] else None
             if before and mount["digest"] and before.digest != mount["digest"]:
