@@ -8,6 +8,7 @@ from django.db.models import Q, QuerySet
 from django.http import Http404
 
 from datastores.models import AllowedFolder, Datastore, Share, Upload, Version
+from datastores.specs import VERSION
 from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
 
@@ -62,7 +63,8 @@ def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
 def version_for(user: User, appcode: str, name: str, version: str, capability: Capability = VIEW) -> Version:
     """Raises as `datastore_for`."""
     store = datastore_for(user, appcode, name, capability)
-    found = store.versions.filter(name=version).select_related("created_by").first()
+    named = store.versions.filter(name=version) if VERSION.fullmatch(version) else store.versions.none()
+    found = named.select_related("created_by").first()
     if found is None:
         raise Http404(f"{name} has no version “{version}”.")
     found.datastore = store

@@ -110,6 +110,11 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
         store.tested_at, store.test_ok, store.test_message = None, None, ""
         store.save()
         if (before.kind, before.where) != (store.kind, store.where):
+            if store.versions.exists():
+                sentence = (
+                    "Its versions are of what lies where it is now; make another datastore, or remove them first."
+                )
+                raise Invalid.at("spec", manifest.spec.kind, message=sentence)
             _drop_uploads(before)
         # Its cloud is told by whoever runs tasks there.
         Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)

@@ -13,6 +13,7 @@ from django.utils import timezone
 from datastores.actions import change_datastore
 from datastores.files import uploads, versions
 from datastores.models import Upload
+from portal.errors import Invalid
 from tests.datastores.files.conftest import ROOT
 
 UPLOADS = ROOT.removesuffix("files") + "uploads"
@@ -121,7 +122,7 @@ def test_a_datastore_is_deleted_with_what_was_on_its_way_to_it(
 
 @S3_ONLY
 def test_what_a_version_keeps_is_replaced_by_no_upload_that_began_before(
-    people: Any, store: Any, begun: dict[str, Any], bob: Any
+    people: Any, store: Any, begun: dict[str, Any], bob: Any, s3_spec: Any, manifest: Any
 ) -> None:
     bob("PUT", PATH, b"frozen")
     bob("PUT", part(begun, 1), FIRST)
@@ -129,6 +130,10 @@ def test_what_a_version_keeps_is_replaced_by_no_upload_that_began_before(
     frozen = versions.freeze(store, "v1", "big", acting_user=people.alice)
     refused = bob("POST", f"{UPLOADS}/{begun['id']}/finish")
     assert (refused.status_code, bob("GET", PATH).content_) == (409, b"frozen")
+    assert bob("GET", f"{ROOT.removesuffix('files')}versions/a%00b").status_code == 404
+    # Of other files it would say nothing.
+    with pytest.raises(Invalid, match="versions are of what lies where it is now"):
+        change_datastore(store, manifest("data", s3_spec(prefix="other")), acting_user=people.alice)
     versions.thaw(frozen, acting_user=people.alice)
     assert bob("POST", f"{UPLOADS}/{begun['id']}/finish").status_code == 201
 
