@@ -100,8 +100,9 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
     _check(manifest, store.appcode, secret, store)
     if store.made:
         _check_made(store.made, manifest)
-    if manifest.spec.volume and store.shares.exists():
-        raise Invalid.at("spec", "volume", message="A volume cannot be shared; share this datastore with nobody first.")
+    if manifest.spec.kind != Datastore.Kind.S3 and store.shares.exists():
+        sentence = "Others read this datastore, and only what lies in S3 can be shared; share it with nobody first."
+        raise Invalid.at("spec", manifest.spec.kind, message=sentence)
     before = copy(store)
     fields = {"kind": manifest.spec.kind, "spec": manifest.spec.public, "secret": secret or None}
     if any(getattr(store, name) != value for name, value in fields.items()):

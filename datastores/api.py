@@ -162,7 +162,7 @@ class Sharing(APIView):
         operation_id="datastores_share",
         summary="Share a datastore, for reading",
         description="In the place of all who were named before. Their members see its files, and their runs name it as input: "
-        "`ops-demo/digits`. For owners. A volume cannot be shared.",
+        "`ops-demo/digits`. For owners. Only what lies in S3 can be shared.",
         request=ReadersManifest,
         responses=ReadersDocument,
         examples=[OpenApiExample("With a team", request_only=True, value={"appcodes": ["ops-more"]})],

@@ -1,8 +1,8 @@
 """Who else may read a datastore: its owners say so, and nobody else is asked.
 
 Others see its files and take them out, and their runs may have it as input, always to read: `ops-demo/digits` is what they call
-it. Whoever may read takes a copy, so who stops sharing keeps others only from what comes later. A volume cannot be shared: it
-lies in the namespace of one business line.
+it. Whoever may read takes a copy, so who stops sharing keeps others only from what comes later. Only what lies in S3 is
+shared: a volume lies in the namespace of one business line, and which appcodes a folder or an export is for, administrators say.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from portal.events import record
 from portal.models import Appcode, OrgNode, User
 
 MOST = 100
+ONLY_S3 = (
+    "Only what lies in S3 can be shared; administrators say which appcodes a folder, an export or a volume is for."
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ def share(store: Datastore, readers: Readers, *, acting_user: User) -> Readers:
     errors += [FieldError(("lines",), f"There is no business line “{path}”.") for path in sorted(nodes - set(lines))]
     if len(wanted) + len(nodes) > MOST:
         errors = [FieldError(("appcodes",), f"At most {MOST} readers are named; share it with a business line.")]
-    if store.kind == Datastore.Kind.VOLUME and (wanted or nodes or readers.everybody):
-        errors = [FieldError(("appcodes",), "A volume lies in one namespace, where no other business line reaches it.")]
+    if store.kind != Datastore.Kind.S3 and (wanted or nodes or readers.everybody):
+        errors = [FieldError(("appcodes",), ONLY_S3)]
     if errors:
         raise Invalid(errors)
     store.shares.all().delete()

@@ -57,7 +57,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "uses": hooks.uses_of([store])[store.pk] if is_member else (),
         "is_shared": not is_member,
         "readers": sharing.readers_of(store) if is_member else None,
-        "may_share": store.kind != Datastore.Kind.VOLUME and may(user, store.appcode, MANAGE),
+        "may_share": store.kind == Datastore.Kind.S3 and may(user, store.appcode, MANAGE),
         "may_operate": operates,
         "unfinished": uploads.unfinished(store) if operates else (),
         "versions": list(store.versions.select_related("created_by").order_by("-pk")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,13 +78,19 @@ def test_who_asks_for_an_appcode_of_a_business_line_does_not_read_what_is_shared
     assert mallory.get(f"{DATA}/files")[0] == 200
 
 
-def test_readers_that_are_not_there_and_volumes_are_refused(people: Any, store: Any) -> None:
+def test_readers_that_are_not_there_and_what_administrators_give_out_are_refused(
+    people: Any, store: Any, folder: Path
+) -> None:
     alice = api_of(people.alice)
     status, answer = alice.put(f"{DATA}/sharing", {"appcodes": ["nowhere"], "lines": ["no.where"]})
     assert (status, [each["path"] for each in answer["errors"]]) == (422, ["appcodes", "lines"])
-    volume = {"metadata": {"name": "disk", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
-    assert alice.post("/appcodes/ops-demo/datastores", volume)[0] == 201
-    assert "lies in one namespace" in str(alice.put("/appcodes/ops-demo/datastores/disk/sharing", {"everybody": True}))
+    kinds = {"volume": {"size": "1Gi"}, "local": {"path": str(folder)}}
+    for kind, fields in kinds.items():
+        made = {"metadata": {"name": kind, "appcode": "ops-demo"}, "spec": {kind: fields}}
+        assert alice.post("/appcodes/ops-demo/datastores", made)[0] == 201
+        said = str(alice.put(f"/appcodes/ops-demo/datastores/{kind}/sharing", {"everybody": True}))
+        assert "Only what lies in S3 can be shared" in said
     assert alice.put(f"{DATA}/sharing", {"everybody": True})[0] == 200
-    status, answer = alice.put(DATA, {"spec": volume["spec"]})
-    assert (status, [each["path"] for each in answer["errors"]]) == (422, ["spec.volume"])
+    for kind, fields in kinds.items():
+        status, answer = alice.put(DATA, {"spec": {kind: fields}})
+        assert (status, [each["path"] for each in answer["errors"]]) == (422, [f"spec.{kind}"])
