@@ -52,7 +52,7 @@ def submit(page: Page, name: str, command: str) -> None:
 def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.get_by_role("link", name="New cluster").click()
     page.get_by_label("Name", exact=True).fill("by-hand")
-    page.get_by_label("Input").select_option("demo-input")
+    page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
     page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 3000")
     page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")

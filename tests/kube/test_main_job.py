@@ -132,7 +132,7 @@ def train(page: Page) -> None:
     page.get_by_role("link", name="New cluster").click()
     page.get_by_label("Name", exact=True).fill("in-containers")
     page.get_by_label("Image").select_option("tensorflow-2-21")
-    page.get_by_label("Input").select_option("demo-input")
+    page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
     page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 600")
     page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")
