@@ -100,7 +100,7 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
     _check(manifest, store.appcode, secret, store)
     if store.made:
         _check_made(store.made, manifest)
-    if manifest.spec.kind != Datastore.Kind.S3 and store.shares.exists():
+    if manifest.spec.kind != "s3" and store.shares.exists():
         sentence = "Others read this datastore, and only what lies in S3 can be shared; share it with nobody first."
         raise Invalid.at("spec", manifest.spec.kind, message=sentence)
     before = copy(store)
