@@ -19,6 +19,7 @@ from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer
 from portal.api.views import person
 from portal.errors import Conflict
+from portal.limits import LOOKS
 
 
 class StorageUsage(Answer):
@@ -67,7 +68,9 @@ class AppcodeStorage(APIView):
         responses=SwitchedOn,
     )
     def post(self, request: Request, code: str) -> Response:
-        row, made = actions.switch_on(appcode_for(person(request), code, OPERATE), acting_user=person(request))
+        appcode = appcode_for(person(request), code, OPERATE)
+        with LOOKS.enter(person(request).pk):  # the store may take its time to start
+            row, made = actions.switch_on(appcode, acting_user=person(request))
         secret = {"secret_key": made.secret_key if made else None}
         return Response(SwitchedOn.model_validate(_fields(row) | secret).json_value())
 
@@ -80,7 +83,9 @@ class StorageKeys(APIView):
         responses=KeysAnswer,
     )
     def post(self, request: Request, code: str) -> Response:
-        made = actions.refresh_keys(_on(request, code), acting_user=person(request))
+        row = _on(request, code)
+        with LOOKS.enter(person(request).pk):
+            made = actions.refresh_keys(row, acting_user=person(request))
         return Response(_keys(made))
 
     @extend_schema(operation_id="storage_keys_stop", summary="Stop the keys", request=None, responses={204: None})

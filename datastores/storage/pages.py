@@ -16,7 +16,9 @@ from datastores.storage.access import datastore_of, storage_of
 from datastores.storage.commands import commands
 from datastores.storage.store import KeyPair
 from portal.access import OPERATE, appcode_for, may
+from portal.api.problems import Unavailable
 from portal.errors import Conflict
+from portal.limits import LOOKS
 from portal.models import Appcode
 from portal.pages.appcodes import attempt, person
 
@@ -34,12 +36,13 @@ def keys(request: HttpRequest, appcode: str) -> HttpResponse:
     found = appcode_for(person(request), appcode, OPERATE)
     row = storage_of(found)
     try:
-        if row is None or not row.own_key:
-            row, made = actions.switch_on(found, acting_user=person(request))
-        else:
-            made = actions.refresh_keys(row, acting_user=person(request))
-    except Conflict as conflict:
-        messages.error(request, str(conflict))
+        with LOOKS.enter(person(request).pk):  # the store may take its time to start
+            if row is None or not row.own_key:
+                row, made = actions.switch_on(found, acting_user=person(request))
+            else:
+                made = actions.refresh_keys(row, acting_user=person(request))
+    except (Conflict, Unavailable) as error:
+        messages.error(request, str(error))
         return redirect("storage", found.code)
     return _page(request, found, row, made)
 
