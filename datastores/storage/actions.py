@@ -41,7 +41,8 @@ def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair 
             store.make_user(row.bucket, owner)
         if not Datastore.objects.filter(appcode=appcode, spec__access_key=row.own_key, kind=Datastore.Kind.S3).exists():
             _give_portal(row, acting_user)
-        return row, None if row.access_key else _give_people(row, acting_user, "Keys made")
+        # Keys that somebody has stopped stay so until they are refreshed.
+        return row, None if row.refreshed_at else _give_people(row, acting_user, "Keys made")
 
 
 def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:

@@ -115,7 +115,7 @@ def _fields(row: Storage | None) -> dict[str, object]:
         usage = {"bytes": row.used_bytes, "measured": row.measured_at}
     found = datastore_of(row)
     return {
-        "on": True,
+        "on": row.own_key is not None,  # else whoever switched it on died at it: POST again
         "endpoint": settings.STORAGE["url"],
         "region": settings.STORAGE["region"],
         "bucket": row.bucket,

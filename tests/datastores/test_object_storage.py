@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastores.models import Storage
+from datastores.models import Datastore, Storage
 from datastores.storage import actions, store
 from datastores.storage.commands import commands
 from datastores.storage.door import ALLOWED
@@ -139,6 +139,9 @@ def test_a_refreshed_key_works_and_the_old_one_stops_within_two_seconds(portal_u
     )
     assert urllib.request.urlopen(request).status == 204
     assert eventually(lambda: refused_or_none(made_client, theirs.name) == "InvalidAccessKeyId", 2)
+    # Who mends the storage makes no keys that somebody has stopped.
+    mended = rest.call("POST", "/appcodes/vision/storage")
+    assert (mended["on"], mended["accessKey"], mended["secretKey"]) == (True, None, None)
     # The datastore has a key of its own, and runs go on.
     assert rest.call("POST", "/appcodes/vision/datastores/storage/test")["ok"] is True
 
@@ -194,6 +197,72 @@ def test_keys_at_a_store_without_a_door_are_stopped_when_it_was_told(people: Any
         actions.stop_keys(row, acting_user=people.alice)
         row.refresh_from_db()
         assert row.access_key is None
+    finally:
+        store._client.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """PORTAL_STORAGE_…: a server of S3 and IAM as a house has it, with nothing of the portal before it."""
+    folder, keys = tmp_path_factory.mktemp("house"), {"access_key": "HOUSE", "secret": "secret-of-the-house"}
+    argv = [
+        str(services.program("weed")),
+        "server",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-filer",
+        "-s3",
+    ]
+    argv += [
+        "-s3.iam.readOnly=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=0",
+    ]
+    ports = {name: services.free_port() for name in ("s3", "master", "volume", "filer")}
+    argv += [f"-{name}.port={port}" for name, port in ports.items()]
+    argv += [f"-{name}.port.grpc={services.free_port()}" for name in ports]
+    argv += [f"-filer.localSocket={folder}/filer.sock"]
+    env = {"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": keys["access_key"], "AWS_SECRET_ACCESS_KEY": keys["secret"]}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            url = f"http://127.0.0.1:{ports['s3']}"
+            assert eventually(services.http_ready(ports["s3"]))
+            yield {"url": url, "inner_url": url, **keys}
+        finally:
+            server.kill()
+
+
+def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
+    people: Any, settings: Any, house: dict[str, str]
+) -> None:
+    settings.STORAGE = settings.STORAGE | house | {"proof": "", "start": "", "bucket_prefix": "cloud-"}
+    store._client.cache_clear()
+    try:
+        row, keys = actions.switch_on(people.ops, acting_user=people.alice)
+        _, others = actions.switch_on(people.flight, acting_user=people.mallory)
+        assert row.bucket.startswith("cloud-ops-demo-")
+        assert keys
+        assert others
+        mine = Bucket("ops-demo", house["url"], row.bucket, keys.access_key, keys.secret_key)
+        mine.client().put_object(Bucket=row.bucket, Key="a", Body=b"1")
+        theirs = mine.client(others.access_key, others.secret_key)
+        for act in (theirs.get_object, theirs.delete_object):
+            assert refused(act, Bucket=row.bucket, Key="a") == "AccessDenied"
+        assert refused(theirs.put_object, Bucket=row.bucket, Key="a", Body=b"2") == "AccessDenied"
+        assert refused(theirs.list_objects_v2, Bucket=row.bucket) == "AccessDenied"
+
+        anew = actions.refresh_keys(row, acting_user=people.alice)
+        again = mine.client(anew.access_key, anew.secret_key)
+        assert again.get_object(Bucket=row.bucket, Key="a")["Body"].read() == b"1"
+        assert refused(mine.client().get_object, Bucket=row.bucket, Key="a") == "InvalidAccessKeyId"
+        actions.stop_keys(row, acting_user=people.alice)
+        assert refused(again.get_object, Bucket=row.bucket, Key="a") == "InvalidAccessKeyId"
+        runs = Datastore.objects.get(appcode=people.ops)
+        own = mine.client(runs.spec["access_key"], runs.secret)
+        assert own.get_object(Bucket=row.bucket, Key="a")["Body"].read() == b"1"
     finally:
         store._client.cache_clear()
 
