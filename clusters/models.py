@@ -437,6 +437,12 @@ class Task(models.Model):
     def __str__(self) -> str:
         return f"{self.run}-{self.role}-{self.index}"
 
+    @property
+    def sentence(self) -> str:
+        """For people. What is ended because its run is over ends by a signal, which is no failure of its own."""
+        was_ended = self.phase == "Failed" and self.reason == "Stopped" and self.run.verdict
+        return "Ended with the run." if was_ended else self.message
+
 
 class Origin(models.Model):
     """The address of an endpoint: the label before `.apps.<domain>`. It stays that of this endpoint for ever, because browsers

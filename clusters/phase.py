@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusters import failure
+
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
 Outcome = Literal["Succeeded", "Failed", "Stopped"]
 Verdict = Literal["", "Succeeded", "Failed", "Stopped"]
@@ -177,15 +179,17 @@ def _verdict(
 
 
 def _exhausted(run: RunState, tasks: list[TaskState]) -> TaskState | None:
-    """The last attempt of a task that failed more often than it may be started again; the earliest role and index first."""
+    """The last attempt of a task that failed more often than it may be started again. Where several did, the one that failed
+    first: others fail because it is gone."""
     failures: dict[tuple[str, int], list[TaskState]] = {}
     for task in tasks:
         if task.counts_as_failure:
             failures.setdefault((task.role, task.index), []).append(task)
     over = [attempts for attempts in failures.values() if len(attempts) > run.retries]
-    return min(
-        (max(attempts, key=lambda t: t.attempt) for attempts in over), key=lambda t: (t.role, t.index), default=None
-    )
+    last = [max(attempts, key=lambda t: t.attempt) for attempts in over]
+    known = [task.finished_at for task in last if task.finished_at is not None]
+    first = [task for task in last if task.finished_at == min(known)] if known else last
+    return min(first, key=lambda t: (t.role, t.index), default=None)
 
 
 def _later(failed: TaskState, done: list[TaskState]) -> bool:
@@ -196,18 +200,34 @@ def _later(failed: TaskState, done: list[TaskState]) -> bool:
 
 
 def _failure(task: TaskState) -> str:
-    how = f"with exit code {task.exit_code}" if task.exit_code is not None else f"({task.reason or 'no exit code'})"
+    """In the first line why it failed, in the program's own words where it has said it, then its last lines."""
+    lines = last_lines(task.log_tail)
+    error = failure.error_line(task.log_tail)
+    code = f"exit code {task.exit_code}" if task.exit_code is not None else task.reason or "no exit code"
+    if error and task.message in ("", error):
+        tries = f", {task.attempt + 1} attempts" if task.attempt else ""
+        return _with_lines(f"{error} ({task.name}, {code}{tries})", lines)
+    how = f"with {code}" if task.exit_code is not None else f"({code})"
     tries = f" after {task.attempt + 1} attempts" if task.attempt else ""
-    sentence = f"{task.name} failed {how}{tries}."
-    if task.message and f"exit code {task.exit_code}" not in task.message:
-        sentence += f" {task.message}"
-    last = last_lines(task.log_tail)
-    return f"{sentence} Its last lines:\n{last}" if last else sentence
+    cause = task.message or failure.why(task.log_tail)
+    return _with_lines(f"{task.name} failed {how}{tries}" + (f": {cause}" if cause else "."), lines)
+
+
+def _with_lines(sentence: str, lines: str) -> str:
+    return f"{sentence}\n{lines}" if lines else sentence
+
+
+def _then(message: str, step: str) -> str:
+    """A further sentence behind the first line of a message, before the lines of a log that may follow it."""
+    head, _, lines = message.partition("\n")
+    stop = "" if not head or head.endswith((".", "!", "?", "…")) else "."
+    return _with_lines(f"{head}{stop} {step}".strip(), lines)
 
 
 def last_lines(text: str, *, lines: int = 6, characters: int = 800) -> str:
-    """The end of a log that fits into a sentence's neighbourhood."""
-    return "\n".join(text.strip().splitlines()[-lines:])[-characters:]
+    """The end of a log that fits into a sentence's neighbourhood; "" where that has said it all."""
+    found = failure.lines_of(text)
+    return "\n".join(found[-lines:])[-characters:] if len(found) > 1 else ""
 
 
 def _ending(
@@ -221,7 +241,7 @@ def _ending(
 ) -> Decision:
     if run.gone:
         if not run.stored:
-            lost = f"{message} Its output could not be stored: {run.gone_message}".strip()
+            lost = _then(message, f"Its output could not be stored: {run.gone_message}".strip())
             outcome: Outcome = "Failed" if verdict == "Succeeded" else verdict
             return Decision(outcome, "OutputNotStored", lost, outcome, "OutputNotStored", lost, ready)
         return Decision(verdict, reason, message, verdict, reason, message, ready)
@@ -239,7 +259,7 @@ def _ending(
         step = run.storage_message or "The output is being stored."
     else:
         step = "What is left is being cleared away."
-    return Decision(run.phase, "Ending", f"{message} {step}".strip(), verdict, reason, message, ready)
+    return Decision(run.phase, "Ending", _then(message, step), verdict, reason, message, ready)
 
 
 def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
@@ -248,8 +268,7 @@ def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
     now = task.message if task.phase != "Failed" and task.message else "It is started again."
     if not before:
         return now
-    failure, lines, tail = _failure(max(before, key=lambda each: each.attempt)).partition(" Its last lines:")
-    return f"{failure} {now}{lines}{tail}"
+    return _then(_failure(max(before, key=lambda each: each.attempt)), now)
 
 
 def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:

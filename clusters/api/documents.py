@@ -365,7 +365,7 @@ def _task_status(run: Run, role: RoleName, index: int, task: Task | None) -> Tas
         exit_code=task.exit_code,
         restarts=task.attempt,
         reason=task.reason,
-        message=task.message,
+        message=task.sentence,
     )
 
 

@@ -136,7 +136,12 @@ class TaskRow:
 
     @property
     def message(self) -> str:
-        return self.task.message if self.task and self.task.message.strip(".") != self.phase else ""
+        return self.task.sentence if self.task and self.task.sentence.strip(".") != self.phase else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """That of a task that the portal ended says nothing."""
+        return None if self.task is None or self.phase == "Stopped" else self.task.exit_code
 
     @property
     def since(self) -> dt.datetime | None:
@@ -273,7 +278,8 @@ def task_rows(run: Run) -> list[TaskRow]:
 def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
     """The tasks that failed; the one that the run's message names is the first."""
     failed = [row for row in rows if row.phase == "Failed"]
-    return sorted(failed, key=lambda row: not run.message.startswith(f"{row.name} "))
+    said = run.message.partition("\n")[0]
+    return sorted(failed, key=lambda row: not (said.startswith(f"{row.name} ") or f"({row.name}, " in said))
 
 
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:

@@ -369,7 +369,7 @@ def where(run: Run) -> str:
 
 def first_sentence(run: Run) -> str:
     """Why the run is in its phase; the lines of a log that may follow are shown where there is room for them."""
-    return run.message.partition("\n")[0].removesuffix(" Its last lines:")
+    return run.message.partition("\n")[0]
 
 
 def _cents(cost: Decimal) -> str:

@@ -20,7 +20,7 @@ from django.utils import timezone
 from billing.efficiency.capacity import record as record_gpus
 from billing.metering import record
 from billing.models import Quarantined
-from clusters import wakeups
+from clusters import failure, wakeups
 from clusters.clouds.drivers.base import (
     ActivitySeen,
     Batch,
@@ -263,9 +263,10 @@ def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:
 def _clean(item: Seen) -> Seen:
     """The item with texts that its columns take: programs and machines may say anything, of any length."""
     if isinstance(item, TaskSeen):
+        said = item.message or (failure.why(item.log_tail) if item.phase == "Failed" else "")
         texts = {
             "reason": readable(item.reason, 40),
-            "message": readable(item.message),
+            "message": readable(said),
             "node": readable(item.node, 253),
             "gpus": tuple(readable(gpu) for gpu in item.gpus),
             "gpu_model": readable(item.gpu_model, 60),

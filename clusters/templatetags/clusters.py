@@ -1,8 +1,10 @@
-"""How sizes of machines look: cores and memory."""
+"""How sizes of machines look, cores and memory, and what a program wrote."""
 
 from __future__ import annotations
 
 from django import template
+
+from clusters.failure import lines_of
 
 register = template.Library()
 
@@ -17,3 +19,9 @@ def cores(milli: int) -> str:
 def gib(mib: int) -> str:
     """16384 → "16 GiB", 512 → "0.5 GiB"."""
     return f"{mib / 1024:.4g} GiB"
+
+
+@register.filter
+def as_shown(text: str) -> str:
+    """The lines of a log as a terminal would show them, without colours and empty lines."""
+    return "\n".join(lines_of(text))

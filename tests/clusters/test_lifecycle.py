@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusters import failure
 from clusters.phase import TERMINAL, RunState, TaskState, next_phase
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
@@ -95,15 +96,59 @@ def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
             "Failed",
             attempt=n,
             exit_code=3,
-            message="Ended with exit code 3.",
             log_tail="loading\nValueError: no such file\n",
         )
         for n in (0, 1)
     ]
     decision = next_phase(run(phase="Running", retries=1), [*everything()[:3], *attempts], NOW)
     assert decision.verdict == "Failed"
-    assert "worker-1 failed with exit code 3 after 2 attempts. Its last lines:" in decision.verdict_message
-    assert "ValueError: no such file" in decision.verdict_message
+    headline, *lines = decision.verdict_message.split("\n")
+    assert headline == "ValueError: no such file (worker-1, exit code 3, 2 attempts)"
+    assert lines == ["loading", "ValueError: no such file"]
+    gone = next_phase(run(verdict="Failed", verdict_message=decision.verdict_message), attempts, NOW)
+    assert gone.message.split("\n")[0] == f"{headline}. What is left is being cleared away."
+
+
+def test_of_several_that_failed_the_first_to_fail_is_named():
+    tasks = [
+        task("master", 0, "Failed", exit_code=1, finished_at=NOW, log_tail="ConnectionResetError: peer is gone"),
+        task("worker", 1, "Failed", exit_code=1, finished_at=NOW - dt.timedelta(seconds=1), log_tail="MemoryError"),
+    ]
+    decision = next_phase(run(phase="Running"), [*everything()[1:3], *tasks], NOW)
+    assert decision.verdict_message == "MemoryError (worker-1, exit code 1)"
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/elearn/program/train.py", line 3, in <module>
+    import nothere
+"""
+
+
+@pytest.mark.parametrize(
+    ("log_end", "expected"),
+    [
+        (TRACEBACK + "ModuleNotFoundError: No module named 'nothere'\n", "ModuleNotFoundError: No module named 'nothere'"),
+        (TRACEBACK + "my.package.Boom\nbye\n", "my.package.Boom"),
+        ("e 1\n\x1b[31mValueError: a\x1b[0m\n\nDuring handling of the above exception, another exception occurred:\n\n"
+         + TRACEBACK + "KeyError: 'b'\n[W] shutting down", "KeyError: 'b'"),
+        ("".join(f"[rank0]: {line}\n" for line in (TRACEBACK + "RuntimeError: CUDA out of memory").split("\n")),
+         "RuntimeError: CUDA out of memory"),
+        ("    loss.backward()\ntorch.OutOfMemoryError: out of memory\n", "torch.OutOfMemoryError: out of memory"),
+        ("panic: nil map\n\ngoroutine 1 [running]:\n\tmain.go:3\n", "panic: nil map"),
+        ("10%\r20%\rstopped at 20%\r\n\n", "stopped at 20%"),
+        ("Errors: 0\nbash: line 1: trian.py: command not found\n", "bash: line 1: trian.py: command not found"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_line_that_says_why_is_the_last_error_or_the_last_line(log_end, expected):
+    assert failure.why(log_end) == expected
+
+
+@given(st.text())
+def test_what_is_said_of_a_log_stands_in_it(log_end):
+    found = failure.why(log_end)
+    assert len(found) <= failure.MOST
+    assert found.removesuffix("…") in "\n".join(failure.lines_of(log_end))
 
 
 def test_disruptions_are_not_failures():

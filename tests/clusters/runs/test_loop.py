@@ -52,8 +52,8 @@ def test_a_failure_is_retried_and_then_told_with_exit_code_and_last_lines(loop, 
     cluster = actions.create_cluster(manifest("demo", "echo no data here; exit 7", retries=1), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.reason) == ("Failed", "TaskFailed")
-    assert "master-0 failed with exit code 7 after 2 attempts" in run.message
-    assert "no data here" in run.message
+    assert run.message == "master-0 failed with exit code 7 after 2 attempts: no data here"
+    assert [task.message for task in run.tasks.all()] == ["no data here", "no data here"]
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 7), (1, 7)]
     assert Event.objects.filter(verb="task.failed").count() == 2
 

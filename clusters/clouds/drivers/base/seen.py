@@ -24,7 +24,8 @@ class TaskSeen:
     Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk), PullingImage, MountingVolume,
     MakingEnvironment, FetchingInput, BackOff, Starting; for Running BackOff (its
     program ended and is started again in the same pod), NodeLost (its machine does not answer); for Failed Error, OOMKilled,
-    Disrupted, Lost, Stopped. `message` is a sentence for people. `scheduled_at` is when GPUs were assigned, `began_at` when
+    Disrupted, Lost, Stopped. `message` is a sentence for people, "" where the cloud knows
+    no more than the exit code. `scheduled_at` is when GPUs were assigned, `began_at` when
     the first container of the pod ran, be it to fetch its data (metering starts), `started_at` when its program did,
     `finished_at` when the last process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault
     and not counted as a failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a

@@ -308,7 +308,7 @@ class Task:
         if status.get("oom"):
             text = "The kernel ended the task because memory ran out; use a larger flavor or less memory."
             return replace(seen, phase="Failed", reason="OOMKilled", message=text, exit_code=code, log_tail=tail)
-        text = status.get("failure") or f"Ended with exit code {code}."
+        text = status.get("failure", "")
         if "signal" in status:
             text = f"Killed by signal {status['signal']} ({signal.strsignal(status['signal'])})."
         if status.get("signal") == signal.SIGXFSZ and self.spec is not None:
