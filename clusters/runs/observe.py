@@ -166,7 +166,8 @@ def machine_notes(nodes: Sequence[Node]) -> list[str]:
     are away."""
     simulated = sum(node.gpus for node in nodes if node.simulated)
     first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
-    told = Counter(node.note for node in nodes if node.note)
+    # What keeps tasks off machines without GPUs is said to nobody: most clusters have some for themselves.
+    told = Counter(node.note for node in nodes if node.note and (node.gpus or node.takes_tasks))
     notes = [
         note if count == len(nodes) else f"{count} of {len(nodes)} machines: {note}" for note, count in told.items()
     ]

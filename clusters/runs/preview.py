@@ -15,12 +15,13 @@ from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import hourly, planned
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, judge, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState
 from clusters.runs.quota import held, waiting, why_unread
-from clusters.spec.admission import Fits, Judgement, Quota, judge_capacity, judge_quota, judge_room, worst
+from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.catalog import Resolved, resolve, usable_appcode
 from portal.models import Appcode, User
 
@@ -68,18 +69,7 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
     judgement = worst(
         Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else Judgement("now", "", ""),
         judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
-        judge_capacity(
-            {role: (each.count, resolved.resources[role].gpus) for role, each in spec.active_roles.items()},
-            {role: each.gpu_model for role, each in resolved.resources.items()},
-            capacity,
-        ),
-        judge_room(
-            {
-                role: (each.count, resolved.resources[role].cpu_milli, resolved.resources[role].memory_mb)
-                for role, each in spec.active_roles.items()
-            },
-            capacity,
-        ),
+        judge(tasks_of(resolved), capacity),
     )
     return Preview(
         place=resolved.place,
@@ -90,6 +80,15 @@ def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
         sentence=judgement.message or "It can start now.",
         cost=_cost(spec, resolved, appcode, capacity),
     )
+
+
+def tasks_of(resolved: Resolved) -> list[Tasks]:
+    """What a run would put onto machines."""
+    return [
+        Tasks(role, each.count, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
+        for role, each in resolved.spec.active_roles.items()
+        for held in (resolved.resources[role],)
+    ]
 
 
 def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
@@ -121,4 +120,5 @@ def capacity_of(cloud: str) -> Capacity:
     return Capacity(
         nodes=tuple(Node(**node) for node in seen.get("nodes", [])),
         queue=tuple(Waiting(**each) for each in seen.get("queue", [])),
+        in_order=seen.get("in_order", False),
     )

@@ -65,7 +65,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     preview = page.locator("#preview")
     expect(preview.get_by_text("Tasks").locator("xpath=following-sibling::dd")).to_have_text("4")
     expect(preview.get_by_text("GPUs", exact=True).locator("xpath=following-sibling::dd")).to_have_text("3")
-    expect(preview).to_contain_text(re.compile("Fits now|Waits"))
+    expect(preview).to_contain_text(re.compile("Starts now|Waits"))
     page.get_by_role("button", name="Create cluster").click()
     page.wait_for_url("**/clusters/ops-demo/by-hand")
     head = page.locator("#head")

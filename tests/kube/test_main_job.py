@@ -141,7 +141,7 @@ def train(page: Page) -> None:
     page.locator("[name=ps_count]").fill("1")
     page.locator("[name=worker_count]").fill("2")
     expect(page.locator("[name=worker_flavor]")).to_have_value("tiny-1-gpu")
-    expect(page.locator("#preview")).to_contain_text(re.compile("Fits now"))
+    expect(page.locator("#preview")).to_contain_text(re.compile("Starts now"))
     page.get_by_role("button", name="Create cluster").click()
     page.wait_for_url("**/clusters/ops-demo/in-containers")
 

@@ -215,7 +215,7 @@ def test_four_steps_there_and_back_lose_nothing(people: Any, as_person: Any, cat
     assert list(wrong_fields(page)) == ["command"]
     page = go(client, page, "3", command="python\n  serve.py", endpoints="web=8080", env="A=1")
     assert at(page) == "Resources"
-    assert "Fits now" in page
+    assert "Starts now" in page
     page = go(client, page, "4", flavor="middle-1-gpu", size="lots", input="data", people="victor", access="people")
     assert (at(page), list(wrong_fields(page))) == ("Resources", ["size"])
     page = go(client, page, "1", size="3Gi")

@@ -179,8 +179,8 @@ class Node:
     """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here, or
     why it takes no (new) tasks.
 
-    `cpu_milli` and `memory_mb` are what tasks may have of it, `…_free` what no run holds or waits for, None where the cloud does
-    not say.
+    `cpu_milli` and `memory_mb` are what tasks may have of it, `…_free` what nobody holds (nor a run waits for, in a capacity
+    that is `in_order`), None where the cloud does not say. `gpu_tasks_only`: tasks without GPUs are kept away.
     """
 
     name: str
@@ -194,6 +194,7 @@ class Node:
     takes_tasks: bool = True
     cpu_milli_free: int | None = None
     memory_mb_free: int | None = None
+    gpu_tasks_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Capacity:
+    """`in_order`: what waits is started strictly in the order of `queue`, and later runs take nothing that an earlier one could
+    use. Elsewhere a run that fits starts, whoever waits for more."""
+
     nodes: tuple[Node, ...]
     queue: tuple[Waiting, ...] = ()
+    in_order: bool = False
 
 
 @dataclass(frozen=True)

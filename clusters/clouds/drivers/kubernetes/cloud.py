@@ -89,7 +89,9 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         self._settings = settings
         self._prometheus_token = prometheus_token
         bounds = drift.bounds(settings.quota)
-        self._new_follower = functools.partial(Follower, client, settings.portal, bounds, settings.reserved_disk)
+        self._new_follower = functools.partial(
+            Follower, client, settings.portal, bounds, settings.reserved_disk, settings.tolerations
+        )
         self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)
         # The uid of each namespace that was bounded by this process, and when it was looked at last.

@@ -111,9 +111,8 @@ def batch_from(data: dict[str, Any]) -> Batch:
 
 
 def capacity_from(data: dict[str, Any]) -> Capacity:
-    return Capacity(
-        tuple(Node(**node) for node in data["nodes"]), tuple(Waiting(**waiting) for waiting in data["queue"])
-    )
+    nodes = tuple(Node(**node) for node in data["nodes"])
+    return Capacity(nodes, tuple(Waiting(**waiting) for waiting in data["queue"]), data["in_order"])
 
 
 def measurements_from(data: dict[str, Any]) -> Measurements:

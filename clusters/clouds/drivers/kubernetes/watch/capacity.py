@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
-from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
+from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity, toleration
 
 CLOSED = "It takes no new tasks."
 LOST = "It does not answer."
@@ -19,24 +19,32 @@ DISK_ADVICE = (
 )
 
 
+NOTHING = (0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Held:
-    """What one living pod with GPUs holds on `node`, or waits for ("")."""
+    """What one living pod holds on `node`, or with GPUs waits for (""). `asked` is its GPUs, cores and bytes of memory as the
+    scheduler counts them; `run_id` None is a pod of other software."""
 
-    run_id: int
+    run_id: int | None
     node: str
-    gpus: int
-    gpu_model: str
-    created: str
+    asked: tuple[float, float, float]
+    gpu_model: str = ""
+    created: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return int(self.asked[0])
 
 
 class Shares:
-    """Pods of others are not seen: GPUs that they hold count as free, as far as the node's own list says nothing else."""
+    """What is held of each node: by our pods, by those of other software, and by pods that wait."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self._held: dict[str, Held] = {}
-        self._taken: Counter[str] = Counter()
+        self._taken: defaultdict[str, tuple[float, float, float]] = defaultdict(lambda: NOTHING)
         self._waiting: dict[int, dict[str, Held]] = {}
 
     def note(self, uid: str, now: Held | None) -> None:
@@ -47,24 +55,42 @@ class Shares:
         if before is not None:
             del self._held[uid]
             if before.node:
-                self._taken[before.node] -= before.gpus
-            else:
+                self._take(before, -1)
+            elif before.run_id is not None:
                 del self._waiting[before.run_id][uid]
                 if not self._waiting[before.run_id]:
                     del self._waiting[before.run_id]
         if now is not None:
             self._held[uid] = now
             if now.node:
-                self._taken[now.node] += now.gpus
-            else:
+                self._take(now, 1)
+            elif now.run_id is not None:
                 self._waiting.setdefault(now.run_id, {})[uid] = now
+
+    def note_other(self, uid: str, now: Held | None) -> None:
+        """Of other software. A pod of ours that lost its labels is ours all the same."""
+        before = self._held.get(uid)
+        if before is None or before.run_id is None:
+            self.note(uid, now)
+
+    def _take(self, held: Held, sign: int) -> None:
+        gpus, cores, memory = self._taken[held.node]
+        asked = held.asked
+        # Sums of fractions would never be nothing again.
+        self._taken[held.node] = gpus + sign * asked[0], round(cores + sign * asked[1], 6), memory + sign * asked[2]
+
+    def _left(self, node: Node) -> Node:
+        gpus, cores, memory = self._taken.get(node.name, NOTHING)
+        return replace(
+            node,
+            gpus_free=max(0, node.gpus_free - int(gpus)),
+            cpu_milli_free=max(0, int(node.cpu_milli - 1000 * cores)),
+            memory_mb_free=max(0, int(node.memory_mb - memory / 2**20)),
+        )
 
     def capacity(self) -> Capacity:
         """Runs wait in the order in which the first of their waiting pods was made."""
-        nodes = (
-            replace(node, gpus_free=max(0, node.gpus_free - self._taken[name]))
-            for name, node in sorted(self.nodes.items())
-        )
+        nodes = (self._left(node) for _, node in sorted(self.nodes.items()))
         waiting = sorted(
             (min(each.created for each in pods.values()), run_id, pods) for run_id, pods in self._waiting.items()
         )
@@ -75,16 +101,18 @@ class Shares:
         return Capacity(tuple(nodes), tuple(queue))
 
 
-def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0) -> Node:
+def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0, tolerations: Sequence[str] = ()) -> Node:
     """`gpus_free` counts no pods yet; a node that takes no new pods has none free. `reserved_disk` is what each task reserves of
-    a node's disk, in bytes."""
+    a node's disk, in bytes, and `tolerations` the taints that it tolerates."""
     allocatable = allocatable_of(node)
     gpus = int(allocatable(GPU))
     conditions = (node.get("status") or {}).get("conditions") or []
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     closed = bool((node.get("spec") or {}).get("unschedulable"))
     disk = allocatable(DISK)
-    note = CLOSED if closed else too_little_disk(disk, reserved_disk) if disk < reserved_disk else ""
+    refused = taints_of(node, [toleration(each) for each in tolerations])
+    kept = f"It takes no tasks: taint {min(refused - {GPU})} keeps them away." if refused - {GPU} else ""
+    note = CLOSED if closed else too_little_disk(disk, reserved_disk) if disk < reserved_disk else kept
     note = note if ready else LOST
     return Node(
         name=node["metadata"]["name"],
@@ -95,7 +123,51 @@ def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0) -> Node:
         memory_mb=int(allocatable("memory") / 2**20),
         note=note,
         takes_tasks=not note,
+        gpu_tasks_only=GPU in refused,
     )
+
+
+def taints_of(node: Mapping[str, Any], tolerations: Iterable[Mapping[str, str]]) -> set[str]:
+    """The keys of its taints that keep new pods away that tolerate no others."""
+    return {
+        taint["key"]
+        for taint in (node.get("spec") or {}).get("taints") or []
+        if taint["effect"] in ("NoSchedule", "NoExecute") and not any(_tolerates(each, taint) for each in tolerations)
+    }
+
+
+def _tolerates(toleration: Mapping[str, str], taint: Mapping[str, str]) -> bool:
+    return (
+        toleration["key"] == taint["key"]
+        and toleration.get("effect", taint["effect"]) == taint["effect"]
+        and (toleration["operator"] == "Exists" or toleration["value"] == taint.get("value", ""))
+    )
+
+
+def asked_of(pod: Mapping[str, Any], resource: str) -> float:
+    """How much of a resource of its node a pod reserves, as the scheduler counts it: containers that run side by side together,
+    those that run before them each by itself, or what is asked for the pod as a whole."""
+    spec = pod["spec"]
+    together, before = 0.0, 0.0
+    for container in spec.get("initContainers") or []:
+        asked = _requested(container, resource)
+        if container.get("restartPolicy") == "Always":
+            together += asked
+        before = max(before, together if container.get("restartPolicy") == "Always" else together + asked)
+    parts = max(before, together + sum(_requested(container, resource) for container in spec["containers"]))
+    whole = ((spec.get("resources") or {}).get("requests") or {}).get(resource)
+    return (parts if whole is None else quantity(whole)) + quantity((spec.get("overhead") or {}).get(resource, "0"))
+
+
+def _requested(container: Mapping[str, Any], resource: str) -> float:
+    """What is only limited is requested as much, which the API server writes down, too."""
+    resources = container.get("resources") or {}
+    return quantity({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(resource, "0"))
+
+
+def asked_by(pod: Mapping[str, Any]) -> tuple[float, float, float]:
+    """GPUs, cores and bytes of memory."""
+    return asked_of(pod, GPU), asked_of(pod, "cpu"), asked_of(pod, "memory")
 
 
 def allocatable_of(node: Mapping[str, Any]) -> Callable[[str], float]:

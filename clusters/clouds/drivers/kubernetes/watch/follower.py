@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,17 +39,25 @@ GATHER_TIMES, GATHER_SECONDS = 3.0, 0.2
 SILENT, PATIENCE = 13.0, 10.0
 # The first round of watches is short: that one was begun says little, that it ends well says that everything comes through.
 FIRST_SECONDS = 2
+# Pods of other software: what they hold is not free. Only those that hold something.
+OTHER_POD = "Pod of others"
+_HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 # Warnings for which nobody waits here: they are the most frequent ones, and pods say the same themselves.
 _EVENTS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy,reason!=Failed"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of object that is listed and watched. `metadata` when nothing else of it is wanted."""
+    """A kind of object that is listed and watched. `metadata` when nothing else of it is wanted; `others` are not ours."""
 
     kind: str
     query: Mapping[str, str] = field(default_factory=dict)
     metadata: bool = False
+    others: bool = False
+
+    @property
+    def name(self) -> str:
+        return OTHER_POD if self.others else self.kind
 
     @property
     def path(self) -> str:
@@ -81,6 +89,7 @@ def sources(portal: str) -> tuple[Source, ...]:
         Source("LimitRange", ours, metadata=True),
         Source("PersistentVolume", ours),
         Source("ResourceQuota", metadata=True),
+        Source("Pod", {"labelSelector": f"{names.PORTAL}!={portal}", "fieldSelector": _HOLDING}, others=True),
     )
 
 
@@ -88,11 +97,16 @@ class Follower:
     """Lists and watches one API server into one mirror. One listing or watch at a time."""
 
     def __init__(
-        self, api: Client, portal: str, bounds: Mapping[str, drift.Fields] | None = None, reserved_disk: float = 0.0
+        self,
+        api: Client,
+        portal: str,
+        bounds: Mapping[str, drift.Fields] | None = None,
+        reserved_disk: float = 0.0,
+        tolerations: Sequence[str] = (),
     ) -> None:
-        """`bounds` and `reserved_disk` as of `Mirror`."""
+        """`bounds`, `reserved_disk` and `tolerations` as of `Mirror`."""
         self._client = api
-        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk)
+        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations)
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -108,16 +122,16 @@ class Follower:
         for source in self._sources:
             services: list[Object] = []
             for page in self._client.pages(source.path, accept=source.accept_list, **source.query):
-                versions[source.kind] = page["metadata"]["resourceVersion"]
+                versions[source.name] = page["metadata"]["resourceVersion"]
                 for item in page["items"] or ():  # an empty list of metadata is null
-                    if source.kind == "Pod" and not pod_status.is_of_job(item):
+                    if source.name == "Pod" and not pod_status.is_of_job(item):
                         services.append(item)
                     else:
-                        items += understood(mirror, source.kind, "ADDED", item, unread)
+                        items += understood(mirror, source.name, "ADDED", item, unread)
                 if source.kind == "Job":
                     mirror.parts.jobs.hear(job_history.version_of(page))
             for item in sorted(services, key=pod_status.age):
-                items += understood(mirror, source.kind, "ADDED", item, unread)
+                items += understood(mirror, source.name, "ADDED", item, unread)
         items += mirror.decided(dt.datetime.now(dt.UTC))
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
@@ -160,13 +174,13 @@ class Follower:
                 self._delivering = False
 
     def _position(self, versions: Mapping[str, str]) -> str:
-        return ",".join(versions[source.kind] for source in self._sources)
+        return ",".join(versions[source.name] for source in self._sources)
 
     def _versions(self, position: str) -> dict[str, str]:
         found = position.split(",")
         if len(found) != len(self._sources) or not all(found):
             raise WatchExpired("The position is not one of ours.")
-        return {source.kind: version for source, version in zip(self._sources, found, strict=True)}
+        return {source.name: version for source, version in zip(self._sources, found, strict=True)}
 
 
 class Warnings:
@@ -221,9 +235,9 @@ class Streams:
         self._queue: queue.Queue[tuple[str, Object] | CloudError] = queue.Queue(maxsize=10 * LARGEST)
         self._ended: CloudError | None = None
         self._stopped = threading.Event()
-        self._heard = {source.kind: 0.0 for source in wanted}
+        self._heard = {source.name: 0.0 for source in wanted}
         self._threads = [
-            threading.Thread(target=self._read, args=(source, versions[source.kind]), daemon=True) for source in wanted
+            threading.Thread(target=self._read, args=(source, versions[source.name]), daemon=True) for source in wanted
         ]
         self._threads.append(threading.Thread(target=self._read_warnings, args=(warnings,), daemon=True))
 
@@ -271,14 +285,14 @@ class Streams:
                     answer = self._client.watch(source.path, version, accept=source.accept, **query)
                     since, query = time.monotonic(), dict(source.query)
                     try:
-                        for event in client.events(answer, lambda: self._hear(source.kind)):
+                        for event in client.events(answer, lambda: self._hear(source.name)):
                             version = event["object"]["metadata"]["resourceVersion"]
-                            if not self._put((source.kind, event)):
+                            if not self._put((source.name, event)):
                                 return
                             since = time.monotonic()
                     finally:
                         answer.close()
-                    self._hear(source.kind)
+                    self._hear(source.name)
                 except Unavailable as error:
                     if time.monotonic() - since > PATIENCE:
                         raise
@@ -286,8 +300,8 @@ class Streams:
         except CloudError as error:
             self._put(error)
         except Exception as error:
-            log.exception("the watch of %s failed", source.kind)
-            self._put(CloudError(f"The watch of {source.kind} failed: {error!r}"))
+            log.exception("the watch of %s failed", source.name)
+            self._put(CloudError(f"The watch of {source.name} failed: {error!r}"))
 
     def _hear(self, kind: str) -> None:
         self._heard[kind] = time.monotonic()
@@ -318,8 +332,8 @@ def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list
         return note(mirror, kind, event, item)
     except ERRORS as error:
         told = unreadable(kind, item, error)
-        if kind == "Event":
-            # For display only: nobody needs to look into it.
+        if kind in ("Event", OTHER_POD):
+            # For display and previews only: nobody needs to look into it.
             log.warning("%s", told.reason)
             return []
         is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
@@ -337,6 +351,8 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
     now = dt.datetime.now(dt.UTC)
     if kind == "Pod":
         return mirror.note_pod(event, item, now)
+    if kind == OTHER_POD:
+        return mirror.note_other_pod(event, item)
     if kind == "ConfigMap":
         return mirror.note_owner(event, item)
     if kind == "Node":

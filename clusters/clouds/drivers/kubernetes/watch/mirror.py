@@ -29,10 +29,16 @@ from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
 
 class Mirror:
-    """`bounds`, of `drift.bounds`, is what there must be in every namespace, `reserved_disk` what a task reserves of a node's."""
+    """`bounds`, of `drift.bounds`, is what there must be in every namespace, `reserved_disk` what a task reserves of a node's,
+    and `tolerations` the taints that it tolerates."""
 
-    def __init__(self, bounds: Mapping[str, drift.Fields] | None = None, reserved_disk: float = 0.0) -> None:
-        self._reserved_disk = reserved_disk
+    def __init__(
+        self,
+        bounds: Mapping[str, drift.Fields] | None = None,
+        reserved_disk: float = 0.0,
+        tolerations: Sequence[str] = (),
+    ) -> None:
+        self._reserved_disk, self._tolerations = reserved_disk, tolerations
         self._disks: dict[str, float] = {}
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
@@ -59,7 +65,7 @@ class Mirror:
             self._disks.pop(name, None)
             return []
         self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
-        now = self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk)
+        now = self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk, self._tolerations)
         was_lost, is_lost = before is not None and before.note == capacity.LOST, now.note == capacity.LOST
         return self._note_silence(name, is_lost) if is_lost != was_lost else []
 
@@ -150,6 +156,13 @@ class Mirror:
         news += [*self.runs.storage_news(seen.run_id), *self.runs.endpoint_news(seen.run_id)]
         return [*news, *(self.runs.gone(seen.run_id) if gone else [])]
 
+    def note_other_pod(self, kind: str, pod: Object) -> list[Seen]:
+        """A pod of other software: nothing of it is told, it only holds room."""
+        there = kind != "DELETED" and not pod_status.is_over(pod)
+        holds = capacity.Held(None, pod["spec"].get("nodeName") or "", capacity.asked_by(pod)) if there else None
+        self.shares.note_other(pod["metadata"]["uid"], holds)
+        return []
+
     def decided(self, now: dt.datetime) -> list[Seen]:
         """News of pods whose end can be told by now. To be asked after other news, and every few seconds."""
         return [item for pod in self._ends.ripe(now) for item in self.note_pod("MODIFIED", pod, now)]
@@ -170,7 +183,7 @@ class Mirror:
 
     def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
         metadata, uid = pod["metadata"], seen.uid
-        gpus = reasons.gpus_of(pod)
+        asked = capacity.asked_by(pod)
         held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
         stored = pod_status.storage_seen(pod)
         self.damages.note_pod(seen.run_id, seen.role, metadata)
@@ -191,8 +204,8 @@ class Mirror:
             self.damages.note("Pod", pod, names.METERING)
         else:
             self.damages.mended(uid)
-        holds = capacity.Held(seen.run_id, seen.node, gpus, wanted, metadata["creationTimestamp"])
-        self.shares.note(uid, holds if gpus and not over else None)
+        holds = capacity.Held(seen.run_id, seen.node, asked, wanted, metadata["creationTimestamp"])
+        self.shares.note(uid, holds if (seen.node or asked[0]) and not over else None)
 
     def _forget_pod(self, uid: str, run_id: int) -> None:
         for kept in (self.pods, self.parts.told, self.unread):

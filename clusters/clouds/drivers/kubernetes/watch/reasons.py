@@ -8,7 +8,7 @@ from typing import Any
 
 from clusters.clouds.drivers.kubernetes.render import environments, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
-from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, gib
+from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, asked_of, gib
 
 Pod = Mapping[str, Any]
 Status = Mapping[str, Any]
@@ -207,32 +207,16 @@ def unschedulable(pod: Pod, message: str) -> str:
     told = re.findall(r"(\d+) ([^,]+(?:\{[^}]*\})?)(?:, |$)", found[2])
     if (str(total), f"Insufficient {DISK}") in told:
         # What no node has is what is waited for, whatever else would be free.
-        disk = f"{gib(reserved_disk(pod))} of a node's disk ({DISK})"
+        disk = f"{gib(asked_of(pod, DISK))} of a node's disk ({DISK})"
         what = f"{what} and {disk}" if (str(total), f"Insufficient {GPU}") in told else f"Waits for {disk}"
     parts = [_shortage(int(count), text, model) for count, text in told]
     return f"{what}. Of {total} node{'' if total == 1 else 's'}: {', '.join(parts) or found[2]}."
 
 
-def reserved_disk(pod: Pod) -> float:
-    """How many bytes of its node's disk the pod reserves, as the scheduler counts it: containers that run side by side together,
-    those that run before them each by itself."""
-    together, before = 0.0, 0.0
-    for container in pod["spec"].get("initContainers") or []:
-        asked = _asked(container)
-        if container.get("restartPolicy") == "Always":
-            together += asked
-        before = max(before, together if container.get("restartPolicy") == "Always" else together + asked)
-    return max(before, together + sum(_asked(container) for container in pod["spec"]["containers"]))
-
-
-def _asked(container: Mapping[str, Any]) -> float:
-    return quantity(((container.get("resources") or {}).get("requests") or {}).get(DISK, "0"))
-
-
 def waits_for_disk(pod: Pod, message: str, most: float) -> str:
     """The sentence of a pod for which nodes have too little disk, with what is missing where none has so much at all: the one
     that has the most offers `most`."""
-    asked = reserved_disk(pod)
+    asked = asked_of(pod, DISK)
     if most >= asked:
         return message
     has = f"The largest offers {gib(most)}, {gib(asked - most)} less" if most else "They offer none"

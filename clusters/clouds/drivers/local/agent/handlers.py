@@ -208,7 +208,7 @@ def capacity(node: Node) -> Capacity:
         cpu_milli_free=free.cpu_milli,
         memory_mb_free=free.memory_mb,
     )
-    return Capacity((seen,), tuple(run.waiting for run in queue))
+    return Capacity((seen,), tuple(run.waiting for run in queue), in_order=True)
 
 
 def gpu_use(node: Node, since: str) -> Measurements:

@@ -1,0 +1,90 @@
+"""That the preview decides as the real scheduler does: other software holds GPUs and cores, and some nodes are tainted."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from clusters.clouds.drivers.base.fit import Tasks, free_rooms, judge, lay
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from tests.kube.following import Following, cloud_of
+from tests.kube.plane import Plane
+from tests.kube.plans import plan, role, run_ref
+from tests.kube.test_plane import of, pod
+
+pytestmark = pytest.mark.kube
+
+ONE, OTHER = "NVIDIA-FIT-ONE", "NVIDIA-FIT-OTHER"
+
+
+@pytest.fixture
+def cloud(plane: Plane) -> KubernetesCloud:
+    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def following(cloud: KubernetesCloud) -> Iterator[Following]:
+    with Following(cloud) as following:
+        yield following
+
+
+def other_software(plane: Plane, namespace: str, name: str, node: str, gpus: int, cores: int) -> None:
+    """A pod that nobody of the portal knows, on this node."""
+    made: dict[str, Any] = pod(name)
+    held = {"cpu": str(cores), "memory": "1Gi", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
+    made["spec"]["containers"][0]["resources"] = {"requests": held, "limits": held}
+    made["spec"]["nodeName"] = node
+    plane.request("POST", of(namespace), made)
+
+
+def test_what_fits_is_what_the_scheduler_places(
+    plane: Plane, cloud: KubernetesCloud, following: Following, namespace: str
+) -> None:
+    chance = random.Random(14)
+    gpu_taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    nodes = [
+        *plane.add_nodes(2, model=ONE),
+        *plane.add_nodes(1, model=ONE, taints=[gpu_taint]),
+        *plane.add_nodes(1, model=OTHER),
+        *plane.add_nodes(1, model=OTHER, taints=[{"key": "team", "value": "others", "effect": "NoSchedule"}]),
+    ]
+    held = {}
+    for number, name in enumerate(nodes):
+        held[name] = gpus, cores = (6, 70) if number == 0 else (chance.randint(1, 7), chance.choice((0, 40, 90)))
+        other_software(plane, namespace, f"other-{number}", name, gpus, cores)
+
+    def is_seen() -> bool:
+        free = {node.name: node.gpus_free for node in cloud.capacity().nodes}
+        return all(free.get(name) == (8 - held[name][0] if name != nodes[4] else 0) for name in nodes)
+
+    following.until(is_seen)
+    answers = []
+    for _ in range(10):
+        tasks = Tasks(
+            "worker", chance.randint(1, 3), chance.choice((1, 2, 4)), chance.choice((ONE, OTHER)),
+            chance.choice((500, 20_000, 60_000)), 512,
+        )  # fmt: skip
+        capacity = cloud.capacity()
+        verdict = judge([tasks], capacity)
+        missing = lay([tasks], free_rooms(capacity))[1]
+        run = run_ref(f"test-{secrets.token_hex(4)}")
+        asked = {"gpus": tasks.gpus, "gpu_model": tasks.gpu_model, "cpu_milli": tasks.cpu_milli}
+        cloud.apply(plan(role("worker", tasks.count, **asked), run=run))
+        following.until(
+            lambda run=run, tasks=tasks: (  # type: ignore[misc]
+                sum(bool(task.node) or task.reason == "Unschedulable" for task in following.of(run)) == tasks.count
+            )
+        )
+        waiting = sum(not task.node for task in following.of(run))
+        assert waiting == (missing.count if missing else 0), (tasks, verdict, capacity)
+        assert (verdict.fits == "now") == (waiting == 0)
+        answers.append(verdict.fits)
+        cloud.delete(run)
+        following.until(lambda run=run: following.is_gone(run))  # type: ignore[misc]
+        plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")
+        following.until(is_seen)
+    assert {"now", "waits"} <= set(answers), answers
