@@ -268,6 +268,7 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
         namespace=resolved.place.namespace,
         spec={**cluster.spec, **_settled(resolved)},
         source=source,
+        code={"digest": spec.code.digest} if spec.code else {},
         resources=resolved.resources_json,
         gpus=resolved.gpus,
         created_by=acting_user,

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from clusters.code import CodeSpec
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
 from clusters.input import InputSpec
@@ -218,6 +219,7 @@ class ClusterSpec(Strict):
         "version then, or NAME:VERSION.",
     )
     command: Text = Field(default="", validate_default=True, description="Some applications need none.")
+    code: CodeSpec | None = Field(default=None, description="Files beside the image, where the command starts.")
     env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
     input: InputSpec | None = None
     output: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None

@@ -315,6 +315,11 @@ class Run(models.Model):
         db_default={},
         help_text='What was copied as input: {"digest": "ab…", "files": 3, "bytes": 12, "changed_since": 2}',
     )
+    code = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text='Which program it started with, beside its image: {"digest": "ab…"}',
+    )
     blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(
         blank=True,

@@ -60,6 +60,12 @@ class ReadStatus(Answer):
     changed_since: int | None = Field(description="The run before, when that has read something else.")
 
 
+class CodeStatus(Answer):
+    """Which program a run started with, beside its image: two with one digest ran the same files."""
+
+    digest: str = Field(examples=["9f" * 32])
+
+
 class RunStatus(Answer):
     """What was seen of a run. Seconds and cost grow while it holds GPUs."""
 
@@ -72,6 +78,7 @@ class RunStatus(Answer):
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
     read: ReadStatus | None = Field(description="What it has read; null before, and where the input is no copy.")
+    code: CodeStatus | None = Field(description="Null where the image has all of the program.")
     roles: dict[RoleName, RoleStatus]
     endpoints: list[EndpointStatus]
     started: dt.datetime | None
@@ -266,6 +273,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
         warning=run.data_warning,
         read=ReadStatus(**run.read) if run.read else None,
+        code=CodeStatus(**run.code) if run.code else None,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],
         started=run.started_at,

@@ -404,6 +404,14 @@ class Migration(migrations.Migration):
                         help_text='What was copied as input: {"digest": "ab…", "files": 3, "bytes": 12, "changed_since": 2}',
                     ),
                 ),
+                (
+                    "code",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='Which program it started with, beside its image: {"digest": "ab…"}',
+                    ),
+                ),
                 ("blocked_reason", models.CharField(blank=True, db_default="", default="", max_length=40)),
                 (
                     "blocked_message",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -28,6 +29,7 @@ from clusters.api.documents import to_manifest
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import notes, silence_of
 from clusters.clouds.registry import driver
+from clusters.code import code_of
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.input import InputSpec, input_of
 from clusters.manifest import ClusterSpec
@@ -51,6 +53,8 @@ TABS = (
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
 EVENTS, RUNS, READERS = 100, 50, 20
+# Longer files are not compared line by line.
+MAX_LINES = 5000
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "read": reading_of(shown.cluster.spec, None, shown.cluster.appcode.code),
             "completion": _completion(shown.cluster.spec),
             "env": write_env(shown.cluster.spec["env"]),
+            "code": code_of(shown.cluster.spec),
         }
     rows = task_rows(run)
     everything = "all" in request.GET or len(rows) <= MAX_TASK_ROWS
@@ -331,6 +336,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "readers": _readers(run),
         "completion": _completion(run.spec),
         "env": write_env(run.spec["env"]),
+        "code": code_of(run.spec),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
 
@@ -404,7 +410,21 @@ def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:
         return None
     first, second = (found[number] for number in sorted(numbers))
     before, after = (
-        json.dumps(run.spec, indent=2, ensure_ascii=False, sort_keys=True).splitlines() for run in (first, second)
+        json.dumps({**run.spec, "code": run.code}, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
+        for run in (first, second)
     )
     changes = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in "+-"]
-    return {"first": first, "second": second, "changes": changes}
+    return {"first": first, "second": second, "changes": changes, "files": list(_changed_files(first, second))}
+
+
+def _changed_files(first: Run, second: Run) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
+    """Each file of the code that differs, with its lines as (sign, text); None where it is too long to be compared here."""
+    before, after = (code.files if (code := code_of(run.spec)) else {} for run in (first, second))
+    for name in sorted({*before, *after}):
+        one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+        if max(len(one), len(other)) > MAX_LINES:
+            if one != other:
+                yield name, None
+        elif before.get(name) != after.get(name):
+            lines = list(difflib.unified_diff(one, other, lineterm="", n=2))[2:]
+            yield name, [(line[:1], line[1:]) if line[:1] in "+-" else ("", line) for line in lines]

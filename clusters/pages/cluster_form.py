@@ -14,6 +14,7 @@ from typing import Any
 from django import forms
 from pydantic import ValidationError
 
+from clusters.code import MAX_KIB
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.base import Role
 from clusters.input import MAX_FOLDS
@@ -114,6 +115,21 @@ class ClusterForm(forms.Form):
         label="Command",
         help_text="appended after bash -c",
         widget=forms.Textarea(attrs={"rows": 4, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    code_files = Words(
+        label="Files",
+        required=False,
+        help_text="Your program: at /elearn/code in every task, where the command starts.",
+        widget=forms.Textarea(
+            attrs={
+                "rows": 3,
+                "class": "code",
+                "spellcheck": "false",
+                "autocapitalize": "none",
+                "data-files": MAX_KIB,
+                "placeholder": '{"train.py": "print(1)"}',
+            }
+        ),
     )
     env = Words(
         label="Env",

@@ -45,6 +45,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "home"): "home",
     ("spec", "outputPath"): "output_path",
     ("spec", "command"): "command",
+    ("spec", "code"): "code_files",
     ("spec", "env"): "env",
     ("spec", "framework"): "framework",
     ("spec", "mode"): "mode",
@@ -81,12 +82,13 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "image": values.get("image", ""),
         "environment": values.get("environment") or None,
         "command": values.get("command", ""),
+        "code": {"files": files} if (files := read_json(values.get("code_files", ""))) is not None else None,
         "env": env,
         "input": read_input(values),
         "output": values.get("output") or None,
         "home": values.get("home") or None,
         "outputPath": values.get("output_path", ""),
-        "notebook": read_notebook(values.get("notebook", "")),
+        "notebook": read_json(values.get("notebook", "")),
         "mode": values.get("mode") or "batch",
         "roles": roles,
         "access": read_access(values.get("access", "")),
@@ -112,6 +114,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         **_said(spec.input),
         "output": spec.output or "",
         "command": spec.command,
+        "code_files": json.dumps(spec.code.files, ensure_ascii=False) if spec.code else "",
         "env": write_env(spec.env),
         "framework": spec.framework,
         "mode": spec.mode,
@@ -216,8 +219,8 @@ def write_endpoints(spec: ClusterSpec) -> str:
     )
 
 
-def read_notebook(text: str) -> Any:
-    """The JSON of a notebook; what is none goes on as it is, to be refused by the manifest."""
+def read_json(text: str) -> Any:
+    """The JSON of a part of the spec; what is none goes on as it is, to be refused by the manifest."""
     try:
         return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
+    CodeFiles,
     Endpoint,
     Environment,
     ImageRef,
@@ -88,6 +89,7 @@ def build_plan(
         roles=tuple(roles),
         shared=dict(framework.shared(spec, addresses)),
         environment=environment,
+        code=CodeFiles(spec.code.files) if spec.code else None,
     )
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):

@@ -10,12 +10,100 @@
       const flavor = role && form.elements[role[1] + "_flavor"];
       if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.querySelector("select[name$=_flavor]").value;
     });
+    form.querySelectorAll("textarea[data-files]").forEach(files);
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
       const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));
       window.htmx.ajax("GET", "/clusters/datastores?" + query, { target: "#stores", swap: "innerHTML" });
     });
   });
+
+  // --- Files of the code: dropped, chosen or typed. The text area holds them as JSON, by name; without this script one types that.
+  const LEFT_OUT = /(^|\/)(\.git|__pycache__|\.ipynb_checkpoints|\.DS_Store)(\/|$)/;
+  function make(tag, attributes, ...inside) {
+    const made = document.createElement(tag);
+    Object.entries(attributes).forEach(([name, value]) => (name in made ? (made[name] = value) : made.setAttribute(name, value)));
+    made.append(...inside);
+    return made;
+  }
+  async function below(entry) {
+    if (entry.isFile) return [[entry.fullPath.slice(1), await new Promise((done, failed) => entry.file(done, failed))]];
+    const reader = entry.createReader(), found = [];
+    // A reader gives a hundred at a time.
+    for (;;) {
+      const some = await new Promise((done, failed) => reader.readEntries(done, failed));
+      if (!some.length) return found;
+      for (const each of some) if (!LEFT_OUT.test(each.fullPath)) found.push(...await below(each));
+    }
+  }
+  function files(area) {
+    const most = Number(area.dataset.files) * 1024, list = make("div", {}), said = make("p", { className: "hint", role: "status" });
+    const choose = make("input", { type: "file", multiple: true, hidden: true, ariaLabel: "Files of the code" });
+    const folder = make("input", { type: "file", hidden: true, webkitdirectory: true, ariaLabel: "Folder of the code" });
+    const button = (text, press) => make("button", { type: "button", className: "btn btn-small", onclick: press }, text);
+    const box = make("div", { className: "drop-files" }, list,
+      make("div", { className: "drop-bar" }, button("Choose files…", () => choose.click()), button("Choose a folder…", () => folder.click()),
+        button("Write a file", () => { held[unused("train.py")] = ""; show(); list.lastChild.open = true; list.lastChild.querySelector("input").select(); }),
+        make("span", { className: "muted small" }, "or drop them here")), said, choose, folder);
+    let held = {};
+    try { held = JSON.parse(area.value || "{}"); } catch { return; }
+    if (typeof held !== "object" || Array.isArray(held)) return;
+    area.hidden = true;
+    area.after(box);
+    const unused = (name) => { let free = name; for (let n = 2; free in held; n++) free = name.replace(/(\.\w+)?$/, "-" + n + "$1"); return free; };
+    function store(words) {
+      const size = Object.values(held).reduce((sum, text) => sum + new Blob([text]).size, 0), count = Object.keys(held).length;
+      area.value = count ? JSON.stringify(held) : "";
+      said.textContent = [count && Math.ceil(size / 1024) + " of " + most / 1024 + " KiB.", words].filter(Boolean).join(" ");
+      said.classList.toggle("too-much", size > most);
+      area.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+    function row(name) {
+      const text = make("textarea", { className: "code", rows: 8, value: held[name], spellcheck: false, ariaLabel: "Text of " + name, oninput: () => { held[name] = text.value; store(); } });
+      const rename = make("input", { className: "code", value: name, spellcheck: false, ariaLabel: "Name of the file", onchange: () => {
+        if (rename.value === name || rename.value in held || !rename.value) { rename.value = name; return; }
+        held = Object.fromEntries(Object.entries(held).map(([key, value]) => [key === name ? rename.value : key, value]));
+        show(rename.value);
+      } });
+      const gone = button("Remove", () => { delete held[name]; show(); });
+      gone.setAttribute("aria-label", "Remove " + name);
+      return make("details", { className: "file" }, make("summary", {}, make("code", {}, name)), make("div", { className: "drop-bar" }, rename, gone), text);
+    }
+    function show(open, words) {
+      list.replaceChildren(...Object.keys(held).map(row));
+      [...list.children].forEach((each) => { each.open = each.querySelector("input").value === open; });
+      store(words);
+    }
+    async function take(pairs) {
+      const wrong = [];
+      // A folder that comes alone is the program, not a part of it.
+      const top = pairs.length && pairs[0][0].split("/")[0] + "/", alone = pairs.every(([name]) => name.startsWith(top));
+      for (const [name, file] of pairs) {
+        if (LEFT_OUT.test(name)) continue;
+        try {
+          if (file.size > most) throw new RangeError();
+          held[alone ? name.slice(top.length) : name] = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(await file.arrayBuffer());
+        } catch { wrong.push(name); }
+      }
+      show("", wrong.length ? "Left out, for they are too large or no text: " + wrong.slice(0, 5).join(", ") + (wrong.length > 5 ? " and " + (wrong.length - 5) + " more" : "") + "." : "");
+    }
+    const chosen = (event) => { take([...event.target.files].map((file) => [file.webkitRelativePath || file.name, file])); event.target.value = ""; };
+    choose.addEventListener("change", chosen);
+    folder.addEventListener("change", chosen);
+    // Their own fields send nothing, and what is typed in them counts by the text area alone.
+    [list, choose, folder].forEach((each) => ["input", "change"].forEach((name) => each.addEventListener(name, (event) => event.stopPropagation())));
+    box.addEventListener("dragover", (event) => { event.preventDefault(); box.classList.add("over"); });
+    box.addEventListener("dragleave", () => box.classList.remove("over"));
+    box.addEventListener("drop", async (event) => {
+      event.preventDefault();
+      box.classList.remove("over");
+      const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+      take((await Promise.all(entries.map(below))).flat());
+    });
+    list.replaceChildren(...Object.keys(held).map(row));
+    if (Object.keys(held).length) store();
+  }
+
   // What a web program needs stands open, and what a notebook may have is folded.
   document.addEventListener("change", (event) => {
     const fold = event.target.matches("#application-form [name=type]") && document.querySelector("#application-form details.fold");

@@ -8,6 +8,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import (
     AccessMode,
+    CodeFiles,
     Endpoint,
     Environment,
     ImageRef,
@@ -114,6 +115,14 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
     ps = role("ps", restart="Always", gpus=0)
     return {
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
+        "files-of-its-own": (
+            plan(
+                role("master"),
+                run=run,
+                code=CodeFiles({"train.py": "import lib.model\n", "lib/model.py": "N = $(HOME)\n"}),
+            ),
+            main,
+        ),
         "one-parameter-server-s3": (
             plan(role("master", env=OF_ALL), ps, role("worker", 2, env=OF_ALL), run=run, mounts=data(), shared=SHARED),
             main,

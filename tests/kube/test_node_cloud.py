@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.drivers.base import CloudError, ImageRef, RolePlan, RunRef, Session, TaskSeen
+from clusters.clouds.drivers.base import CloudError, CodeFiles, ImageRef, RolePlan, RunRef, Session, TaskSeen
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube import archives
@@ -123,6 +123,14 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
     # Not even a sandbox: what the kubelet removes later are records.
     assert node.pods_alive().isdisjoint(pods)
     assert cloud.capacity().nodes[0].gpus_free == 8
+
+
+def test_a_program_that_came_with_the_manifest_is_where_commands_start(cloud: KubernetesCloud, run: RunRef) -> None:
+    files = {"main.sh": "cat lib/x.y; echo $(HOME); touch new || echo kept\n", "lib/x.y": "two $(TASK_INDEX)\n"}
+    with launched(cloud, run, shell("master", "pwd; sh main.sh 2>/dev/null"), code=CodeFiles(files)) as following:
+        following.until(lambda: following.of(run, "Succeeded"), 120)
+        assert eventually(lambda: cloud.log(run, "master", 0, attempt=0).complete, 60)
+        assert cloud.log(run, "master", 0, attempt=0).data == b"/elearn/code\ntwo $(TASK_INDEX)\n\nkept\n"
 
 
 def test_a_log_is_followed_while_the_program_writes(cloud: KubernetesCloud, run: RunRef) -> None:

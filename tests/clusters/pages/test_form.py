@@ -31,6 +31,8 @@ INPUT = NAME | st.one_of(
     for source in ({"datastore": NAME}, {"datastore": NAME, "version": NAME}, {"from": NAME})
     for more in ({}, FOLDS)
 )
+FILE = st.from_regex(r"([a-z]{1,3}/)?[A-Z0-9_-][A-Z0-9._-]{0,5}\.py", fullmatch=True)
+FILES = st.dictionaries(FILE, TEXT, min_size=1, max_size=3)
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
 ).map(lambda people: {"to": "people", "people": people})
@@ -60,6 +62,7 @@ def manifests(draw):
         "framework": framework,
         "image": draw(NAME),
         "command": draw(COMMAND),
+        "code": draw(st.none() | FILES.map(lambda files: {"files": files})),
         "env": draw(st.dictionaries(names, TEXT, max_size=5)),
         "input": draw(st.none() | INPUT),
         "output": draw(st.none() | NAME),

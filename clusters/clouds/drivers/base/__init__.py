@@ -24,8 +24,10 @@ from clusters.clouds.drivers.base.cloud import (
 )
 from clusters.clouds.drivers.base.errors import CloudError, CloudRefused, NotOurs, Unanswered, WatchExpired
 from clusters.clouds.drivers.base.plan import (
+    CODE,
     Access,
     AccessMode,
+    CodeFiles,
     Endpoint,
     Environment,
     Gateway,
@@ -71,6 +73,7 @@ from clusters.clouds.drivers.base.seen import (
 from clusters.clouds.drivers.base.variables import expand, literal
 
 __all__ = [
+    "CODE",
     "NO_COMMANDS",
     "SHELL",
     "Access",
@@ -82,6 +85,7 @@ __all__ = [
     "Cloud",
     "CloudError",
     "CloudRefused",
+    "CodeFiles",
     "Endpoint",
     "EndpointSeen",
     "Environment",

@@ -10,6 +10,8 @@ RestartPolicy = Literal["OnFailure", "Always"]
 SourceKind = Literal["s3", "nfs", "local", "volume"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
+CODE = "/elearn/code"
+
 
 @dataclass(frozen=True)
 class Access:
@@ -192,6 +194,13 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class CodeFiles:
+    """Texts by their paths below CODE, where every task sees them, read-only, and starts."""
+
+    files: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """What the tasks of a role serve by HTTP, on `port` of their own network. `name` is a DNS label of at most 15 characters
     with a letter in it, and no other endpoint of the run has it. `health` is a path that is answered without an error of the
@@ -250,3 +259,4 @@ class Plan:
     shared: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     environment: Environment | None = None
+    code: CodeFiles | None = None

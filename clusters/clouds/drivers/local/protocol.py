@@ -18,6 +18,7 @@ from clusters.clouds.drivers.base import (
     ActivitySeen,
     Batch,
     Capacity,
+    CodeFiles,
     Endpoint,
     EndpointSeen,
     Environment,
@@ -79,6 +80,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
         shared=data["shared"],
         secrets=data["secrets"],
         environment=Environment(**data["environment"]) if data.get("environment") else None,
+        code=CodeFiles(**data["code"]) if data.get("code") else None,
     )
 
 

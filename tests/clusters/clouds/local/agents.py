@@ -129,10 +129,12 @@ class Agent:
         self.process.send_signal(number)
         self.process.wait(60)
 
-    def plan(self, *roles: RolePlan, mounts: tuple[Mount, ...] = (), program: str = "", grace: int = 5) -> Plan:
+    def plan(
+        self, *roles: RolePlan, mounts: tuple[Mount, ...] = (), program: str = "", grace: int = 5, **more: Any
+    ) -> Plan:
         number = next(_numbers)
         ref = RunRef(number, "ops", "ops-demo", "demo", number)
-        return Plan(ref, ImageRef("plain", "", self.home.environment, program), roles, mounts, grace)
+        return Plan(ref, ImageRef("plain", "", self.home.environment, program), roles, mounts, grace, **more)
 
     def apply(self, *roles: RolePlan, **options: Any) -> RunRef:
         plan = self.plan(*roles, **options)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.drivers.base import LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
+from clusters.clouds.drivers.base import CODE, CodeFiles, LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.drivers.local.data import nfs, rclone
 from clusters.clouds.drivers.local.network import socks
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Store, bad_key, role
@@ -43,6 +43,17 @@ def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> No
     agent.cloud.delete(run)
     assert agent.gone(run) == RunGone(run.id)
     assert sorted(os.listdir(agent.folder / "cloud" / "runs" / str(run.id))) == ["gone.json", "tasks"]
+
+
+@pytest.mark.as_user
+def test_a_program_that_came_with_the_manifest_is_where_commands_start(agent: Agent) -> None:
+    files = {"main.sh": "cat lib/x.y | od -c; touch new || echo kept\n", "lib/x.y": "two\r\n"}
+    run = agent.apply(role("pwd; sh main.sh 2>&1"), code=CodeFiles(files))
+    assert agent.ended(run).phase == "Succeeded"
+    first, *lines = agent.output(run).splitlines()
+    assert first == CODE
+    assert "t   w   o  \\r  \\n" in lines[0]
+    assert lines[-1] == "kept"
 
 
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(agent: Agent, store: Store) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clusters.clouds.drivers.base import CloudRefused, Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.render import names, storage
+from clusters.clouds.drivers.kubernetes.render import code, names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Manifest = dict[str, Any]
@@ -50,7 +50,12 @@ def check(plan: Plan, settings: Settings) -> None:
     if why := why_none(settings):
         raise CloudRefused(f"Environment {plan.environment.name} cannot be used here: {why}")
     held = sum(len(base64.b64decode(each)) for each in packed(plan).values())
-    held += sum(len(value.encode()) for value in plan.shared.values())
+    held += sum(len(value.encode()) for value in [*plan.shared.values(), *code.held(plan).values()])
+    if held > _LARGEST and plan.code:
+        raise CloudRefused(
+            f"The hashes of environment {plan.environment.name} and the files of the code are more than the 1 MiB that a "
+            "Kubernetes cluster keeps of a run; put the packages into an image."
+        )
     if held > _LARGEST:
         raise CloudRefused(
             f"Environment {plan.environment.name} has too many packages for a Kubernetes cluster, which keeps at most 1 MiB of "

@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.render import endpoints, environments, names, network_policy, pods, storage
+from clusters.clouds.drivers.kubernetes.render import (
+    code,
+    endpoints,
+    environments,
+    names,
+    network_policy,
+    pods,
+    storage,
+)
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
 
@@ -101,11 +109,11 @@ def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) ->
 
     Nobody can change what it holds, so nobody has to put that right, and no node watches it.
     """
-    shared, binary = (plan.shared, environments.packed(plan)) if plan else ({}, {})
+    shared, binary = ({**plan.shared, **code.held(plan)}, environments.packed(plan)) if plan else ({}, {})
     starts_from = {names.ENVIRONMENT: environments.key(plan, settings)} if plan and plan.environment else {}
     return {
         "immutable": True,
-        **({"data": dict(shared)} if shared else {}),
+        **({"data": shared} if shared else {}),
         **({"binaryData": binary} if binary else {}),
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusters.clouds.drivers.base import Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.render import endpoints, environments, names, storage
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, literal
+from clusters.clouds.drivers.kubernetes.render import code, endpoints, environments, names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
@@ -29,6 +29,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     )
     resources = _resources(role, settings)
     made = environments.pod_parts(plan, role, settings, _without_gpus(resources))
+    program = code.pod_parts(plan)
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
     grace = max(1, plan.grace_seconds)
@@ -62,6 +63,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                     "0",
                     *(literal(word) for word in environments.argv(plan, role)),
                 ],
+                **({"workingDir": CODE} if plan.code else {}),
                 "env": _environment(plan, role, task_index, settings),
                 "ports": [
                     {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
@@ -77,6 +79,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                     *({"name": f"scratch{n}", "mountPath": path} for n, path in enumerate(scratch)),
                     *stored.mounts,
                     *made.mounts,
+                    *program.mounts,
                 ],
             }
         ],
@@ -87,6 +90,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             *({"name": f"scratch{n}", "emptyDir": storage.on_disk(settings)} for n, _ in enumerate(scratch)),
             *stored.volumes,
             *made.volumes,
+            *program.volumes,
         ],
     }
     if made.init or stored.init:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import Plan, RolePlan, RunGone, RunRef, Seen, Waiting
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.endpoints import Endpoints
 from clusters.clouds.drivers.local.agent.environment import UV, Environment
@@ -235,6 +235,8 @@ class Run:
             binds.append({"source": outside.RESOLVER, "target": resolver, "read_only": True})
         if image.program:
             binds.append({"source": image.program, "target": "/elearn/program", "read_only": True})
+        if self.plan.code:
+            binds.append({"source": str(self.data.code), "target": CODE, "read_only": True, "data": True})
         for number, mount in enumerate(self.plan.mounts):
             bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
             if folder := self.data.own(mount.source):

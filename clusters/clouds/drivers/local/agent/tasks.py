@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusters.clouds.drivers.base import RolePlan, TaskSeen, expand
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, TaskSeen, expand
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.environment import Environment, index_env
 from clusters.clouds.drivers.local.agent.machine import PartOf
@@ -32,6 +32,11 @@ LOG_REMOVED = (
     f"[The log of this attempt was removed: of a task the first and the last {LAST_LOGS} attempts keep theirs.]\n"
 )
 LOST = "The process that watched over this task was lost, so the task was ended."
+
+
+def start_folder(plan: Plan) -> str:
+    """Where commands of its tasks start."""
+    return CODE if plan.code else "/elearn/program" if plan.image.program else "/elearn"
 
 
 class TaskOf(PartOf, Protocol):
@@ -165,7 +170,7 @@ class Task:
             "boot": run.machine.boot,
             "argv": list(self.role.argv),
             "env": self._environment(gpus),
-            "cwd": "/elearn/program" if run.plan.image.program else "/elearn",
+            "cwd": start_folder(run.plan),
             "binds": [*run.binds(self.part), *run.machine.gpus.binds(gpus)],
             "uid": run.uid,
             "grace": run.plan.grace_seconds,

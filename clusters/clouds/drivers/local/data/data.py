@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ class Data:
         """Output of a run without a datastore for it; it goes with the run."""
         return self.run.folder / "scratch"
 
+    @property
+    def code(self) -> Path:
+        """The program that people gave."""
+        return self.run.folder / "code"
+
     def own(self, source: Source) -> LocalSource | None:
         """The folder of this machine that a source is, None for a remote one."""
         if isinstance(source, VolumeSource):
@@ -149,6 +155,18 @@ class Data:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
             os.chown(folder, owner, owner)
+        if self.run.plan.code:
+            self._write(self.run.plan.code.files)
+
+    def _write(self, files: Mapping[str, str]) -> None:
+        """Ours, for everybody to read. Whoever made the plan has judged the names."""
+        for name, text in files.items():
+            path = self.code / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+            path.chmod(0o644)
+        for folder, _, _ in os.walk(self.code):
+            os.chmod(folder, 0o755)  # noqa: S103  tasks have another uid
 
     def _launch(self, command: str) -> None:
         """Tells the process `command`; makes a process when there is none."""
