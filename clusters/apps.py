@@ -12,6 +12,7 @@ class ClustersConfig(AppConfig):
         from clusters.applications import inside
         from clusters.clouds import registry
         from clusters.gateway import middleware
+        from clusters.runs import telling
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
         from portal import hooks as portal_hooks
@@ -27,3 +28,4 @@ class ClustersConfig(AppConfig):
         portal_hooks.gpu_use.add(hooks.gpus_held)
         portal_hooks.gpu_pool.add(hooks.gpu_pool)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))
+        portal_hooks.news.add(telling.news)

@@ -268,7 +268,8 @@ class Run(models.Model):
     gpus = models.PositiveIntegerField(
         help_text="GPUs of all its tasks together; counted against the quota while admitted."
     )
-    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    # Found by the index run_news.
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     created_at = models.DateTimeField(auto_now_add=True)
     source = models.ForeignKey(
         "self",
@@ -369,6 +370,7 @@ class Run(models.Model):
             models.Index(fields=["deadline"], condition=Q(desired="running", verdict=""), name="run_deadline"),
             models.Index(fields=["look_at"], condition=Q(desired="running", verdict=""), name="run_look"),
             models.Index(fields=["cluster", "number"], condition=Q(stop_reason="Idle"), name="run_idle"),
+            models.Index(fields=["created_by", "phase_since"], name="run_news"),
         ]
 
     def __str__(self) -> str:

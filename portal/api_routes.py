@@ -4,6 +4,7 @@ from portal.api import views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("me", views.MeView.as_view()),
+    path("me/notifications", views.MeNotifications.as_view()),
     path("appcodes", views.Appcodes.as_view()),
     path("appcodes/<slug:code>", views.OneAppcode.as_view()),
     path("appcodes/<slug:code>/request", views.OneRequest.as_view()),

@@ -5,6 +5,7 @@ A hook that nobody has registered for is empty, and what would be shown of it is
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,6 +19,7 @@ from portal.models import Appcode, User
 T = TypeVar("T")
 # A month of a forecast has 730 hours, as price lists reckon.
 HOURS = 730
+NEWS_AT_ONCE = 10
 
 
 class Hook(Generic[T]):
@@ -68,8 +70,21 @@ class Hit:
     url: str
 
 
+@dataclass(frozen=True)
+class News:
+    """That a run has come to a phase: told once, by `key`."""
+
+    key: str
+    at: dt.datetime
+    title: str
+    text: str
+    url: str
+
+
 # A title ("Clusters"), and a function (user, words, limit) to at most so many hits that the user may see.
 searches: Hook[tuple[str, Callable[[User, str, int], list[Hit]]]] = Hook()
+# What has happened to runs of a person since a time, the oldest first, at most NEWS_AT_ONCE: phases are those in small letters.
+news: Hook[Callable[[User, Collection[str], dt.datetime], list[News]]] = Hook()
 # GPUs that some appcodes hold now; asked at most once in some seconds for each person.
 gpu_use: Hook[Callable[[QuerySet[Appcode]], GpuUse]] = Hook()
 # What a GPU costs an appcode; None: one without special prices. None where there is no price.

@@ -46,6 +46,14 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
         default=0, db_default=0, help_text="Sessions that were begun in an earlier one have ended."
     )
 
+    mail_phases = ArrayField(
+        models.CharField(max_length=10), default=list, db_default=[],
+        help_text="Of runs that this person started; who wants a mail when one is failed, say.",
+    )  # fmt: skip
+    browser_phases = ArrayField(
+        models.CharField(max_length=10), default=list, db_default=[], help_text="The same for their browsers."
+    )
+
     def _get_session_auth_hash(self, secret: str | None = None) -> str:
         """As Django's, and with the epoch: who was deactivated and is let in again has to sign in again."""
         hashed: str = super()._get_session_auth_hash(secret)  # type: ignore[misc]  # not in the stubs

@@ -24,6 +24,7 @@ register_converter(PersonVerb, "person_verb")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/gpus", appcodes.gpus, name="frame_gpus"),
+    path("frame/news", appcodes.news, name="frame_news"),
     path("frame/appcodes", appcodes.appcode_menu, name="frame_appcodes"),
     path("frame/appcode", appcodes.switch_appcode, name="switch_appcode"),
     path("frame/expiry", appcodes.notices, name="expiry_notices"),
@@ -40,6 +41,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("portal.webhooks.routes")),
     path("appcodes/<slug:code>/<verdict:verdict>", admin.decide, name="decide_appcode"),
     path("profile", appcodes.profile, name="profile"),
+    path("profile/notifications", appcodes.notifications, name="notifications"),
     path("profile/tokens/<slug:token_key>/revoke", appcodes.revoke_token, name="revoke_token"),
     path("admin/appcodes", admin.requests, name="admin_appcodes"),
     path("admin/orgs", admin.org_nodes, name="admin_orgs"),

@@ -489,6 +489,7 @@ class Migration(migrations.Migration):
                 (
                     "created_by",
                     models.ForeignKey(
+                        db_index=False,
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
                         related_name="+",
@@ -589,6 +590,10 @@ class Migration(migrations.Migration):
             index=models.Index(
                 condition=models.Q(("stop_reason", "Idle")), fields=["cluster", "number"], name="run_idle"
             ),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(fields=["created_by", "phase_since"], name="run_news"),
         ),
         migrations.AddConstraint(
             model_name="run",

@@ -23,6 +23,7 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run, Task
 from clusters.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.telling import mail_news
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
 
@@ -94,6 +95,8 @@ def refresh(
     for run in moved:
         run.phase_since = now
         _phase_changed(run, now)
+    if moved:
+        mail_news(moved)
     # What the caller has changed is not known here, unless it says what.
     update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
 

@@ -120,6 +120,26 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "mail_phases",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=10),
+                        db_default=[],
+                        default=list,
+                        help_text="Of runs that this person started; who wants a mail when one is failed, say.",
+                        size=None,
+                    ),
+                ),
+                (
+                    "browser_phases",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=10),
+                        db_default=[],
+                        default=list,
+                        help_text="The same for their browsers.",
+                        size=None,
+                    ),
+                ),
+                (
                     "groups",
                     models.ManyToManyField(
                         blank=True,

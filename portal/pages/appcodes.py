@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -24,7 +26,9 @@ from portal.actions import members as members_actions
 from portal.actions import requests as requests_actions
 from portal.actions import tokens as tokens_actions
 from portal.errors import Conflict, Invalid
+from portal.manifests import parse
 from portal.models import STANDINGS, Appcode, Membership, QuotaRequest, User
+from portal.notifications import PHASES, Notifications, set_notifications
 from portal.pages import decisions, layout
 from portal.pages.forms import AppcodeForm, DecisionForm, MemberForm, RequestForm, TermsForm, TokenForm, show_errors
 from portal.terms import day
@@ -34,6 +38,7 @@ SWITCHER_LIMIT = 30
 SEARCH_LIMIT = 8
 ACTIVITY = 20
 NOTICES = 5
+NEWS_KEPT = dt.timedelta(hours=1)
 # What a page says nothing of any more: it is in the activity.
 GONE = (QuotaRequest.State.APPROVED, QuotaRequest.State.WITHDRAWN)
 
@@ -360,8 +365,35 @@ def profile(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form, "made": made, "tokens": user.auth_token_set.order_by("-created"),
         "memberships": user.memberships.select_related("appcode").order_by("appcode__code"),
+        "ways": [("mail", "By mail", user.mail_phases), ("browser", "In this browser", user.browser_phases)], "phases": PHASES,
+        "sends_mail": layout.sends_mail(),
     }  # fmt: skip
     return render(request, "portal/profile.html", context)
+
+
+@require_safe
+@never_cache
+def news(request: HttpRequest) -> JsonResponse:
+    """What has happened to my runs since `?since=` (an ISO time, by our clock), for static/portal/notify.js; `now` is the next
+    `since`. What is older than NEWS_KEPT is none any more."""
+    now = timezone.now()
+    try:
+        since = max(dt.datetime.fromisoformat(request.GET.get("since", "")), now - NEWS_KEPT)
+    except (ValueError, TypeError):  # none yet, or one without a zone
+        since = now
+    user = person(request)
+    found = [each for ask in hooks.news for each in ask(user, user.browser_phases, since)]
+    until = found[-1].at if len(found) >= hooks.NEWS_AT_ONCE else now
+    return JsonResponse({"now": until.isoformat(), "news": [dataclasses.asdict(each) for each in found]})
+
+
+@require_POST
+def notifications(request: HttpRequest) -> HttpResponse:
+    """What I am told of my runs. Only boxes are sent, so that what is refused was never on the page."""
+    said = {name: request.POST.getlist(name) for name in ("mail", "browser")}
+    set_notifications(parse(Notifications, said), acting_user=person(request))
+    messages.success(request, "Saved: you are told of your runs as you have chosen.")
+    return redirect(reverse("profile") + "#notifications")
 
 
 @require_POST

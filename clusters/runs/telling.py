@@ -1,0 +1,60 @@
+"""Who started a run is told when it comes to a phase that they have chosen (portal/notifications.py): by a mail that is written
+with the phase itself, and by their browsers, which ask for what is new.
+
+Who is a member of the appcode no more is told nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+
+from django.conf import settings
+from django.urls import reverse
+
+from clusters.access import clusters_for
+from clusters.frameworks import FRAMEWORKS
+from clusters.models import Run
+from portal import hooks
+from portal.models import Membership, User
+from portal.notifications import PHASES
+
+
+def url_of(run: Run) -> str:
+    page = "application" if FRAMEWORKS[run.spec["framework"]].is_application else "cluster"
+    return reverse(page, args=[run.cluster.appcode.code, run.cluster.name])
+
+
+def mail_news(runs: Sequence[Run]) -> None:
+    """Of runs whose phase has just changed, in that transaction: at most two queries and one for each mail."""
+    told = {run.created_by_id for run in runs if run.created_by_id and run.phase.lower() in PHASES}
+    people = User.objects.filter(pk__in=told, is_active=True, mail_phases__len__gt=0).exclude(email="").in_bulk()
+    if not people:
+        return
+    members = set(Membership.objects.filter(user__in=people).values_list("user_id", "appcode_id"))
+    for run in runs:
+        user = people.get(run.created_by_id or 0)
+        if user is None or run.phase.lower() not in user.mail_phases:
+            continue
+        if user.is_superuser or (user.pk, run.cluster.appcode_id) in members:
+            title, text = _words(run)
+            for tell in hooks.mail:
+                body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n\n{_why()}\n"
+                tell(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, body, [user.email])
+
+
+def news(user: User, phases: Collection[str], since: dt.datetime) -> list[hooks.News]:
+    """For `portal.hooks`; one query."""
+    wanted = [phase.capitalize() for phase in phases]
+    runs = Run.objects.filter(created_by=user, phase_since__gt=since, phase__in=wanted, cluster__in=clusters_for(user))
+    found = runs.select_related("cluster__appcode").order_by("phase_since")[: hooks.NEWS_AT_ONCE]
+    return [hooks.News(f"{run.pk} {run.phase}", run.phase_since, *_words(run), url_of(run)) for run in found]
+
+
+def _words(run: Run) -> tuple[str, str]:
+    """A title and a sentence or two. What it cost stands on its page: some of it may not be known yet."""
+    return f"{run.cluster}: {run.phase}", f"Run {run.number} of {run.cluster} is {run.phase}. {run.message}".strip()
+
+
+def _why() -> str:
+    return f"You chose to be told: {settings.PORTAL_ORIGIN}{reverse('profile')}#notifications"

@@ -1,0 +1,50 @@
+// Tells of one's runs by notifications of the browser. One idea: of all open pages one asks, which holds a lock of the browser, and
+// what was asked for last is kept in it, so that nothing is told twice and a page that is opened later tells what it missed.
+(function () {
+  "use strict";
+  const address = document.currentScript.dataset.news, EVERY = 20000, KEPT = "portal-news-since";
+  const able = "Notification" in window;
+
+  // --- Profile: a box is ticked, so the browser asks whether it may ---------------------------------------------------------
+  function permission() {
+    const line = document.querySelector("[data-tell-permission]");
+    if (!line) return;
+    const said = able ? Notification.permission : "unsupported";
+    line.textContent = {
+      granted: "While a page of the portal is open in it.",
+      default: "While a page of the portal is open in it. Your browser will ask whether the portal may.",
+      denied: "This browser shows no notifications of the portal: allow them in its settings for this page. Until then, messages appear in open pages.",
+      unsupported: "This browser shows no notifications here (they need https): messages appear in open pages.",
+    }[said];
+  }
+  document.addEventListener("change", (event) => {
+    if (able && event.target.checked && event.target.closest('[data-tell="browser"]')) Notification.requestPermission().then(permission);
+  });
+  permission();
+  if (!address) return;
+
+  // --- Asking ----------------------------------------------------------------------------------------------------------------
+  function tell(one) {
+    if (!able || Notification.permission !== "granted") { window.portalToast(one.title + ". " + one.text, "info", "news-" + one.key.replace(/\W/g, "-")); return; }
+    const shown = new Notification(one.title, {body: one.text, tag: one.key});
+    shown.onclick = () => { window.focus(); location.assign(one.url); shown.close(); };
+  }
+  async function ask() {
+    const since = localStorage.getItem(KEPT) || "";
+    const answer = await fetch(address + "?since=" + encodeURIComponent(since), {headers: {"HX-Request": "true"}, redirect: "error"});
+    if (!answer.ok) return answer.status !== 401;
+    const said = await answer.json();
+    localStorage.setItem(KEPT, said.now);
+    said.news.forEach(tell);
+    return true;
+  }
+  async function loop() {
+    for (;;) {
+      let goOn = true;
+      try { goOn = await ask(); } catch (error) { /* The network is away; the next time asks for all of it. */ }
+      if (!goOn) return;
+      await new Promise((after) => setTimeout(after, EVERY));
+    }
+  }
+  if (navigator.locks) navigator.locks.request("portal-news", loop); else loop();
+})();
