@@ -38,7 +38,7 @@ SWITCHER_LIMIT = 30
 SEARCH_LIMIT = 8
 ACTIVITY = 20
 NOTICES = 5
-NEWS_KEPT = dt.timedelta(hours=1)
+NEWS_KEPT, NEWS_LATE = dt.timedelta(hours=1), dt.timedelta(minutes=1)
 # What a page says nothing of any more: it is in the activity.
 GONE = (QuotaRequest.State.APPROVED, QuotaRequest.State.WITHDRAWN)
 
@@ -375,7 +375,8 @@ def profile(request: HttpRequest) -> HttpResponse:
 @never_cache
 def news(request: HttpRequest) -> JsonResponse:
     """What has happened to my runs since `?since=` (an ISO time, by our clock), for static/portal/notify.js; `now` is the next
-    `since`. What is older than NEWS_KEPT is none any more."""
+    `since`, and lies NEWS_LATE back: a change is written down a while after the time that it has. So some is told again, and its
+    key says which. What is older than NEWS_KEPT is none any more."""
     now = timezone.now()
     try:
         since = max(dt.datetime.fromisoformat(request.GET.get("since", "")), now - NEWS_KEPT)
@@ -383,7 +384,7 @@ def news(request: HttpRequest) -> JsonResponse:
         since = now
     user = person(request)
     found = [each for ask in hooks.news for each in ask(user, user.browser_phases, since)]
-    until = found[-1].at if len(found) >= hooks.NEWS_AT_ONCE else now
+    until = found[-1].at if len(found) >= hooks.NEWS_AT_ONCE else now - NEWS_LATE
     return JsonResponse({"now": until.isoformat(), "news": [dataclasses.asdict(each) for each in found]})
 
 

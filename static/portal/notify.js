@@ -1,8 +1,8 @@
 // Tells of one's runs by notifications of the browser. One idea: of all open pages one asks, which holds a lock of the browser, and
-// what was asked for last is kept in it, so that nothing is told twice and a page that is opened later tells what it missed.
+// until when it has asked, and what it was told last, are kept there: nothing is told twice, and who comes back is told what was missed.
 (function () {
   "use strict";
-  const address = document.currentScript.dataset.news, EVERY = 20000, KEPT = "portal-news-since";
+  const address = document.currentScript.dataset.news, EVERY = 20000, SINCE = "portal-news-since", TOLD = "portal-news-told";
   const able = "Notification" in window;
 
   // --- Profile: a box is ticked, so the browser asks whether it may ---------------------------------------------------------
@@ -30,12 +30,15 @@
     shown.onclick = () => { window.focus(); location.assign(one.url); shown.close(); };
   }
   async function ask() {
-    const since = localStorage.getItem(KEPT) || "";
+    const since = localStorage.getItem(SINCE) || "";
     const answer = await fetch(address + "?since=" + encodeURIComponent(since), {headers: {"HX-Request": "true"}, redirect: "error"});
     if (!answer.ok) return answer.status !== 401;
     const said = await answer.json();
-    localStorage.setItem(KEPT, said.now);
-    said.news.forEach(tell);
+    const told = JSON.parse(localStorage.getItem(TOLD) || "[]");
+    const fresh = said.news.filter((one) => !told.includes(one.key));
+    localStorage.setItem(SINCE, said.now);
+    localStorage.setItem(TOLD, JSON.stringify([...told, ...fresh.map((one) => one.key)].slice(-200)));
+    fresh.forEach(tell);
     return true;
   }
   async function loop() {
