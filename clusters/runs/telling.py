@@ -53,7 +53,7 @@ def news(user: User, phases: Collection[str], since: dt.datetime) -> list[hooks.
 
 def _words(run: Run) -> tuple[str, str]:
     """A title and a sentence or two. What it cost stands on its page: some of it may not be known yet."""
-    return f"{run.cluster}: {run.phase}", f"Run {run.number} of {run.cluster} is {run.phase}. {run.message}".strip()
+    return f"{run.cluster}: {run.phase}", f"Run {run.number}. {run.message}".strip()
 
 
 def _why() -> str:
