@@ -6,6 +6,9 @@ In JSON it is the name of a datastore, `"digits"`, or an object where there is m
 `from` is a cluster of the same appcode, or one run of it (`prepare/3`). Which run that is, is settled when a run that reads it is
 made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read.
 
+What lies in S3 is copied for each run. With the mode `cache` it is copied once to a node and shared, read-only, by all runs that
+read the same there. With the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
+
 With the mode `shard` each task that computes gets a part of the files; of `folds` folds the one called `fold` is held out,
 for validation (clouds/drivers/parts.py says which files these are).
 """
@@ -36,7 +39,18 @@ FROM = "from:"
 MAX_FOLDS = 1000
 # An appcode and a datastore.
 MAX_NAME = 2 * 63 + 1
-Mode = Literal["copy", "shard"]
+Mode = Literal["copy", "shard", "cache", "stream"]
+# Set in tasks whose input is streamed (clouds/drivers/stream.py).
+STREAM_ENV = frozenset(
+    {
+        "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_REGION", "PORTAL_INPUT",
+    }
+)  # fmt: skip
+WORDS: dict[Mode, str] = {
+    "shard": "each task its part",
+    "cache": "copied once for all runs",
+    "stream": "read by the program itself",
+}
 _SOURCE = re.compile(r"[a-z][a-z0-9-]{0,62}(/[1-9][0-9]{0,8})?")
 
 
@@ -68,7 +82,10 @@ class InputSpec(Strict):
         description="Of the datastore: the run fails when something else lies there.",
     )
     mode: Mode = Field(
-        default="copy", description="Each task sees all files (copy), or each that computes its part of them (shard)."
+        default="copy",
+        description="Each task sees all files (copy), or each that computes its part of them (shard). Of S3: copied once for all "
+        "runs that read the same (cache), or read by the program itself by S3 (stream): AWS_ENDPOINT_URL and keys for just that "
+        "are in its environment, and PORTAL_INPUT, its URL.",
     )
     fold: int | None = Field(
         default=None, ge=1, le=MAX_FOLDS, description="Held out: its files are in validation/, all others in train/."
@@ -95,6 +112,13 @@ class InputSpec(Strict):
         if (self.fold is None) != (self.folds is None):
             missing = "fold" if self.fold is None else "folds"
             raise field_error("Say both: which fold is held out, and how many there are.", missing)
+        if self.mode == "stream" and self.folds:
+            raise field_error("What is streamed is not divided; copy it, or hold a fold out by the program.", "folds")
+        if self.mode == "stream" and self.version:
+            raise field_error(
+                "What is streamed is read while the run goes on, so nothing keeps it to a version; copy or cache it.",
+                "version",
+            )
         if self.fold and self.folds and self.fold > self.folds:
             raise field_error(f"There are {self.folds} folds, from 1 on.", "fold")
         return self
@@ -121,7 +145,7 @@ class InputSpec(Strict):
     @property
     def is_name(self) -> bool:
         """Whether the name of a datastore says all of it."""
-        return self.datastore is not None and not (self.path or self.version or self.is_divided)
+        return self.datastore is not None and not (self.path or self.version or self.is_divided or self.mode != "copy")
 
     @property
     def is_divided(self) -> bool:
@@ -129,9 +153,9 @@ class InputSpec(Strict):
         return self.mode == "shard" or bool(self.folds)
 
     @property
-    def division(self) -> str:
-        """For people: how it is divided, "" when it is not."""
-        words = ["each task its part"] if self.mode == "shard" else []
+    def manner(self) -> str:
+        """For people: how it comes to the tasks, "" for the usual way."""
+        words = [WORDS[self.mode]] if self.mode in WORDS else []
         return ", ".join([*words, *([f"fold {self.fold} of {self.folds} held out"] if self.folds else [])])
 
     @property

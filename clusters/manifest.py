@@ -26,7 +26,7 @@ from pydantic import (
 from clusters.code import CodeSpec
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
-from clusters.input import InputSpec
+from clusters.input import STREAM_ENV, InputSpec
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
 MAX_COMMAND_BYTES = 64 * 1024
@@ -318,6 +318,8 @@ class ClusterSpec(Strict):
         framework = FRAMEWORKS[self.framework]
         framework.validate(self)
         self._check_endpoints()
+        if self.input and self.input.mode == "stream" and (taken := sorted(STREAM_ENV & self.env.keys())):
+            raise field_error(f"{taken[0]} is set by the portal where input is streamed.", "env")
         if self.idle.policy != "never" and not framework.idle_signal:
             raise field_error(
                 f"Nobody can tell whether it works ({framework.title} does not say); choose 'never', and give it a time limit.",

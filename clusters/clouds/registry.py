@@ -107,6 +107,12 @@ def why_no_environments(name: str) -> str:
     return DRIVERS[kind].why_no_environments(stored) if kind else str(_absent(name))
 
 
+def why_not_cached(name: str, *, has_version: bool) -> str:
+    """Why a cloud copies no input once for several runs, or "". One query, none for this machine."""
+    kind, stored = _stored(name)
+    return DRIVERS[kind].why_not_cached(stored, has_version=has_version) if kind else str(_absent(name))
+
+
 def _stored(name: str) -> tuple[str, Mapping[str, Any]]:
     """Kind and settings of a cloud, "" for the kind of none."""
     if name in OWN:

@@ -118,7 +118,12 @@ class Offer:
                 *((str(store), f"{store} ({store.get_kind_display()}, shared)") for store in self.shared),
                 *((f"{FROM}{name}", f"Output of {name}") for name in self.sources),
             ],
-            "input_mode": [("copy", "Every task reads all files"), ("shard", "Each task its part of the files")],
+            "input_mode": [
+                ("copy", "Copied for the run"),
+                ("cache", "Copied once for all runs"),
+                ("stream", "By the program itself (S3)"),
+                ("shard", "Each task its part of the files"),
+            ],
             "output": stores,
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
             **{

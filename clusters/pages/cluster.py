@@ -372,9 +372,9 @@ class Reading:
 
     @property
     def how(self) -> str:
-        """For people: which version, and how it is divided."""
+        """For people: which version, and how it comes to the tasks."""
         version = f"version {self.said.version}" if self.said.version else ""
-        return ", ".join(part for part in (version, self.said.division) if part)
+        return ", ".join(part for part in (version, self.said.manner) if part)
 
 
 def reading_of(spec: dict[str, Any], source: Run | None, appcode: str) -> Reading | None:

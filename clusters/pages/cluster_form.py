@@ -94,10 +94,11 @@ class ClusterForm(forms.Form):
         ),
     )
     input_mode = _choice(
-        label="Who reads it",
+        label="How it is read",
         required=False,
         initial=INPUT_INITIAL["input_mode"],
-        help_text="With parts, every master and worker has some of the files.",
+        help_text="Of S3. What is copied once is shared by all runs that read the same; with parts, every master and worker has "
+        "some of the files; a program finds S3 itself by AWS_ENDPOINT_URL and PORTAL_INPUT.",
     )
     input_fold = Words(
         label="Fold held out",

@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
 from clusters.clouds.bulkhead import PutOff, lane
 from clusters.clouds.drivers.base import (
@@ -287,12 +288,24 @@ def plan_of(run: Run) -> Plan:
     if found.input:
         source = mount_source(run, found.input.store, found.input.folder)
         readers = FRAMEWORKS[spec.framework].readers(spec)
-        parts = sum(spec.count(role) for role in readers) if spec.input and spec.input.mode == "shard" else 0
+        mode = spec.input.mode if spec.input else ""
+        parts = sum(spec.count(role) for role in readers) if mode == "shard" else 0
         fold, folds = (spec.input.fold or 0, spec.input.folds or 0) if spec.input else (0, 0)
         version = found.input.version
         asked, digest = (str(version), version.digest) if version else ("", "")
         mounts.append(
-            Mount(INPUT_PATH, True, source, parts=parts, fold=fold, folds=folds, version=asked, digest=digest)
+            Mount(
+                INPUT_PATH,
+                True,
+                source,
+                parts=parts,
+                fold=fold,
+                folds=folds,
+                version=asked,
+                digest=digest,
+                cached=mode == "cache",
+                stream_key=_stream_key(run) if mode == "stream" else "",
+            )
         )
     if found.output:
         for version in found.output.versions.all():
@@ -321,6 +334,11 @@ def plan_of(run: Run) -> Plan:
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
         environment=_planned(found.environment, found.plugins),
     )
+
+
+def _stream_key(run: Run) -> str:
+    """The same whenever it is asked for; nobody makes it of what a run may see."""
+    return salted_hmac("clusters.stream", str(run.pk), algorithm="sha256").hexdigest()
 
 
 def _planned(saved: Environment | None, plugins: Sequence[Plugin]) -> PlannedEnvironment | None:

@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
-from clusters.clouds.registry import driver, gateway_of, why_no_environments
+from clusters.clouds.registry import driver, gateway_of, why_no_environments, why_not_cached
 from clusters.frameworks import ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
@@ -313,10 +313,8 @@ def _datastores(
         else:
             store = stores[name]
             sentence = _why_not_mounted(store, place, writing=path != "input")
-            if path == "input" and spec.input and spec.input.is_divided and store.kind != Datastore.Kind.S3:
-                field = "mode" if spec.input.mode == "shard" else "folds"
-                sentence = f"“{name}” is mounted as it is; only what lies in S3 is divided into parts and folds."
-                errors.append(FieldError(("spec", "input", field), sentence))
+            if path == "input" and (not_so := _why_not_so(spec, store, name, place)):
+                errors.append(not_so)
                 continue
             if path == "home" and store.kind == Datastore.Kind.S3:
                 sentence = f"“{name}” has objects and no files of its own; choose a volume, NFS or a folder."
@@ -327,6 +325,22 @@ def _datastores(
         if sentence:
             errors.append(FieldError(("spec", path), sentence))
     return stores
+
+
+def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) -> FieldError | None:
+    """Why the input does not come to the tasks in the manner that `spec` says."""
+    said = spec.input
+    if said is None or (said.mode == "copy" and not said.folds):
+        return None
+    field = ("spec", "input", "folds" if said.mode == "copy" else "mode")
+    if store.kind != Datastore.Kind.S3:
+        done = {"cache": "cached", "stream": "streamed"}.get(said.mode, "divided into parts and folds")
+        return FieldError(field, f"“{name}” is mounted as it is; only what lies in S3 is {done}.")
+    if said.mode == "cache" and (why := why_not_cached(place.cloud, has_version=bool(said.version))):
+        return FieldError(field, f"Input cannot be cached on {title_of(place.cloud)}: {why}")
+    if said.mode == "stream" and not place.driver.streams:
+        return FieldError(field, f"Input cannot be streamed on {title_of(place.cloud)}; copy it.")
+    return None
 
 
 def _version(store: Datastore, spec: ClusterSpec) -> Version | None:

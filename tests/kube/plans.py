@@ -136,6 +136,10 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             ),
             main,
         ),
+        "input-streamed": (
+            plan(role("master"), run=run, mounts=(replace(data()[0], stream_key="0123456789" * 6), data()[1])),
+            main,
+        ),
         "several-parameter-servers-nfs": (
             plan(
                 role("master"),

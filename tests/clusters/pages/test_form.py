@@ -24,13 +24,13 @@ ENDPOINT = st.fixed_dictionaries(
     }
 )
 FOLDER = st.lists(st.from_regex(r"[a-zü0-9_-]{1,8}", fullmatch=True), max_size=2).map("/".join)
-SAID = {"path": FOLDER, "mode": st.sampled_from(["copy", "shard"])}
+SAID = {"path": FOLDER, "mode": st.sampled_from(["copy", "shard", "cache", "stream"])}
 FOLDS = {"fold": st.integers(1, 2), "folds": st.integers(2, 9)}
 INPUT = NAME | st.one_of(
     st.fixed_dictionaries({**source, **SAID, **more})
     for source in ({"datastore": NAME}, {"datastore": NAME, "version": NAME}, {"from": NAME})
     for more in ({}, FOLDS)
-)
+).filter(lambda said: said["mode"] != "stream" or not {"version", "folds"} & said.keys())
 FILE = st.from_regex(r"([a-z]{1,3}/)?[A-Z0-9_-][A-Z0-9._-]{0,5}\.py", fullmatch=True)
 FILES = st.dictionaries(FILE, TEXT, min_size=1, max_size=3)
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(

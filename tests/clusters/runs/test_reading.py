@@ -134,13 +134,16 @@ def test_the_tasks_that_compute_share_the_files(loop, people, manifest, results,
         assert {role: log_of(run, role) for role in expected} == {role: f"{said}\n" for role, said in expected.items()}
     AllowedFolder.objects.create(path=str(tmp_path))
     Datastore.objects.create(appcode=people.ops, name="folder", kind="local", spec={"path": str(tmp_path)})
-    for said, field in (({"mode": "shard"}, "mode"), ({"fold": 1, "folds": 2}, "folds")):
+    for said, field, done in (
+        ({"mode": "shard"}, "mode", "divided into parts and folds"),
+        ({"fold": 1, "folds": 2}, "folds", "divided into parts and folds"),
+        ({"mode": "cache"}, "mode", "cached"),
+        ({"mode": "stream"}, "mode", "streamed"),
+    ):
         refused = why(
             lambda said=said: preview(manifest(input={"datastore": "folder", **said}), acting_user=people.bob)
         )
-        assert refused == {
-            f"spec.input.{field}": "“folder” is mounted as it is; only what lies in S3 is divided into parts and folds."
-        }
+        assert refused == {f"spec.input.{field}": f"“folder” is mounted as it is; only what lies in S3 is {done}."}
 
 
 def test_a_run_notes_what_it_has_read_and_tells_when_that_is_other_than_before(loop, people, manifest, results, s3):

@@ -63,6 +63,8 @@ class Cloud(Protocol):
     software: ClassVar[Software]
     # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
     mounts: ClassVar[frozenset[SourceKind]]
+    # Whether tasks there read what lies in S3 by themselves (`Mount.stream_key`).
+    streams: ClassVar[bool] = False
     # How many characters an address from `reserve` has at most, and whether `reserve` asks the cloud for it.
     longest_address: ClassVar[int]
     asks_for_addresses: ClassVar[bool]
@@ -95,6 +97,12 @@ class Cloud(Protocol):
     def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
         """Why its tasks cannot start from an `Environment`, or ""."""
         return "They are not made there."
+
+    @classmethod
+    def why_not_cached(cls, stored: Mapping[str, Any], *, has_version: bool) -> str:
+        """Why nothing that lies in S3 is copied there once for several runs (`Mount.cached`), or ""; `has_version` says that what
+        has to lie there is known before."""
+        return "It keeps no copies."
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:

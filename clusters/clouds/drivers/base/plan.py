@@ -131,6 +131,11 @@ class Mount:
     With `parts`, of a bucket that is read, each task sees the part of the files that its role says; with `folds`, in folders of
     their own, those for training and those of `fold`, which are held out. See drivers/parts.py.
 
+    With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy.
+
+    With `stream_key`, of a bucket that is read, nothing is copied and nothing is mounted: tasks read it themselves, by S3, as
+    `stream_variables` say. They need this key, and it opens nothing else.
+
     With `digest`, of a bucket that is read, the listing of what lies there (datastores/listing.py) has to have that one, or the
     run is refused; `version` is what people call it.
     """
@@ -145,15 +150,32 @@ class Mount:
     folds: int = 0
     version: str = ""
     digest: str = ""
+    cached: bool = False
+    stream_key: str = field(default="", repr=False)
 
     @property
     def is_divided(self) -> bool:
         return bool(self.parts or self.folds)
 
+    def stream_variables(self, address: str) -> dict[str, str]:
+        """Where tasks find what is streamed: all but its URL is what SDKs of S3 look for by themselves. Its server is at
+        `address`, and knows them by the access key alone."""
+        source = self.source
+        if not isinstance(source, S3Source) or not self.stream_key:
+            return {}
+        return {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": self.stream_key[:20],
+            "AWS_SECRET_ACCESS_KEY": self.stream_key[20:],
+            "AWS_DEFAULT_REGION": source.region,
+            "AWS_REGION": source.region,
+            "PORTAL_INPUT": "/".join(part for part in (f"s3://{source.bucket}", source.prefix) if part),
+        }
+
     @property
     def is_input(self) -> bool:
         """Whether it is copied to be computed with, so that what it was is noted."""
-        return self.read_only and not (self.follow or self.shown_gib)
+        return self.read_only and not (self.follow or self.shown_gib or self.stream_key)
 
 
 @dataclass(frozen=True)

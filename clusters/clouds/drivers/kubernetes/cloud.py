@@ -77,6 +77,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
     fixed_settings: ClassVar[Mapping[str, str]] = {"portal": "The old label is on"}
     software = "container"
     mounts = frozenset({"s3", "nfs", "volume"})
+    streams = True
     longest_address = names.LONGEST_ADDRESS
     asks_for_addresses = False
     needs_namespace = True

@@ -57,6 +57,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     environment: ClassVar[Mapping[str, str]] = {"socket": "LOCAL_CLOUD_SOCKET"}
     software = "environment"
     mounts = frozenset({"s3", "nfs", "local", "volume"})
+    streams = True
     longest_address = len("127.0.0.1:65535")
     asks_for_addresses = True
     needs_namespace = False
@@ -71,6 +72,10 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
 
     @classmethod
     def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
+        return ""
+
+    @classmethod
+    def why_not_cached(cls, stored: Mapping[str, Any], *, has_version: bool) -> str:
         return ""
 
     @classmethod

@@ -129,7 +129,7 @@ def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings
     secret = names.secret_name(plan.run)
     shared += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
-        for name in plan.secrets
+        for name in storage.secrets(plan)
     ]
     ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environments.variables(plan, role, settings)}
     if not role.gpus:

@@ -2,7 +2,8 @@
 
 NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
 an init container fetches, and for output a native sidecar stores what changed every few seconds and once more when the
-task has ended; another one follows event files (../../follow.py). Credentials are in a Secret and nowhere else.
+task has ended; another one follows event files (../../follow.py), another serves input that is streamed (../../stream.py).
+Credentials are in a Secret and nowhere else.
 
 Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
 with one key for the whole pool, so a tenant who could name an image could name that of another.
@@ -24,6 +25,9 @@ FETCH = "fetch"
 STORE = "store"
 FOLLOW = "follow"
 FOLDERS = "folders"
+STREAM = "stream"
+# Where the tasks of a pod, and nobody else, find what streams their input.
+STREAM_PORT = 3142
 STORE_EVERY_SECONDS = 10
 # How docker/rclone/fetch ends when the input is not what was asked for.
 REFUSED = 77
@@ -35,6 +39,8 @@ CONFINED: dict[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
+# All that a task reads comes through it.
+_STREAM_CPU = "500m"
 # Lists of what is to be copied, and what a helper says.
 _HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
@@ -54,7 +60,7 @@ class PodParts:
 def manifests(plan: Plan) -> list[dict[str, Any]]:
     """The Secret, volumes and claims of a run; without labels and owner, which all objects of a run get alike."""
     made: list[dict[str, Any]] = []
-    keys = {f"variable-{name}": value for name, value in plan.secrets.items()}
+    keys = {f"variable-{name}": value for name, value in secrets(plan).items()}
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount.source, S3Source):
             keys[f"access-key-{number}"] = mount.source.access_key
@@ -66,6 +72,14 @@ def manifests(plan: Plan) -> list[dict[str, Any]]:
         secret = {"name": names.secret_name(plan.run)}
         made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})
     return made
+
+
+def secrets(plan: Plan) -> dict[str, str]:
+    """Variables of every task that only the Secret holds."""
+    found = dict(plan.secrets)
+    for mount in plan.mounts:
+        found |= mount.stream_variables(f"http://127.0.0.1:{STREAM_PORT}")
+    return found
 
 
 def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
@@ -113,6 +127,8 @@ def pod_parts(
     followed: list[tuple[int, str]] = []
     folders: list[tuple[int, str]] = []
     for number, mount in enumerate(plan.mounts):
+        if mount.stream_key:
+            continue
         volume = f"data{number}"
         shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
         parts.mounts.append(shown)
@@ -135,14 +151,7 @@ def pod_parts(
     if copied:
         parts.init.append(_fetch(plan, copied, settings, first_part, task_index))
     if stored:
-        argv = [STORE, "--every", str(STORE_EVERY_SECONDS)]
-        store = _helper(plan, STORE, argv, stored, settings)
-        store["restartPolicy"] = "Always"
-        if not serves:
-            # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
-            failing = {"command": ["test", "!", "-e", f"{TMP}/failing"]}
-            store["readinessProbe"] = {"exec": failing, "periodSeconds": STORE_EVERY_SECONDS}
-        parts.init.append(store)
+        parts.init.append(_store(plan, stored, settings, serves=serves))
     if followed:
         follow = _helper(plan, FOLLOW, [FOLLOW, "--every", str(EVERY)], followed, settings)
         # The task begins when all was looked at once, however long a server is away; what is there then is shown at once.
@@ -152,10 +161,37 @@ def pod_parts(
             "failureThreshold": 1_000_000,
         }
         parts.init.append({**follow, "restartPolicy": "Always", "startupProbe": probe})
-    if copied or followed:
+    streaming = _stream(plan, settings)
+    parts.init += streaming
+    if copied or followed or streaming:
         parts.volumes.append({"name": _HELPERS_TMP, "emptyDir": {"sizeLimit": _HELPERS_DISK["limits"]}})
     parts.stores = bool(stored)
     return parts
+
+
+def _store(plan: Plan, stored: list[tuple[int, str]], settings: Settings, *, serves: bool) -> dict[str, Any]:
+    made = _helper(plan, STORE, [STORE, "--every", str(STORE_EVERY_SECONDS)], stored, settings)
+    made["restartPolicy"] = "Always"
+    if not serves:
+        # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
+        failing = {"command": ["test", "!", "-e", f"{TMP}/failing"]}
+        made["readinessProbe"] = {"exec": failing, "periodSeconds": STORE_EVERY_SECONDS}
+    return made
+
+
+def _stream(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
+    """What serves the loopback of the pod, where input is streamed; it copies nothing."""
+    streamed = [(number, mount.mount_path) for number, mount in enumerate(plan.mounts) if mount.stream_key]
+    if not streamed:
+        return []
+    made = _helper(plan, STREAM, [STREAM, str(STREAM_PORT)], streamed, settings)
+    del made["args"][-1], made["volumeMounts"][1:]
+    for held in made["resources"].values():
+        held["cpu"] = _STREAM_CPU
+    key = {"name": names.secret_name(plan.run), "key": "variable-AWS_ACCESS_KEY_ID"}
+    made["env"].append({"name": "STREAM_KEY", "valueFrom": {"secretKeyRef": key}})
+    probe = {"exec": {"command": ["test", "-e", f"{TMP}/serving"]}, "periodSeconds": 1, "failureThreshold": 60}
+    return [{**made, "restartPolicy": "Always", "startupProbe": probe}]
 
 
 def _fetch(

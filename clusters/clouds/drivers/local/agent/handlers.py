@@ -92,6 +92,10 @@ def _check_mounts(node: Node, plan: Plan) -> None:
             raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")
         if isinstance(mount.source, S3Source) and not node.rclone:
             raise CloudRefused("Data in S3 needs the program rclone, which is not installed on this machine.")
+        if mount.stream_key and node.shares_network:
+            raise CloudRefused(
+                f"Input cannot be streamed here, where the networks of runs are not apart: {node.shares_network}"
+            )
         if isinstance(mount.source, LocalSource):
             _check_local(mount.source)
 

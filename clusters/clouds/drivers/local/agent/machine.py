@@ -25,6 +25,7 @@ from clusters.clouds.drivers.base import ActivitySeen, EndpointSeen, Plan, RunRe
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus, scheduler
 from clusters.clouds.drivers.local.agent.journal import BOOT_ID, Journal
+from clusters.clouds.drivers.local.data import cache
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.task import cgroups, rlimits
 from datastores import trees
@@ -76,6 +77,7 @@ class Machine(ABC):
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
+        self.cache = folder / "cache"
         self.meter = gpu_meter.Meter()
         self.activity_seconds = options.activity_seconds
         self.leaving = False
@@ -83,6 +85,7 @@ class Machine(ABC):
             (folder / name).mkdir(parents=True, exist_ok=True)
         disk = os.statvfs(folder)
         self.least_free = least_free(disk.f_frsize * disk.f_blocks, options.free_disk_gb)
+        self.most_cached = disk.f_frsize * disk.f_blocks // 4
         self.limits: rlimits.Limits = {
             "processes": options.processes,
             "together": rlimits.together(),
@@ -143,12 +146,22 @@ class Machine(ABC):
     def in_use(self) -> set[str]:
         """The environments of the runs that are here, as `building` names them."""
 
+    @abstractmethod
+    def cached_in_use(self) -> set[str]:
+        """What the runs that are here use of the cache."""
+
+    def sweep_cache(self, wanted: int = 0) -> None:
+        """Removes what is due, and so much more that `wanted` bytes can be written and runs start all the same."""
+        wanted += self.least_free - cache.free_bytes(str(self.folder))
+        discard = lambda place: self.discard(Path(place))  # noqa: E731
+        cache.sweep(str(self.cache), self.cached_in_use, discard, most=self.most_cached, wanted=wanted)
+
     def disk_problem(self) -> str:
         """Why no run may start now; "" when there is room on the disk."""
-        disk = os.statvfs(self.folder)
-        free = disk.f_frsize * disk.f_bavail
+        free = cache.free_bytes(str(self.folder))
         if free >= self.least_free:
             return ""
+        self.sweep_cache()
         least = f"none starts below {self.least_free / GIB:.3g}"
         return (
             f"Waits for disk: {free / GIB:.2g} GiB are free where runs are kept, and {least}. "

@@ -66,6 +66,9 @@ class Node(Machine):
     def in_use(self) -> set[str]:
         return {run.environment.mark for run in self.runs.values()}
 
+    def cached_in_use(self) -> set[str]:
+        return {key for run in self.runs.values() for key in run.data.cached}
+
     def turn(self) -> None:
         """Advances the woken runs, gives out what is free, and writes the news down."""
         self.turn_due = False
@@ -149,6 +152,7 @@ class Node(Machine):
         self.gone.add(run.ref.id)
         self.told = {key: item for key, item in self.told.items() if item.run_id != run.ref.id}
         self._clear(run.folder, stored=gone.stored)
+        self.sweep_cache()
         self.wake()
 
     def heard(self, name: str) -> None:
@@ -159,6 +163,8 @@ class Node(Machine):
             return
         if part == "storage":
             run.data.look()
+            if run.data.wanted:
+                self.sweep_cache(run.data.wanted)
             self.wake(run.ref.id)
         for task in run.tasks:
             if task.spec is not None and task.folder.name == part:

@@ -238,6 +238,8 @@ class Run:
         if self.plan.code:
             binds.append({"source": str(self.data.code), "target": CODE, "read_only": True, "data": True})
         for number, mount in enumerate(self.plan.mounts):
+            if mount.stream_key:
+                continue
             bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
             if folder := self.data.own(mount.source):
                 bind |= {"source": folder.path, "root": folder.root}

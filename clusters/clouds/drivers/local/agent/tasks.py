@@ -215,6 +215,7 @@ class Task:
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
             "TASK_INDEX": str(self.index),
+            **self.run.data.variables,
         }
         known = {"TASK_INDEX": str(self.index), **self.run.plan.shared, **self.run.plan.secrets}
         for name, text in self.role.env.items():

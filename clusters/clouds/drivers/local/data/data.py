@@ -10,8 +10,9 @@ from typing import Any
 
 from clusters.clouds.drivers.base import LocalSource, S3Source, Source, StorageSeen, StorageState, VolumeSource
 from clusters.clouds.drivers.local.agent.machine import PartOf
-from clusters.clouds.drivers.local.data import storage
+from clusters.clouds.drivers.local.data import cache, storage
 from clusters.clouds.drivers.local.data.files import read_json, write_json
+from clusters.clouds.drivers.local.network import outward
 from clusters.clouds.drivers.local.task import processes, sandbox
 
 TRY_AGAIN = 5.0
@@ -69,6 +70,16 @@ class Data:
         return self.process is None
 
     @property
+    def cached(self) -> list[str]:
+        """The keys of what it uses of the cache, as its process said last."""
+        return list((read_json(self.folder / "status.json") or {}).get("cached", {}).values())
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that are about to be cached for it."""
+        return int(self.status.get("wanted", 0))
+
+    @property
     def why_waiting(self) -> str:
         """For the tasks, which say the reason but not every megabyte."""
         return self.message if self.state == "failed" else "The data of the run is being fetched."
@@ -95,6 +106,15 @@ class Data:
         if self.run.plan.mounts[number].is_divided:
             return Path(storage.share(str(self.copy(number)), part))
         return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What tells its tasks how to read what is streamed."""
+        return {
+            name: value
+            for mount in self.run.plan.mounts
+            for name, value in mount.stream_variables(outward.INPUT_URL).items()
+        }
 
     def copy(self, number: int) -> Path:
         return self.run.folder / "mounts" / str(number)
@@ -195,6 +215,8 @@ class Data:
                         "folds",
                         "version",
                         "digest",
+                        "cached",
+                        "stream_key",
                     )
                 }
                 mounts.append(row | vars(mount.source) | flags)
@@ -204,6 +226,8 @@ class Data:
             "uid": self.run.uid,
             "mounts": mounts,
         }
+        spec |= {"cache": str(machine.cache), "cache_uid": None if self.run.uid is None else cache.UID}
+        spec |= {"least_free": machine.least_free}
         spec |= {"rclone": machine.rclone, "store_seconds": machine.store_seconds, "denied": _denied()}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)

@@ -12,27 +12,31 @@ so nothing is started when nothing has changed, and nothing remote is ever delet
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import stat
 import sys
+import threading
 import time
 
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
-from clusters.clouds.drivers.local.data import nfs, rclone
+from clusters.clouds.drivers.local.data import cache, nfs, rclone
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
 from clusters.clouds.drivers.parts import TRAIN, VALIDATION, divided
 from datastores import trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from clusters.clouds.drivers.local.data.following import Following
+    from clusters.clouds.drivers.local.data.streaming import Streaming
     from datastores.listing import Listing
 
 STORE_EVERY = 5.0
@@ -68,10 +72,19 @@ class Storage:
 
             self.following = Following(spec, followed, folder)
 
+        streamed = next((mount for mount in self.mounts if mount["stream_key"]), None)
+        self.streaming: Streaming | None = None
+        if streamed:  # it brings what HTTP needs, too
+            from clusters.clouds.drivers.local.data.streaming import Streaming
+
+            self.streaming = Streaming(spec, streamed, folder)
+
     # -- the row of things ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
         try:
+            if self.streaming:
+                self.streaming.look()
             if not self.status.values.get("fetched"):
                 self.fetch()
             while True:
@@ -96,6 +109,9 @@ class Storage:
         if self.following:
             self.following.stop()
             self.following = None
+        if self.streaming:
+            self.streaming.stop()
+            self.streaming = None
         try:
             if self.doing == "finish":
                 self.finish()
@@ -120,7 +136,7 @@ class Storage:
                 delay = min(LONGEST_DELAY, delay * 2)
         for mount in self.mounts:
             if mount["parts"] or mount["folds"]:
-                divide(mount)
+                divide(mount, self.status.values.get("sources", {}).get(mount["number"], mount["folder"]))
         self.reach()
         for mount in self.outputs:
             self.stored[mount["number"]] = scan(mount["folder"])
@@ -140,7 +156,10 @@ class Storage:
             place = nfs.attach(mount["server"], mount["path"], mount["folder"])
             self.status.values.setdefault("sources", {})[mount["number"]] = place
             return
-        if mount["follow"]:
+        if mount["follow"] or mount["stream_key"]:
+            return
+        if mount["cached"]:
+            self.fetch_cached(mount)
             return
         what = "input" if mount["read_only"] else "existing output"
 
@@ -159,6 +178,79 @@ class Storage:
                 self.status.values["read"] = [before.digest, before.files, before.size]
                 return
 
+    def fetch_cached(self, mount: dict[str, Any]) -> None:
+        """Until its listing is that of a whole one in the cache, which is made when it is not there."""
+        for _ in range(TRIES):
+            listing = self.list(mount)
+            if mount["digest"] and listing.digest != mount["digest"]:
+                raise Refused(NOT_THAT.format(mount["version"]))
+            key = cache.key_of(mount, listing.digest)
+            place = os.path.join(self.spec["cache"], key)
+            with self.held(place):
+                if not os.path.isdir(cache.files(place)) and not self.make(mount, place, listing):
+                    continue
+                cache.used(place)
+                mine = {"cached": {mount["number"]: key}, "sources": {mount["number"]: cache.files(place)}}
+                for name, values in mine.items():
+                    self.status.values.setdefault(name, {}).update(values)
+                self.status.write(durable=True, wanted=0, read=[listing.digest, listing.files, listing.size])
+                return
+        raise rclone.Failed(f"What lies in {rclone.where(mount)} changes while it is copied, so it cannot be cached.")
+
+    def make(self, mount: dict[str, Any], place: str, listing: Listing) -> bool:
+        """Whether what was copied is what was listed. Raises rclone.Failed."""
+        partial = cache.begin(place, self.spec["cache_uid"])
+        free = cache.free_bytes(place) - self.spec["least_free"]
+        # The agent hears of it, and makes room where it can.
+        self.say("fetching", "Fetching input, once for all runs that read the same.", wanted=listing.size)
+        if listing.size > free:
+            raise rclone.Failed(
+                f"It has {listing.size / 1e9:.1f} GB, and {max(0, free) / 1e9:.1f} are free for it here."
+            )
+
+        def progress(done: int, total: int) -> None:
+            self.say("fetching", f"Fetching input, once for all runs that read the same: {megabytes(done, total)}.")
+
+        spec, into = self.spec | {"uid": self.spec["cache_uid"]}, mount | {"folder": partial}
+        rclone.fetch(spec, into, self.folder, self.wake, progress, self.check)
+        if self.list(mount).digest != listing.digest:
+            cache.forget(place)
+            return False
+        cache.finish(place, listing.size)
+        return True
+
+    @contextlib.contextmanager
+    def held(self, place: str) -> Iterator[None]:
+        """The lock of one place of the cache, however long another run takes to make it. Raises Told."""
+        while True:
+            handle = cache.open_lock(place)
+            try:
+                self.lock(handle)
+                if cache.is_of(handle, place):
+                    yield
+                    return
+            finally:
+                os.close(handle)
+
+    def lock(self, handle: int) -> None:
+        """Waits in a thread, so that a command is heard meanwhile."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        self.say("fetching", "Waits for another run that fetches the same input.")
+        taken, takes = os.pipe2(os.O_CLOEXEC)
+
+        def wait() -> None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            os.close(takes)
+
+        threading.Thread(target=wait, daemon=True).start()
+        try:
+            while not select.select([taken], [], [], 0)[0]:
+                self.sleep(STORE_EVERY, taken)
+        finally:
+            os.close(taken)
+
     def list(self, mount: dict[str, Any]) -> Listing:
         return rclone.listing(self.spec, mount, self.folder, self.wake, self.check)
 
@@ -166,13 +258,16 @@ class Storage:
         """What is said of input without a file, "" where there is one."""
         for mount in self.mounts:
             place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
-            if mount["read_only"] and not (mount["follow"] or mount["shown_gib"]) and is_empty(place):
+            is_copied = not (mount["follow"] or mount["shown_gib"] or mount["stream_key"])
+            if mount["read_only"] and is_copied and is_empty(place):
                 where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
                 return f"The input is empty: there is nothing in {where}."
         return ""
 
     def store_live(self) -> None:
         """A failure costs nothing yet: it is shown, and the next round tries again."""
+        if self.streaming:
+            self.streaming.look()
         try:
             self.store()
         except rclone.Failed as error:
@@ -264,11 +359,12 @@ def share(folder: str, part: int) -> str:
     return f"{folder}-{part}" if part >= 0 else f"{folder}-none"
 
 
-def divide(mount: dict[str, Any]) -> None:
-    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched: no file lies here twice.
+def divide(mount: dict[str, Any], source: str) -> None:
+    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched into `source`: no file lies
+    here twice.
     May be repeated, for nobody looks at them yet."""
     folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
-    names = list(scan(folder))
+    names = list(scan(source))
     for part in (-1, *range(parts)):
         train, held = divided(names, part, parts, fold, folds)
         chosen = {name: f"{TRAIN}/{name}" if folds else name for name in train}
@@ -279,7 +375,7 @@ def divide(mount: dict[str, Any]) -> None:
         os.mkdir(there, 0o755)
         for name, shown in chosen.items():
             os.makedirs(os.path.dirname(os.path.join(there, shown)), exist_ok=True)
-            os.link(os.path.join(folder, name), os.path.join(there, shown), follow_symlinks=False)
+            os.link(os.path.join(source, name), os.path.join(there, shown), follow_symlinks=False)
 
 
 def scan(folder: str) -> dict[str, list[int]]:

@@ -8,7 +8,8 @@ child of the holder that ends with it, and the holder ends with pasta.
 The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands in
 status.json. Each of the `endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: what
 the user that runs the portal sends there is led to that port of 127.0.0.1 inside (forward.py). Tasks do not reach this
-machine's loopback; with `packages`, the socket of the package index, they reach that (outward.py)."""
+machine's loopback; with `packages`, the socket of the package index, and `stream`, that of
+their input, they reach those (outward.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def main(folder: str, lock: int) -> None:
     if child == 0:
         try:
             os.close(told)
-            hold(tells, outside, os.path.join(folder, "endpoints.json"), spec["endpoints"], spec.get("packages", ""))
+            hold(tells, outside, os.path.join(folder, "endpoints.json"), spec["endpoints"], spec)
         except (sandbox.SandboxError, OSError) as error:
             os.write(tells, str(error).encode())
         finally:
@@ -62,7 +63,9 @@ def main(folder: str, lock: int) -> None:
         os.pwrite(lock, b"%d\n" % child, 0)
 
 
-def hold(tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[str, int], packages: str) -> None:
+def hold(
+    tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[str, int], spec: dict[str, Any]
+) -> None:
     """The rest of the holder's life: makes the network, says so to `tells`, and stays."""
     os.setsid()
     os.umask(0o022)
@@ -70,7 +73,9 @@ def hold(tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[
     listening = listen(endpoints, told) if endpoints else {}
     # Of this machine's network, which is left now.
     peers = Peers() if endpoints else None
+    packages, stream = spec.get("packages", ""), spec.get("stream", "")
     index = outward.folder_of(packages) if packages else -1
+    input_folder = outward.folder_of(stream) if stream else -1
     carrier = -1
     if outside:
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -87,6 +92,8 @@ def hold(tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[
         forward.begin(listening, peers, owner)
     if packages:
         outward.begin(packages, index)
+    if stream:
+        outward.begin(stream, input_folder, outward.INPUT, outward.INPUT_AT_ONCE)
     os.write(tells, _MADE)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from clusters.clouds.drivers.base import Endpoint
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
-from clusters.clouds.drivers.local.network import holder
+from clusters.clouds.drivers.local.network import holder, outward
 from clusters.clouds.drivers.local.network import outside as network_outside
 from clusters.clouds.drivers.local.task import processes
 
@@ -83,6 +83,8 @@ class Network:
             (self.folder / "status.json").unlink(missing_ok=True)
             endpoints = {each.name: each.port for role in self.run.plan.roles for each in role.endpoints}
             told = spec(self.run.machine, outside=self.run.machine.outside) | {"endpoints": endpoints}
+            if any(mount.stream_key for mount in self.run.plan.mounts):
+                told["stream"] = str(self.run.folder / "storage" / outward.INPUT_SOCKET)
             write_json(self.folder / "spec.json", told)
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False

@@ -1,4 +1,5 @@
-"""Leads connections from the network of a run to the package index of this machine (packages.py), the one server that they reach.
+"""Leads connections from the network of a run to the servers that it reaches: the package index of this machine (packages.py),
+and what streams its own input (../data/streaming.py).
 
 In threads of the holder (holder.py), because nearly every run asks for nothing at all: no connection, no thread, no asyncio.
 """
@@ -14,6 +15,12 @@ HOST, PORT = "127.0.0.53", 3141
 URL = f"http://{HOST}:{PORT}/simple/"
 PIECE = 256 * 1024
 AT_ONCE = 16
+# Where they find their input, of which each task reads several pieces at once.
+INPUT, INPUT_AT_ONCE = ("127.0.0.54", 3142), 256
+INPUT_URL = "http://{}:{}".format(*INPUT)
+# In the folder of the storage process.
+INPUT_SOCKET = "stream"
+Address = tuple[str, int]
 
 
 def folder_of(path: str) -> int:
@@ -21,15 +28,15 @@ def folder_of(path: str) -> int:
     return os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def begin(path: str, folder: int) -> None:
-    """Serves as long as this process lives; `folder` is that of the socket `path`."""
-    server = socket.create_server((HOST, PORT), backlog=64)
+def begin(path: str, folder: int, at: Address = (HOST, PORT), most: int = AT_ONCE) -> None:
+    """Serves as long as this process lives, `most` connections at once; `folder` is that of the socket `path`."""
+    server = socket.create_server(at, backlog=64)
     to = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-    threading.Thread(target=_serve, args=(server, to), name="outward", daemon=True).start()
+    threading.Thread(target=_serve, args=(server, to, most), name="outward", daemon=True).start()
 
 
-def _serve(server: socket.socket, to: str) -> None:
-    places = threading.Semaphore(AT_ONCE)
+def _serve(server: socket.socket, to: str, most: int) -> None:
+    places = threading.Semaphore(most)
     while True:
         places.acquire()
         try:

@@ -54,7 +54,7 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
             os.closerange(server.fileno() + 1, 1 << 16)
             sandbox.drop_privileges(uid)
             sandbox.die_with_parent()
-            _serve(server, word.encode(), addresses.NEVER if denied is None else denied)
+            _serve(server, word.encode(), closed(denied))
         except Exception as error:  # noqa: BLE001  rclone will only say that it is refused, so the log says why
             os.write(2, f"The way of rclone to the network has ended: {error!r}\n".encode())
         finally:
@@ -66,6 +66,11 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def closed(denied: Sequence[str] | None) -> Sequence[str]:
+    """The networks that are, where `denied` is what the setting says; None for those that always are."""
+    return addresses.NEVER if denied is None else denied
 
 
 def _serve(server: socket.socket, word: bytes, denied: Sequence[str]) -> None:
