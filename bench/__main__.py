@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 # From quiet to loud.
-NAMES = ("billing", "idle", "listing", "starting", "posting", "serving", "launching", "following")
+NAMES = ("billing", "idle", "listing", "starting", "posting", "serving", "reading", "launching", "following")
 
 
 def main() -> int:
@@ -63,12 +63,12 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         import django
 
         django.setup()
-        from bench import measures, seed, serving
+        from bench import measures, reading, seed, serving
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        found = _parts((*measures.PARTS, serving.serving), only, portal, tenants)
+        found = _parts((*measures.PARTS, serving.serving, reading.reading), only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)
     finally:
         portal.stop()

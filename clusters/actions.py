@@ -26,7 +26,8 @@ from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
-from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode
+from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode, why_frozen
+from clusters.spec.folders import output_folder
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record_all
@@ -261,6 +262,9 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     else:
         wait = quota.why_unread(source) if source else ("", "")
     cluster.run_count += 1
+    folder = output_folder(spec.output_path, name=cluster.name, run=cluster.run_count)
+    if why := why_frozen(resolved.output, folder):
+        raise Invalid.at("spec", "outputPath", message=why)
     run = Run.objects.create(
         cluster=cluster,
         number=cluster.run_count,

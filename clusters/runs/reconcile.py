@@ -49,7 +49,7 @@ from clusters.models import Cluster, Environment, Plugin, Run
 from clusters.runs import quota
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
 from clusters.runs.status import refresh
-from clusters.spec.catalog import needs
+from clusters.spec.catalog import needs, why_frozen
 from clusters.spec.folders import output_folder
 from clusters.spec.locks import PLUGINS, together
 from clusters.volumes import lifecycle
@@ -308,9 +308,8 @@ def plan_of(run: Run) -> Plan:
             )
         )
     if found.output:
-        for version in found.output.versions.all():
-            if version.holds(folder):
-                raise SourceError(f"{version} is kept as it is; choose another output folder than {folder}.")
+        if why := why_frozen(found.output, folder):
+            raise SourceError(why)
         mounts.append(Mount(OUTPUT_PATH, False, mount_source(run, found.output, folder)))
     if found.home:
         mounts.append(Mount(HOME_PATH, False, mount_source(run, found.home, "")))

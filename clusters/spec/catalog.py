@@ -327,6 +327,14 @@ def _datastores(
     return stores
 
 
+def why_frozen(store: Datastore | None, folder: str) -> str:
+    """Why no run writes into this folder, which a version keeps as it is, or ""."""
+    if store is None or store.kind != Datastore.Kind.S3:
+        return ""
+    found = next((version for version in store.versions.all() if version.holds(folder)), None)
+    return f"{found} is kept as it is; choose another output folder than {folder}." if found else ""
+
+
 def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) -> FieldError | None:
     """Why the input does not come to the tasks in the manner that `spec` says."""
     said = spec.input
