@@ -102,8 +102,9 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
 
 
 @transaction.atomic
-def deploy(cluster: Cluster, *, acting_user: User) -> Run:
-    """Makes the next run. Raises Conflict while one is alive, Invalid when the definition names what is gone by now."""
+def deploy(cluster: Cluster, *, acting_user: User, newest: bool = False) -> Run:
+    """Makes the next run, with `newest` from the commit that its ref has by now. Raises Conflict while one is alive, Invalid
+    when the definition names what is gone by now."""
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
     _require_alive(cluster)
@@ -113,7 +114,7 @@ def deploy(cluster: Cluster, *, acting_user: User) -> Run:
     resolved = resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
     if cluster.origins:
         origins.move(cluster, resolved.domain)
-    return _new_run(cluster, acting_user, resolved, [], scheduled=False)
+    return _new_run(cluster, acting_user, resolved, [], scheduled=False, newest=newest)
 
 
 @transaction.atomic
@@ -251,7 +252,15 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
     return run
 
 
-def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequence[Event], *, scheduled: bool) -> Run:
+def _new_run(
+    cluster: Cluster,
+    acting_user: User,
+    resolved: Resolved,
+    told: Sequence[Event],
+    *,
+    scheduled: bool,
+    newest: bool = False,
+) -> Run:
     """Its next run, of its definition as `resolved`; `told` are the events of what came before in this transaction."""
     spec = resolved.spec
     hold(resolved.place)
@@ -272,7 +281,7 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
         namespace=resolved.place.namespace,
         spec={**cluster.spec, **_settled(resolved)},
         source=source,
-        code={"digest": spec.code.digest} if spec.code else {},
+        code=_program(cluster, spec, newest=newest),
         resources=resolved.resources_json,
         gpus=resolved.gpus,
         created_by=acting_user,
@@ -289,6 +298,17 @@ def _new_run(cluster: Cluster, acting_user: User, resolved: Resolved, told: Sequ
     record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
+
+
+def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, str]:
+    """What is known by now of the program of its next run: the commit of the run before where that says the same repository and
+    ref, unless the newest is wanted, which is asked for when the run is planned."""
+    if spec.code is None:
+        return {}
+    if spec.code.git is None:
+        return {"digest": spec.code.digest}
+    last = cluster.current_run
+    return dict(last.code) if last and not newest and last.spec.get("code") == cluster.spec["code"] else {}
 
 
 def _settled(resolved: Resolved) -> dict[str, Any]:

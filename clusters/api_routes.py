@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters.api import applications, clouds, clusters, environments, logs, notebooks, plugins, terminal
+from clusters.api import applications, clouds, clusters, environments, git_tokens, logs, notebooks, plugins, terminal
 from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
@@ -31,6 +31,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{APPLICATION}/access/stop", applications.StopAccess.as_view()),
     path(f"{APPLICATION}/run", notebooks.RunNotebook.as_view()),
     path(f"{APPLICATION}/environment", environments.SaveEnvironment.as_view()),
+    path("appcodes/<slug:code>/git-tokens", git_tokens.AppcodeGitTokens.as_view()),
+    path("appcodes/<slug:code>/git-tokens/<str:host>", git_tokens.OneGitToken.as_view()),
     path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>/context", environments.BuildContext.as_view()),

@@ -1,7 +1,7 @@
-"""Where the program of a cluster comes from besides its image: files that stand in the manifest.
+"""Where the program of a cluster comes from besides its image: files that stand in the manifest, or a Git repository.
 
-Every task sees them, read-only, in one folder, and its command starts there. What a run started with is named by a digest of
-all names and texts, so two runs that say the same digest ran the same program.
+Every task sees it, read-only, in one folder, and its command starts there. What a run started with is named by a digest of all
+names and texts, or by the commit that a ref had when the run was planned: two runs that say the same ran the same program.
 """
 
 from __future__ import annotations
@@ -10,10 +10,20 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
+from datastores.specs import relative_path
+from portal.addresses import literal, plain
 from portal.manifests import Strict, field_error
 
 MAX_FILES = 200
@@ -22,6 +32,36 @@ MAX_KIB = 512
 MAX_NAME = 200
 # What a volume of Kubernetes takes as a path is narrower than what a file system does: no part begins with "..".
 _NAME = re.compile(r"(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+(/(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+)*")
+
+
+_URL = re.compile(r"[\x21-\x7e]+")
+# What Git takes as the name of a branch or tag, but for what nobody calls one.
+_REF = re.compile(r"(?!.*(\.\.|//|/\.|@\{|\.lock(/|\Z)))[A-Za-z0-9_][A-Za-z0-9._/+@#-]*(?<![./])")
+
+
+def _git(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        host, port = "", None
+    if not _URL.fullmatch(value) or not host or port == 0 or not url.path.strip("/"):
+        raise ValueError("Write it as https://host/path/of/repository.git, in ASCII and without spaces.")
+    if url.username is not None or url.password is not None:
+        raise ValueError("Leave name and token out: they are kept as a secret of the appcode, among its Git tokens.")
+    if url.query or url.fragment:
+        raise ValueError("Leave out what follows “?” or “#”; ref and folder are fields of their own.")
+    if url.scheme == "http" and (address := literal(host)) and plain(address).is_loopback:
+        return value
+    if url.scheme != "https":
+        raise ValueError("Only https:// is fetched; of this machine itself, http://, too.")
+    return value
+
+
+def _ref(value: str) -> str:
+    if value and not _REF.fullmatch(value):
+        raise ValueError("Name a branch, a tag or a commit.")
+    return value
 
 
 def _files(value: dict[str, str]) -> dict[str, str]:
@@ -52,21 +92,46 @@ def _files(value: dict[str, str]) -> dict[str, str]:
 class CodeSpec(Strict):
     """What every task finds at /elearn/code, read-only, where its command starts."""
 
-    files: Annotated[dict[str, str], AfterValidator(_files)] = Field(
+    files: Annotated[dict[str, str], AfterValidator(_files)] | None = Field(
+        default=None,
         examples=[{"train.py": "print('hello')\n"}],
         description=f"Texts by their names, at most {MAX_KIB} KiB together; “lib/model.py” is in a folder.",
     )
+    git: Annotated[str, StringConstraints(max_length=500), AfterValidator(_git)] | None = Field(
+        default=None, examples=["https://git.example.com/team/digits.git"], description="A repository, by https."
+    )
+    ref: Annotated[str, StringConstraints(max_length=200), AfterValidator(_ref)] = Field(
+        default="",
+        examples=["main"],
+        description="A branch, a tag or a commit; what the server calls HEAD where it is empty.",
+    )
+    path: Annotated[str, AfterValidator(relative_path)] = Field(
+        default="", description="The folder of the repository where the command starts."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.files is not None and self.git is not None:
+            raise field_error("Give files or a repository, not both.", "git")
+        if self.files is None and self.git is None:
+            raise field_error("Give files, or say which repository.", "git")
+        if self.git is None and (self.ref or self.path):
+            raise field_error("Only a repository has that; leave it out.", "ref" if self.ref else "path")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value not in (None, "")}
 
     @property
     def digest(self) -> str:
-        """Of all names and texts."""
-        return digest_of(self.files)
+        """Of all names and texts; "" of a repository."""
+        return digest_of(self.files) if self.files else ""
 
     @property
-    def words(self) -> str:
-        """In one line, for people."""
-        first = next(iter(self.files))
-        return first if len(self.files) == 1 else f"{len(self.files)} files"
+    def host(self) -> str:
+        """Of a repository: whom it is asked of, with its port where that is not the usual one."""
+        return host_of(self.git or "")
 
 
 def _is_unicode(text: str) -> bool:
@@ -86,6 +151,11 @@ def digest_of(files: Mapping[str, str]) -> str:
     """SHA-256 of the files as JSON, by name."""
     text = json.dumps(files, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def host_of(url: str) -> str:
+    """Under which name a token for it is kept."""
+    return urlsplit(url).netloc.lower().removesuffix(":443")
 
 
 def code_of(spec: Mapping[str, Any]) -> CodeSpec | None:

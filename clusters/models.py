@@ -107,6 +107,26 @@ class Environment(models.Model):
         return f"{self.name}:{self.version}"
 
 
+class GitToken(models.Model):
+    """What a Git server wants of who reads for an appcode. `host` is its name, with its port where that is not the usual one."""
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="git_tokens")
+    host = models.CharField(max_length=255)
+    name = models.CharField(max_length=100)
+    token = EncryptedTextField(help_text="Never shown.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["host"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "host"], name="git_token_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.host
+
+
 class Plugin(models.Model):
     """What people may add to the JupyterLab of an image: one version of a name.
 
@@ -319,7 +339,7 @@ class Run(models.Model):
     code = models.JSONField(
         default=dict,
         db_default={},
-        help_text='Which program it started with, beside its image: {"digest": "ab…"}',
+        help_text='Which program it started with, beside its image: {"digest": "ab…"} or {"commit": "ab…"}',
     )
     blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(

@@ -287,6 +287,13 @@ def _all_run(run: RunState, wanted: int, newest: Mapping[tuple[str, int], TaskSt
     return "", message
 
 
+def _not_fetched(run: RunState) -> tuple[str, str]:
+    """What is tried again before tasks start: the code, which says so itself, or the input."""
+    if run.storage_message.startswith("The code "):
+        return "FetchingCode", run.storage_message
+    return "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
+
+
 def _progress(
     run: RunState,
     tasks: list[TaskState],
@@ -310,7 +317,7 @@ def _progress(
             how = run.blocked_message
         return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running. {how}"
     if run.storage_state == "failed":
-        return "Starting", "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
+        return "Starting", *_not_fetched(run)
     if troubled:
         return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
     unschedulable = [task for task in pending if task.reason in WAITING]
@@ -324,6 +331,7 @@ def _progress(
     for reason, sentence in (
         ("PullingImage", "The image is being fetched."),
         ("MountingVolume", "Its volumes are being mounted."),
+        ("FetchingCode", "Its code is being fetched."),
         ("MakingEnvironment", "Its environment is being made."),
         ("FetchingInput", run.storage_message or "The input data is being fetched."),
     ):

@@ -61,9 +61,10 @@ class ReadStatus(Answer):
 
 
 class CodeStatus(Answer):
-    """Which program a run started with, beside its image: two with one digest ran the same files."""
+    """Which program a run started with, beside its image: the same files, or the same commit."""
 
-    digest: str = Field(examples=["9f" * 32])
+    digest: str | None = Field(default=None, examples=["9f" * 32], description="Of files: of all names and texts.")
+    commit: str | None = Field(default=None, examples=["9f" * 20], description="Of a repository.")
 
 
 class RunStatus(Answer):
@@ -78,7 +79,9 @@ class RunStatus(Answer):
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
     read: ReadStatus | None = Field(description="What it has read; null before, and where the input is no copy.")
-    code: CodeStatus | None = Field(description="Null where the image has all of the program.")
+    code: CodeStatus | None = Field(
+        description="Null where the image has all of the program, and of Git before the run is planned."
+    )
     roles: dict[RoleName, RoleStatus]
     endpoints: list[EndpointStatus]
     started: dt.datetime | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.urls import URLPattern, path
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,6 +18,7 @@ from clusters import actions
 from clusters.models import Cluster
 from portal.access import OPERATE
 from portal.api.documents import Answer
+from portal.api.pagination import flag
 from portal.api.views import person
 
 
@@ -37,10 +38,17 @@ class Verb:
     do: Callable[..., Any]
     summary: str
     description: str
+    parameters: tuple[OpenApiParameter, ...] = ()
 
 
 VERBS = (
-    Verb("deploy", actions.deploy, "Start the next run", "409 while a run is alive."),
+    Verb(
+        "deploy", actions.deploy, "Start the next run", "409 while a run is alive.",
+        (OpenApiParameter(
+            "newest", bool,
+            description="Of code in Git: from the commit that its ref has by now, not from that of the run before.",
+        ),),
+    ),
     Verb(
         "disable", actions.disable, "End the run and give its GPUs back",
         "Its output is stored first, and its files stay. Repeating it changes nothing.",
@@ -53,9 +61,9 @@ VERBS = (
 )  # fmt: skip
 
 
-def carry_out(kind: Kind, do: Callable[..., Any], request: Request, code: str, name: str) -> Response:
+def carry_out(kind: Kind, do: Callable[..., Any], request: Request, code: str, name: str, **options: bool) -> Response:
     cluster = kind.find(person(request), code, name, OPERATE)
-    do(cluster, acting_user=person(request))
+    do(cluster, acting_user=person(request), **options)
     cluster.refresh_from_db()
     return Response(kind.to_manifest(cluster), status=status.HTTP_202_ACCEPTED)
 
@@ -71,10 +79,12 @@ def _view(kind: Kind, verb: Verb) -> type[APIView]:
             operation_id=f"{kind.name}s_{verb.name}",
             summary=verb.summary,
             description=verb.description,
+            parameters=list(verb.parameters),
             request=None,
             responses={202: kind.document},
         )
         def post(self, request: Request, code: str, name: str) -> Response:
-            return carry_out(kind, verb.do, request, code, name)
+            options = {each.name: flag(request, each.name) for each in verb.parameters}
+            return carry_out(kind, verb.do, request, code, name, **options)
 
     return Act

@@ -114,6 +114,35 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="GitToken",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("host", models.CharField(max_length=255)),
+                ("name", models.CharField(max_length=100)),
+                ("token", encrypted_fields.fields.EncryptedTextField(help_text="Never shown.")),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="git_tokens", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["host"],
+                "constraints": [models.UniqueConstraint(fields=("appcode", "host"), name="git_token_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="Plugin",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -409,7 +438,7 @@ class Migration(migrations.Migration):
                     models.JSONField(
                         db_default={},
                         default=dict,
-                        help_text='Which program it started with, beside its image: {"digest": "ab…"}',
+                        help_text='Which program it started with, beside its image: {"digest": "ab…"} or {"commit": "ab…"}',
                     ),
                 ),
                 ("blocked_reason", models.CharField(blank=True, db_default="", default="", max_length=40)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -38,6 +39,13 @@ class Act:
 
 
 DEPLOY = Act("deploy", actions.deploy, "Re-Deploy", "{name} has been submitted again.", yes="Re-Deploy")
+NEWEST = Act(
+    "deploy-newest",
+    partial(actions.deploy, newest=True),
+    "Re-Deploy from the newest commit",
+    "{name} has been submitted again, from the newest commit.",
+    yes="Re-Deploy",
+)
 CANCEL = Act(
     "cancel",
     actions.cancel,
@@ -65,7 +73,7 @@ DELETE = Act(
     "do its bills.",
     "Delete",
 )
-ACTS = {act.verb: act for act in (DEPLOY, CANCEL, DISABLE, KEEP, DELETE)}
+ACTS = {act.verb: act for act in (DEPLOY, NEWEST, CANCEL, DISABLE, KEEP, DELETE)}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -84,7 +92,7 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     except Invalid as invalid:
         # The definition names what is gone by now: to be mended in the form.
         messages.error(request, " ".join(error.message for error in invalid.errors))
-        back = reverse(f"change_{kind}", args=[appcode, name]) if verb == "deploy" else back
+        back = reverse(f"change_{kind}", args=[appcode, name]) if wanted in (DEPLOY, NEWEST) else back
     else:
         messages.success(request, wanted.done.format(name=name))
     return redirect(back)

@@ -410,16 +410,22 @@ def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:
         return None
     first, second = (found[number] for number in sorted(numbers))
     before, after = (
-        json.dumps({**run.spec, "code": run.code}, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
+        json.dumps({**run.spec, "code": _program(run)}, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
         for run in (first, second)
     )
     changes = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in "+-"]
     return {"first": first, "second": second, "changes": changes, "files": list(_changed_files(first, second))}
 
 
+def _program(run: Run) -> dict[str, Any]:
+    """Its code in a few lines: files by their digest."""
+    said = run.spec.get("code") or {}
+    return {**{key: value for key, value in said.items() if key != "files"}, **run.code}
+
+
 def _changed_files(first: Run, second: Run) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
     """Each file of the code that differs, with its lines as (sign, text); None where it is too long to be compared here."""
-    before, after = (code.files if (code := code_of(run.spec)) else {} for run in (first, second))
+    before, after = ((code.files if (code := code_of(run.spec)) else None) or {} for run in (first, second))
     for name in sorted({*before, *after}):
         one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
         if max(len(one), len(other)) > MAX_LINES:

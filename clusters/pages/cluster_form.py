@@ -32,6 +32,9 @@ FOLDED = (
 )  # fmt: skip
 
 
+_CODE = {"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
+
+
 def _choice(**options: Any) -> Words:
     return Words(widget=forms.Select(), **options)
 
@@ -117,10 +120,30 @@ class ClusterForm(forms.Form):
         help_text="appended after bash -c",
         widget=forms.Textarea(attrs={"rows": 4, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
+    code_git = Words(
+        label="Git repository",
+        required=False,
+        help_text="Fetched to /elearn/code, where the command starts; a private one by a Git token of the appcode.",
+        widget=forms.TextInput(
+            attrs={**_CODE, "placeholder": "https://git.example.com/team/project.git", "inputmode": "url"}
+        ),
+    )
+    code_ref = Words(
+        label="Ref",
+        required=False,
+        help_text="branch, tag or commit",
+        widget=forms.TextInput(attrs={**_CODE, "placeholder": "main"}),
+    )
+    code_path = Words(
+        label="Folder",
+        required=False,
+        help_text="where it starts",
+        widget=forms.TextInput(attrs=_CODE),
+    )
     code_files = Words(
         label="Files",
         required=False,
-        help_text="Your program: at /elearn/code in every task, where the command starts.",
+        help_text="Your program, where it is not in Git: at /elearn/code in every task, where the command starts.",
         widget=forms.Textarea(
             attrs={
                 "rows": 3,

@@ -32,6 +32,9 @@ INPUT = {
 }
 INPUT_INITIAL = {"input_mode": "copy"}
 
+# What is said of a repository, and the field of it.
+CODE = {"git": "code_git", "ref": "code_ref", "path": "code_path"}
+
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
 
 FIELD_OF_PATH: dict[tuple[str, ...], str] = {
@@ -46,6 +49,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "outputPath"): "output_path",
     ("spec", "command"): "command",
     ("spec", "code"): "code_files",
+    **{("spec", "code", key): name for key, name in CODE.items()},
     ("spec", "env"): "env",
     ("spec", "framework"): "framework",
     ("spec", "mode"): "mode",
@@ -82,7 +86,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "image": values.get("image", ""),
         "environment": values.get("environment") or None,
         "command": values.get("command", ""),
-        "code": {"files": files} if (files := read_json(values.get("code_files", ""))) is not None else None,
+        "code": read_code(values),
         "env": env,
         "input": read_input(values),
         "output": values.get("output") or None,
@@ -114,7 +118,8 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         **_said(spec.input),
         "output": spec.output or "",
         "command": spec.command,
-        "code_files": json.dumps(spec.code.files, ensure_ascii=False) if spec.code else "",
+        "code_files": json.dumps(spec.code.files, ensure_ascii=False) if spec.code and spec.code.files else "",
+        **{name: getattr(spec.code, key) or "" if spec.code else "" for key, name in CODE.items()},
         "env": write_env(spec.env),
         "framework": spec.framework,
         "mode": spec.mode,
@@ -169,6 +174,13 @@ def _said(value: InputSpec | None) -> dict[str, str]:
     """What stands in the fields about an input."""
     said = {name: getattr(value, key) for key, name in INPUT.items()} if value else {}
     return {name: str(said.get(name) or INPUT_INITIAL.get(name, "")) for name in INPUT.values()}
+
+
+def read_code(values: Mapping[str, str]) -> dict[str, Any] | None:
+    """What is given of files and of a repository; both together the manifest refuses."""
+    said: dict[str, Any] = {key: value for key, name in CODE.items() if (value := values.get(name, "").strip())}
+    files = read_json(values.get("code_files", ""))
+    return {**said, **({"files": files} if files is not None else {})} or None
 
 
 def read_env(text: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from clusters.gateway.origins import Opening, openings
 from clusters.gateway.visits import is_open_to
 from clusters.input import input_of
 from clusters.models import CloudState, Cluster, Flavor, Run
-from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, Act
+from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, NEWEST, Act
 from clusters.runs.idle import Outlook, outlook
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for, roles_of
@@ -107,6 +107,8 @@ class Row:
     openings: tuple[Opening, ...] = ()
     stops: str = ""
     can_keep: bool = False
+    # Of the cluster's own page: a list does not ask for it.
+    is_from_git: bool = False
 
     @property
     def url(self) -> str:
@@ -174,6 +176,7 @@ class Row:
         return (
             *keep,
             DEPLOY if not self.is_live else DISABLE if self.phase == "Running" else CANCEL,
+            *((NEWEST,) if self.is_from_git and not self.is_live else ()),
         )
 
     @property
@@ -340,6 +343,7 @@ def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[s
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),
+        is_from_git=bool((cluster.spec.get("code") or {}).get("git")),
     )
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
+    CodeCommit,
     CodeFiles,
     Endpoint,
     Environment,
@@ -42,6 +43,7 @@ def build_plan(
     addresses: Addresses,
     origins: Mapping[str, str] = MappingProxyType({}),
     environment: Environment | None = None,
+    code: CodeFiles | CodeCommit | None = None,
 ) -> Plan:
     """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints.
     Raises CloudRefused."""
@@ -89,7 +91,7 @@ def build_plan(
         roles=tuple(roles),
         shared=dict(framework.shared(spec, addresses)),
         environment=environment,
-        code=CodeFiles(spec.code.files) if spec.code else None,
+        code=code,
     )
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):

@@ -38,6 +38,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.code import code_of
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Resources
@@ -47,6 +48,7 @@ from clusters.logs import collect
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Environment, Plugin, Run
 from clusters.runs import quota
+from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs, why_frozen
@@ -87,6 +89,9 @@ def reconcile(run_id: int) -> None:
                 is_held = _step(run, token)
         except PutOff as error:
             _pause(run, token, str(error), CLOUD_PAUSE, is_news=False)
+            return
+        except NotYet as error:
+            _pause(run, token, f"{error} It is asked again.", OWN_PAUSE)
             return
         except CloudError as error:
             why = readable(str(error))
@@ -187,6 +192,8 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             return _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or quota.admit(run_id):
         try:
+            if not _commit_kept(run, token):
+                return False
             plan = plan_of(run)
             with lane(run.cloud):
                 cloud_of(run).apply(plan)
@@ -198,6 +205,15 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             lifecycle.told(plan)
             return _told(run_id, token, "applied_at")
     return True
+
+
+def _commit_kept(run: Run, token: uuid.UUID) -> bool:
+    """Whether the claim is still held when the commit that its code starts from stands with it, where it needs one."""
+    code = code_of(run.spec)
+    if code is None or code.git is None or run.code:
+        return True
+    run.code = {"commit": commit_of(run, code)}
+    return Run.objects.filter(pk=run.pk, claim_token=token).update(code=run.code) == 1
 
 
 @transaction.atomic
@@ -332,6 +348,7 @@ def plan_of(run: Run) -> Plan:
         addresses=addresses,
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
         environment=_planned(found.environment, found.plugins),
+        code=planned(run, spec.code),
     )
 
 

@@ -26,7 +26,7 @@ from clusters.spec.locks import together
 from clusters.spec.size import too_many
 from clusters.volumes import lifecycle
 from datastores.access import readable_by
-from datastores.drivers.addresses import is_loopback
+from datastores.drivers.addresses import Denied, check_literal, is_loopback
 from datastores.models import Datastore, Version
 from datastores.sources import SourceError, source_for
 from portal.access import OPERATE, appcodes_for, require
@@ -167,6 +167,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
             path = ("spec", "roles", role, "flavor")
             errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
 
+    if spec.code and spec.code.git and (sentence := _why_not_fetched(spec.code.git)):
+        errors.append(FieldError(("spec", "code", "git"), sentence))
     gateway = gateway_of(place.cloud) if spec.served else None
     if spec.served and gateway is None:
         sentence = (
@@ -190,6 +192,15 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
         raise Invalid.at("spec", "roles", role, "flavor" if ROLES[role].is_fixed else "count", message=quota.message)
     return resolved
+
+
+def _why_not_fetched(url: str) -> str:
+    """As far as its address says it; whoever connects judges by the one that its name has then."""
+    try:
+        check_literal(urlsplit(url).hostname or "")
+    except Denied as denied:
+        return str(denied)
+    return ""
 
 
 def _images(spec: ClusterSpec) -> QuerySet[Image]:

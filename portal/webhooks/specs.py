@@ -37,6 +37,7 @@ GROUPS = {
     "datastore": "Datastores: created, changed, shared, files stored and removed",
     "storage": "Object storage: switched on, keys refreshed and stopped",
     "environment": "Environments: saved, deleted",
+    "git": "Git tokens: saved, removed",
     "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",
 }

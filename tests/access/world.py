@@ -20,7 +20,7 @@ from billing.budgets import turn
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
-from clusters.models import Environment, Flavor, Image, Origin, Plugin
+from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin
 from datastores.models import AllowedFolder
 from portal import events
 from portal.actions import requests
@@ -110,6 +110,7 @@ def make(bucket: str) -> World:
         "application": "panel",
     }
     Environment.objects.create(appcode=people.ops, name="torch", version=1, created_by=people.alice, **saved)
+    GitToken.objects.create(appcode=people.ops, host="git.example.com", name="git", token="secret")
     image = Image.objects.get(name="tensorflow")
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
@@ -146,6 +147,7 @@ def make(bucket: str) -> World:
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
+        "{host}": "git.example.com",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
         "{image}": "tensorflow", "plugins/{image}/{name}": "tree", "plugins/{name}": "tree",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
@@ -156,7 +158,7 @@ def make(bucket: str) -> World:
         "tokens/{token_key}": tokens_actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
     }  # fmt: skip
     absent = {
-        "{image}": "absent",
+        "{image}": "absent", "{host}": "git.example.org",
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",

@@ -8,6 +8,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import (
     AccessMode,
+    CodeCommit,
     CodeFiles,
     Endpoint,
     Environment,
@@ -115,6 +116,14 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
     ps = role("ps", restart="Always", gpus=0)
     return {
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
+        "a-commit-of-a-private-repository": (
+            plan(
+                role("master"),
+                run=run,
+                code=CodeCommit("https://git.example/team/$x.git", "0123456789" * 4, "train", "oauth2", "very-secret"),
+            ),
+            main,
+        ),
         "files-of-its-own": (
             plan(
                 role("master"),

@@ -33,6 +33,10 @@ INPUT = NAME | st.one_of(
 ).filter(lambda said: said["mode"] != "stream" or not {"version", "folds"} & said.keys())
 FILE = st.from_regex(r"([a-z]{1,3}/)?[A-Z0-9_-][A-Z0-9._-]{0,5}\.py", fullmatch=True)
 FILES = st.dictionaries(FILE, TEXT, min_size=1, max_size=3)
+REPOSITORY = st.fixed_dictionaries(
+    {"git": st.just("https://git.example.com/team/x.git")},
+    optional={"ref": st.from_regex(r"[A-Za-z0-9]{1,9}", fullmatch=True), "path": FOLDER},
+)
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
 ).map(lambda people: {"to": "people", "people": people})
@@ -62,7 +66,7 @@ def manifests(draw):
         "framework": framework,
         "image": draw(NAME),
         "command": draw(COMMAND),
-        "code": draw(st.none() | FILES.map(lambda files: {"files": files})),
+        "code": draw(st.none() | FILES.map(lambda files: {"files": files}) | REPOSITORY),
         "env": draw(st.dictionaries(names, TEXT, max_size=5)),
         "input": draw(st.none() | INPUT),
         "output": draw(st.none() | NAME),

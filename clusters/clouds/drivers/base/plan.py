@@ -220,6 +220,19 @@ class CodeFiles:
     """Texts by their paths below CODE, where every task sees them, read-only, and starts."""
 
     files: Mapping[str, str] = field(repr=False)
+    folder: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class CodeCommit:
+    """All files of a commit of a Git repository at CODE, where every task sees them, read-only; it starts in `folder` of them.
+    `name` and `token` are what its server wants, "" for nothing; no task ever sees them."""
+
+    url: str
+    commit: str
+    folder: str = ""
+    name: str = ""
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -281,4 +294,4 @@ class Plan:
     shared: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     environment: Environment | None = None
-    code: CodeFiles | None = None
+    code: CodeFiles | CodeCommit | None = None

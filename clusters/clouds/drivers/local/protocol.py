@@ -18,6 +18,7 @@ from clusters.clouds.drivers.base import (
     ActivitySeen,
     Batch,
     Capacity,
+    CodeCommit,
     CodeFiles,
     Endpoint,
     EndpointSeen,
@@ -80,8 +81,12 @@ def plan_from(data: dict[str, Any]) -> Plan:
         shared=data["shared"],
         secrets=data["secrets"],
         environment=Environment(**data["environment"]) if data.get("environment") else None,
-        code=CodeFiles(**data["code"]) if data.get("code") else None,
+        code=_code_from(data["code"]) if data.get("code") else None,
     )
+
+
+def _code_from(data: dict[str, Any]) -> CodeFiles | CodeCommit:
+    return CodeFiles(**data) if "files" in data else CodeCommit(**data)
 
 
 def _role_from(data: dict[str, Any]) -> RolePlan:

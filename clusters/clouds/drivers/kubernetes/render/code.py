@@ -1,13 +1,21 @@
 """The program that people gave, in the pods of a run. Pure.
 
-Its files stand in the ConfigMap that owns the run, which nobody can change, and a volume shows them under their names: nothing is
-copied, no container has to start before the task, and the task sees them read-only.
+A commit is fetched by an init container of the storage image (../../git.py) into a volume of the pod; name and token of its
+server stand in the Secret of the run, and only that container has them. Files of a manifest stand in the ConfigMap that owns the
+run, which nobody can change, and a volume shows them under their names. The task sees both read-only.
 """
 
 from __future__ import annotations
 
-from clusters.clouds.drivers.base import CODE, Plan
+from typing import Any
+
+from clusters.clouds.drivers.base import CODE, CodeCommit, CodeFiles, Plan, literal
 from clusters.clouds.drivers.kubernetes.render import names, storage
+from clusters.clouds.drivers.kubernetes.settings import Settings
+
+FETCH_CODE = "code"
+# Longer than what is inside may take (../../git.py).
+SECONDS = 1000
 
 
 def held(plan: Plan) -> dict[str, str]:
@@ -15,14 +23,43 @@ def held(plan: Plan) -> dict[str, str]:
     return {f"code-{number}": text for number, (_, text) in enumerate(_in_order(plan))}
 
 
-def pod_parts(plan: Plan) -> storage.PodParts:
+def start_folder(plan: Plan) -> str:
+    """Where commands of its tasks start; "" for where the image says."""
+    return f"{CODE}/{plan.code.folder}".rstrip("/") if plan.code else ""
+
+
+def pod_parts(plan: Plan, settings: Settings, resources: dict[str, Any]) -> storage.PodParts:
+    """`resources` as of the task, without GPUs: what fetches a commit has those."""
     parts = storage.PodParts()
-    if plan.code:
+    if isinstance(plan.code, CodeCommit):
+        parts.init.append(_fetch(plan, plan.code, settings, resources))
+        parts.volumes.append({"name": "code", "emptyDir": storage.on_disk(settings)})
+    elif plan.code:
         items = [{"key": f"code-{number}", "path": name} for number, (name, _) in enumerate(_in_order(plan))]
         parts.volumes.append({"name": "code", "configMap": {"name": names.owner_name(plan.run), "items": items}})
+    if plan.code:
         parts.mounts.append({"name": "code", "mountPath": CODE, "readOnly": True})
     return parts
 
 
 def _in_order(plan: Plan) -> list[tuple[str, str]]:
-    return sorted(plan.code.files.items()) if plan.code else []
+    return sorted(plan.code.files.items()) if isinstance(plan.code, CodeFiles) else []
+
+
+def _fetch(plan: Plan, code: CodeCommit, settings: Settings, resources: dict[str, Any]) -> dict[str, Any]:
+    env: list[dict[str, Any]] = [{"name": "HOME", "value": storage.TMP}]
+    if code.name:
+        secret = names.secret_name(plan.run)
+        env += [
+            {"name": f"GIT_{key.upper()}", "valueFrom": {"secretKeyRef": {"name": secret, "key": f"git-{key}"}}}
+            for key in ("name", "token")
+        ]
+    words = (code.url, code.commit, CODE, f"{storage.TMP}/.git-objects", code.folder)
+    return {
+        **storage.container(FETCH_CODE, settings),
+        # As process 1 it would never notice a signal.
+        "command": ["timeout", "--kill-after=5", str(SECONDS), "git-commit", *map(literal, words)],
+        "env": env,
+        "resources": resources,
+        "volumeMounts": [{"name": "tmp", "mountPath": storage.TMP}, {"name": "code", "mountPath": CODE}],
+    }

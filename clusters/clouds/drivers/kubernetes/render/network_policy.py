@@ -1,4 +1,4 @@
-"""Which traffic a run's tasks have: each other, DNS, the gateway, and the servers of their own datastores. Pure.
+"""Which traffic a run's tasks have: each other, DNS, the gateway, and the servers of their own datastores and code. Pure.
 
 Rules of NetworkPolicies; what no rule names is closed. NFS and volumes are mounted by the node, to which no policy applies.
 Policies know addresses and no names, so an S3 server that is given by its name is a port of any public address. Private
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from clusters.clouds.drivers.base import CloudRefused, Plan, S3Source
+from clusters.clouds.drivers.base import CloudRefused, CodeCommit, Plan, S3Source
 from clusters.clouds.drivers.closed_networks import PRIVATE
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
@@ -54,7 +54,7 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
     """Tasks of a run reach each other on any port; of a datastore only what it names; and the package index."""
     rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
-    servers = {_server(mount.source.endpoint) for mount in plan.mounts if isinstance(mount.source, S3Source)}
+    servers = {_server(endpoint) for endpoint in _endpoints(plan)}
     rules += [_to(host, port, settings) for host, port in sorted(servers)]
     if settings.package_index:
         host, port = _server(settings.package_index)
@@ -65,13 +65,19 @@ def egress(plan: Plan, settings: Settings) -> list[Rule]:
 
 def check(plan: Plan, settings: Settings) -> None:
     """Raises CloudRefused for a server that tasks would never reach."""
-    for mount in plan.mounts:
-        if isinstance(mount.source, S3Source) and (sentence := why_closed(mount.source.endpoint, settings)):
+    for endpoint in _endpoints(plan):
+        if sentence := why_closed(endpoint, settings):
             raise CloudRefused(sentence)
 
 
+def _endpoints(plan: Plan) -> list[str]:
+    """The servers of its data and its code."""
+    stores = [mount.source.endpoint for mount in plan.mounts if isinstance(mount.source, S3Source)]
+    return [*stores, plan.code.url] if isinstance(plan.code, CodeCommit) else stores
+
+
 def why_closed(endpoint: str, settings: Settings) -> str:
-    """Why tasks do not reach an S3 server, as far as that can be told without resolving its name, or ""."""
+    """Why tasks do not reach a server, as far as that can be told without resolving its name, or ""."""
     host, _ = _server(endpoint)
     if (inside := _INSIDE.fullmatch(host)) and inside[1] not in settings.storage_namespaces:
         return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusters.clouds.drivers.base import CODE, Plan, RolePlan, literal
+from clusters.clouds.drivers.base import Plan, RolePlan, literal
 from clusters.clouds.drivers.kubernetes.render import code, endpoints, environments, names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
@@ -29,7 +29,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     )
     resources = _resources(role, settings)
     made = environments.pod_parts(plan, role, settings, _without_gpus(resources))
-    program = code.pod_parts(plan)
+    program = code.pod_parts(plan, settings, _without_gpus(resources))
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
     grace = max(1, plan.grace_seconds)
@@ -63,7 +63,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                     "0",
                     *(literal(word) for word in environments.argv(plan, role)),
                 ],
-                **({"workingDir": CODE} if plan.code else {}),
+                **({"workingDir": start} if (start := code.start_folder(plan)) else {}),
                 "env": _environment(plan, role, task_index, settings),
                 "ports": [
                     {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
@@ -93,8 +93,8 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             *program.volumes,
         ],
     }
-    if made.init or stored.init:
-        spec["initContainers"] = [*made.init, *stored.init]
+    if program.init or made.init or stored.init:
+        spec["initContainers"] = [*program.init, *made.init, *stored.init]
     batch = any(each.restart == "OnFailure" for each in plan.roles)
     if priority := settings.batch_priority_class if batch else settings.service_priority_class:
         spec["priorityClassName"] = priority

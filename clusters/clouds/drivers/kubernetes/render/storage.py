@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from clusters.clouds.drivers.base import CloudError, CloudRefused, NfsSource, Plan, S3Source, VolumeSource, literal
+from clusters.clouds.drivers.base import (
+    CloudError,
+    CloudRefused,
+    CodeCommit,
+    NfsSource,
+    Plan,
+    S3Source,
+    VolumeSource,
+    literal,
+)
 from clusters.clouds.drivers.follow import EVERY
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
@@ -68,6 +77,8 @@ def manifests(plan: Plan) -> list[dict[str, Any]]:
         elif isinstance(mount.source, NfsSource):
             made += _nfs(plan, number, mount.source, read_only=mount.read_only)
         # A volume is not the run's own: see `volume_manifest`.
+    if isinstance(plan.code, CodeCommit) and plan.code.name:
+        keys |= {"git-name": plan.code.name, "git-token": plan.code.token}
     if keys:
         secret = {"name": names.secret_name(plan.run)}
         made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen, StorageState, TaskPhase, TaskSeen
-from clusters.clouds.drivers.kubernetes.render import names, storage
+from clusters.clouds.drivers.kubernetes.render import code, names, storage
 from clusters.clouds.drivers.kubernetes.watch import reasons
 
 Pod = Mapping[str, Any]
@@ -200,9 +200,14 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
     """How far the data of this one pod is; None when it has none to copy."""
     run_id = names.run_id_of(pod["metadata"].get("labels") or {})
     containers = {each["name"] for each in pod["spec"].get("initContainers") or []}
-    if run_id is None or not containers & {storage.FETCH, storage.STORE}:
+    if run_id is None:
         return None
     found = {each["name"]: each for each in pod["status"].get("initContainerStatuses") or []}
+    got = _terminated(found.get(code.FETCH_CODE, {}))
+    if got and got["exitCode"] == storage.REFUSED:
+        return StorageSeen(run_id, "refused", (got.get("message") or "").strip() or "The code could not be fetched.")
+    if not containers & {storage.FETCH, storage.STORE}:
+        return None
     fetch, store = found.get(storage.FETCH, {}), found.get(storage.STORE, {})
     fetched, stored = _terminated(fetch), _terminated(store)
     if fetched and fetched["exitCode"]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.clouds.drivers.kubernetes.render import environments, storage
+from clusters.clouds.drivers.kubernetes.render import code, environments, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, asked_of, gib
 
@@ -61,6 +61,8 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
             return held
         if status["name"] == environments.MAKE and "running" in status.get("state", {}):
             return MAKING, "Its environment is being made."
+        if status["name"] == code.FETCH_CODE and "running" in status.get("state", {}):
+            return "FetchingCode", "Its code is being fetched."
         if status["name"] == storage.FETCH and "running" in status.get("state", {}):
             return "FetchingInput", ""
         if status["name"] == storage.FOLLOW and not status.get("started"):
@@ -170,6 +172,7 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
             return "Error", _not_made(failed)
         if failed and failed["exitCode"] and not ended:
             what = {
+                code.FETCH_CODE: "The code could not be fetched",
                 storage.FETCH: "The input could not be fetched",
                 storage.FOLDERS: "The folder of the run could not be made",
             }.get(init["name"], f"{init['name']} failed")

@@ -14,6 +14,7 @@ from clusters.clouds.drivers.base import (
     Capacity,
     CloudError,
     CloudRefused,
+    CodeCommit,
     LocalSource,
     Measurements,
     Plan,
@@ -87,6 +88,8 @@ def _check(node: Node, plan: Plan) -> None:
 
 
 def _check_mounts(node: Node, plan: Plan) -> None:
+    if isinstance(plan.code, CodeCommit) and not node.git:
+        raise CloudRefused("Code in Git needs the package dulwich, which is not installed on this machine.")
     for mount in plan.mounts:
         if not os.path.isabs(mount.mount_path) or os.path.normpath(mount.mount_path) != mount.mount_path:
             raise CloudRefused(f"{mount.mount_path} is not a path at which data can be mounted.")

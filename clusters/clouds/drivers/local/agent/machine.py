@@ -7,6 +7,7 @@ It knows no run but by its id. What a run, its tasks, data and network need of t
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import math
 import os
@@ -73,6 +74,8 @@ class Machine(ABC):
         self.may_share_network = options.may_share_network
         self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
         self.rclone, self.uv = _program("rclone"), _program("uv")
+        # The Python, in its environment, that has what fetches code from Git.
+        self.git = sys.prefix if importlib.util.find_spec("dulwich") else ""
         self.packages = options.packages
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()

@@ -36,7 +36,9 @@ LOST = "The process that watched over this task was lost, so the task was ended.
 
 def start_folder(plan: Plan) -> str:
     """Where commands of its tasks start."""
-    return CODE if plan.code else "/elearn/program" if plan.image.program else "/elearn"
+    if plan.code:
+        return f"{CODE}/{plan.code.folder}".rstrip("/")
+    return "/elearn/program" if plan.image.program else "/elearn"
 
 
 class TaskOf(PartOf, Protocol):

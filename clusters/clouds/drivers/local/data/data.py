@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import LocalSource, S3Source, Source, StorageSeen, StorageState, VolumeSource
+from clusters.clouds.drivers.base import (
+    CodeCommit,
+    CodeFiles,
+    LocalSource,
+    S3Source,
+    Source,
+    StorageSeen,
+    StorageState,
+    VolumeSource,
+)
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.data import cache, storage
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -27,7 +36,9 @@ class Data:
     def __init__(self, run: PartOf) -> None:
         self.run = run
         self.folder = run.folder / "storage"
-        self.remote = any(self.own(mount.source) is None for mount in run.plan.mounts)
+        self.remote = any(self.own(mount.source) is None for mount in run.plan.mounts) or isinstance(
+            run.plan.code, CodeCommit
+        )
         self.process: processes.Detached | None = None
         self.status: dict[str, Any] = {}
         self.prepared = False
@@ -175,8 +186,11 @@ class Data:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
             os.chown(folder, owner, owner)
-        if self.run.plan.code:
+        if isinstance(self.run.plan.code, CodeFiles):
             self._write(self.run.plan.code.files)
+        elif self.run.plan.code:
+            self.code.mkdir(exist_ok=True)
+            os.chown(self.code, owner, owner)
 
     def _write(self, files: Mapping[str, str]) -> None:
         """Ours, for everybody to read. Whoever made the plan has judged the names."""
@@ -228,6 +242,8 @@ class Data:
         }
         spec |= {"cache": str(machine.cache), "cache_uid": None if self.run.uid is None else cache.UID}
         spec |= {"least_free": machine.least_free}
+        if isinstance(self.run.plan.code, CodeCommit):
+            spec["code"] = {**vars(self.run.plan.code), "into": str(self.code), "python": machine.git}
         spec |= {"rclone": machine.rclone, "store_seconds": machine.store_seconds, "denied": _denied()}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)

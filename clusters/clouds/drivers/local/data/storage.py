@@ -25,7 +25,7 @@ import time
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
-from clusters.clouds.drivers.local.data import cache, nfs, rclone
+from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
 from clusters.clouds.drivers.parts import TRAIN, VALIDATION, divided
 from datastores import trees
@@ -51,7 +51,7 @@ class Told(Exception):
 
 
 class Refused(Exception):
-    """The input is not what was asked for; the text says so."""
+    """The input, or the code, is not what was asked for; the text says so."""
 
 
 class Storage:
@@ -126,9 +126,15 @@ class Storage:
         delay = FIRST_DELAY
         while True:
             try:
+                if self.spec.get("code"):
+                    self.fetch_code()
                 for mount in self.mounts:
                     self.fetch_one(mount)
                 break
+            except code.Failed as error:
+                self.say("failed", f"The code cannot be fetched: {error} It is tried again.")
+                self.sleep(delay)
+                delay = min(LONGEST_DELAY, delay * 2)
             except rclone.Failed as error:
                 what = "Input" if mount["read_only"] else "The folder for output"
                 self.say("failed", f"{what} cannot be fetched: {error} It is tried again.")
@@ -150,6 +156,12 @@ class Storage:
             if problem := self.following.problem:
                 self.say("failed", f"{problem} It is tried again.")
             self.sleep(STORE_EVERY, self.following.said)
+
+    def fetch_code(self) -> None:
+        try:
+            code.fetch(self.spec, self.folder, self.wake, self.check)
+        except code.Refused as error:
+            raise Refused(str(error)) from None
 
     def fetch_one(self, mount: dict[str, Any]) -> None:
         if mount["kind"] == "nfs":

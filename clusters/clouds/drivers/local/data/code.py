@@ -1,0 +1,103 @@
+"""The commit that a run starts from: fetched by ../../git.py, a program of its own, as the copies of rclone are.
+
+It works as the task's uid, in a sandbox that shows it the portal's Python and the folder that it fills. What a server has sent is
+read in there and nowhere else, name and token travel in its environment only, and it ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from clusters.clouds.drivers.local.task import sandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PROGRAM, _ADDRESSES, _FILES = "/elearn/git.py", "/elearn/addresses.py", "/elearn/code"
+# As the program ends when it would fail again.
+_REFUSED = 77
+_SAID = 4096
+
+
+class Failed(Exception):
+    """The text says why, for people, and ends with a full stop."""
+
+
+class Refused(Failed):
+    """It would fail again."""
+
+
+def fetch(spec: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> None:
+    """Fills the folder `into`. `check` may raise to break it off; it is asked when `wake` reads."""
+    own = os.path.join(folder, "git")
+    if not os.path.isdir(own):
+        os.mkdir(own, 0o700)
+        if spec["uid"] is not None:
+            os.chown(own, spec["uid"], spec["uid"])
+    said, says = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(spec, folder, own, says)
+        except Exception as error:  # noqa: BLE001  whatever it is, it must be told, and this process may not go on
+            os.write(says, str(error).encode())
+        finally:
+            os._exit(1)
+    os.close(says)
+    text = b""
+    try:
+        poll = select.poll()
+        for handle in (said, wake):
+            poll.register(handle, select.POLLIN)
+        while True:
+            ready = [handle for handle, _ in poll.poll()]
+            if wake in ready:
+                check()
+            if said in ready:
+                if not (piece := os.read(said, _SAID)):
+                    break
+                text = (text + piece)[-_SAID:]
+    except BaseException:
+        os.kill(child, 9)
+        raise
+    finally:
+        os.close(said)
+        _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        lines = text.decode(errors="replace").strip().splitlines() or ["It took too long, or was ended."]
+        raise (Refused if code == _REFUSED else Failed)(lines[-1].rstrip(".") + ".")
+
+
+def _become(spec: dict[str, Any], folder: str, own: str, says: int) -> None:
+    os.dup2(os.open("/dev/null", os.O_RDWR), 0)
+    os.dup2(says, 1)
+    os.dup2(says, 2)
+    code = spec["code"]
+    here = os.path.abspath(__file__).rsplit("/clusters/", 1)[0]
+    sandbox.unshare()
+    binds: list[sandbox.Bind] = [
+        *sandbox.python_binds(code["python"]),
+        {"source": f"{here}/clusters/clouds/drivers/git.py", "target": _PROGRAM, "read_only": True},
+        {"source": f"{here}/portal/addresses.py", "target": _ADDRESSES, "read_only": True},
+        {"source": code["into"], "target": _FILES},
+    ]
+    sandbox.build(os.path.join(folder, "root"), binds, tmp=own, proc=False)
+    sandbox.drop_privileges(spec["uid"])
+    sandbox.die_with_parent()
+    env = {
+        "HOME": "/tmp",  # noqa: S108  its own
+        "LANG": "C.UTF-8",
+        "GIT_ADDRESSES": _ADDRESSES,
+        "GIT_NAME": code["name"],
+        "GIT_TOKEN": code["token"],
+    }
+    if spec["denied"] is not None:
+        env["GIT_DENIED"] = ",".join(spec["denied"])
+    python = os.path.join(code["python"], "bin", "python")
+    # By its whole path: by that it finds the environment around it.
+    argv = [python, "-I", _PROGRAM, code["url"], code["commit"], _FILES, "/tmp/store", code["folder"]]  # noqa: S108
+    os.execve(python, argv, env)  # noqa: S606  no shell is the point
