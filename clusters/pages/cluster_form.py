@@ -100,8 +100,8 @@ class ClusterForm(forms.Form):
         label="How it is read",
         required=False,
         initial=INPUT_INITIAL["input_mode"],
-        help_text="Of S3. What is copied once is shared by all runs that read the same; with parts, every master and worker has "
-        "some of the files; a program finds S3 itself by AWS_ENDPOINT_URL and PORTAL_INPUT.",
+        help_text="For inputs in S3. In parts, each master and worker has some files; a program that reads by itself finds "
+        "PORTAL_INPUT.",
     )
     input_fold = Words(
         label="Fold held out",
