@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 # From quiet to loud.
-NAMES = ("billing", "idle", "listing", "starting", "posting", "serving", "reading", "launching", "following")
+NAMES = (
+    "billing",
+    "idle",
+    "listing",
+    "newcomer",
+    "starting",
+    "posting",
+    "serving",
+    "reading",
+    "launching",
+    "following",
+)
 
 
 def main() -> int:

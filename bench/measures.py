@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from bench.results import Result, quantile
 from bench.seed import ROLES, Seeded
 from bench.web import Client, one_by_one, steadily
 from clusters.actions import delete_cluster, disable
-from clusters.models import CloudState, Cluster, Run
+from clusters.models import CloudState, Cluster, Flavor, Image, Run
 from clusters.runs.reconcile import reconcile, unsettled
 from portal.models import User
 from tests.running import Portal
@@ -76,6 +77,35 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
             Result(f"List page for one who sees {who}: queries", len(queries), "", 5),
         ]
     return found
+
+
+def newcomer(portal: Portal, tenants: Seeded) -> list[Result]:
+    """the form of a new cluster, and its first card until it has a chart"""
+    browser = _signed_in(tenants.member)
+    page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
+    one_by_one(20, lambda: page.send("GET", "/clusters/new"))
+    times = one_by_one(PAGES, lambda: page.send("GET", "/clusters/new"))
+    Image.objects.create(
+        name="tensorflow-bench", title="TensorFlow", environment=sys.prefix, program=str(settings.BASE_DIR / "examples")
+    )
+    # Those of the other measurements are too small for TensorFlow.
+    others = Flavor.objects.filter(name__in=("gpu", "cpu"))
+    others.update(enabled=False)
+    Flavor.objects.create(name="first", title="First", cpu_milli=1000, memory_mb=1536, gpus=1)
+    begin = time.perf_counter()
+    answer = browser.post("/clusters/start", {"start": "hello-gpu", "appcode": tenants.codes[0]})
+    assert answer.status_code == 302, answer.content.decode()
+    run = Run.objects.get(cluster__name="hello-gpu")
+    until(lambda: Run.objects.get(pk=run.pk).is_terminal, seconds=300)
+    assert Run.objects.get(pk=run.pk).phase == Run.Phase.SUCCEEDED
+    until(lambda: b'class="panel chart"' in browser.get(f"{answer['Location']}/metrics/charts").content)
+    took = time.perf_counter() - begin
+    others.update(enabled=True)
+    return [
+        Result("New cluster, the form with its cards: p99", quantile(times, 0.99) * 1000, "ms", 300),
+        Result("New cluster, the form with its cards: median", quantile(times, 0.5) * 1000, "ms"),
+        Result("The card “Hello GPU” → Succeeded, with a chart", took, "s", 45),
+    ]
 
 
 def starting(portal: Portal, tenants: Seeded) -> list[Result]:
@@ -200,7 +230,7 @@ def _count(queries: CaptureQueriesContext) -> int:
     return sum(query["sql"] not in ("BEGIN", "COMMIT") for query in queries)
 
 
-PARTS = (idle, listing, starting, posting)
+PARTS = (idle, listing, newcomer, starting, posting)
 
 
 def api_of(portal: Portal, tenants: Seeded) -> Client:

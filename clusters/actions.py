@@ -26,7 +26,7 @@ from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
-from clusters.spec.catalog import Resolved, require_active, resolve, usable_appcode, why_frozen
+from clusters.spec.catalog import Resolved, name_taken, require_active, resolve, usable_appcode, why_frozen
 from clusters.spec.folders import output_folder
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -44,10 +44,7 @@ def create_cluster(manifest: ClusterManifest, *, acting_user: User, appcode: App
     except IntegrityError as error:
         if "cluster_name_once" not in str(error):
             raise
-        code, name = manifest.metadata.appcode, manifest.metadata.name
-        raise Invalid.at(
-            "metadata", "name", message=f"{code} already has a cluster “{name}”; choose another name."
-        ) from error
+        raise name_taken(manifest.metadata.appcode, manifest.metadata.name) from error
 
 
 @transaction.atomic

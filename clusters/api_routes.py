@@ -1,6 +1,17 @@
 from django.urls import URLPattern, URLResolver, path
 
-from clusters.api import applications, clouds, clusters, environments, git_tokens, logs, notebooks, plugins, terminal
+from clusters.api import (
+    applications,
+    clouds,
+    clusters,
+    environments,
+    git_tokens,
+    logs,
+    notebooks,
+    plugins,
+    queue,
+    terminal,
+)
 from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
@@ -36,6 +47,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>/context", environments.BuildContext.as_view()),
+    path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),
     path("images/<slug:image>/plugins", plugins.ImagePlugins.as_view()),

@@ -16,6 +16,7 @@ from clusters.pages import (
     offers,
     opening,
     plugins,
+    queue,
     tensorboard,
     terminal,
 )
@@ -30,7 +31,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("clusters/rows", listing.rows, name="cluster_rows"),
     path("clusters/spent", listing.spent, name="clusters_spent"),
     path("clusters/new", create.new_cluster, name="new_cluster"),
+    path("clusters/start", create.start, name="start_card"),
     path("clusters/preview", create.preview_cluster, name="preview_cluster"),
+    path("queue", queue.queue, name="queue"),
     path("clusters/import", create.import_clusters, name="import_clusters"),
     path("clusters/datastores", create.datastore_choices, name="datastore_choices"),
     path("applications", applications.applications, name="applications"),

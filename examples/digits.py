@@ -14,6 +14,8 @@ is started again finds the newest checkpoint and goes on from there.
 from __future__ import annotations
 
 import argparse
+import gzip
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +50,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What can be changed in the command: `python digits_ps.py --steps 5000 --learning-rate 0.05`."""
     parser = argparse.ArgumentParser(description="Trains a network on handwritten digits.")
     parser.add_argument("--input", type=Path, default=Path("/elearn/input"), help="the folder with digits.npz")
+    parser.add_argument("--sample", action="store_true", help="use the digits that scikit-learn brings, not the input")
     parser.add_argument("--output", type=Path, default=Path("/elearn/output"), help="where results go")
     parser.add_argument("--steps", type=int, default=1500, help="training steps of all workers together")
     parser.add_argument("--batch", type=int, default=64, help="images in one step of one worker")
@@ -64,12 +67,26 @@ def prepare() -> None:
         tf.config.experimental.set_memory_growth(gpu, enable=True)
 
 
-def load(folder: Path) -> Digits:
-    """Reads digits.npz. Every fifth image is kept for testing."""
-    with np.load(folder / "digits.npz") as file:
-        images, labels = (file["images"] / 16.0).astype(np.float32), file["labels"].astype(np.int64)
+def load(args: argparse.Namespace) -> Digits:
+    """Reads digits.npz of the input, or the sample. Every fifth image is kept for testing."""
+    if args.sample:
+        images, labels = sample()
+    else:
+        with np.load(args.input / "digits.npz") as file:
+            images, labels = file["images"], file["labels"]
+    images, labels = (images / 16.0).astype(np.float32), labels.astype(np.int64)
     test = np.arange(len(labels)) % 5 == 0
     return Digits(images[~test], labels[~test], images[test], labels[test])
+
+
+def sample() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's handwritten digits, from its own file: importing scikit-learn would take seconds."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("This image has no scikit-learn, whose digits --sample uses; name an input instead.")
+    with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return rows[:, :-1], rows[:, -1]
 
 
 def batches(digits: Digits, batch: int, seed: int | None = None) -> tf.data.Dataset:
@@ -214,7 +231,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     It reads what the master writes, so it needs an output folder that tasks share, as on one machine or on NFS.
     """
-    digits, network = load(args.input), Network()
+    digits, network = load(args), Network()
     checkpoint = tf.train.Checkpoint(network=network)
     writer = tf.summary.create_file_writer(str(args.output / "summaries" / "evaluator"))
     for path in _checkpoints(args.output / "checkpoints"):

@@ -20,7 +20,7 @@ def main() -> None:
         digits.evaluate(args)
         return
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    data = digits.load(args.input)
+    data = digits.load(args)
     # The first values of a variable are those of the master: only its checkpoint counts.
     leads = resolver.task_type in ("chief", None, "")
     lead = digits.Lead(data, args.output, args.steps) if leads else None

@@ -48,7 +48,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver,
     """The master: waits for the others, hands out steps, reports and saves."""
     # Nothing that its reader could change.
     warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
-    data = digits.load(args.input)
+    data = digits.load(args)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     workers = resolver.cluster_spec().num_tasks("worker")

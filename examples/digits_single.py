@@ -15,7 +15,7 @@ def main() -> None:
     digits.prepare()
     gpus = tf.config.list_logical_devices("GPU")
     strategy = tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
-    data = digits.load(args.input)
+    data = digits.load(args)
     lead = digits.Lead(data, args.output, args.steps)
     with strategy.scope():
         network = digits.Network(lead.network.values)

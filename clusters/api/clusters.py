@@ -119,7 +119,7 @@ class ClusterPreview(APIView):
     @extend_schema(
         operation_id="clusters_preview",
         summary="What would happen if this were created now: does it fit, and what does it cost",
-        description="Writes nothing. The manifest is judged as it is when it is created, except for a name that is taken.",
+        description="Writes nothing. The manifest is judged as it is when it is created.",
         request=ClusterManifest,
         responses=PreviewDocument,
         examples=[EXAMPLE],

@@ -52,7 +52,7 @@ def preview_application(manifest: ApplicationManifest, *, acting_user: User, clu
     try:
         _make_home(manifest, acting_user, cluster)
         with _own_fields():
-            return preview(asked, acting_user=acting_user)
+            return preview(asked, acting_user=acting_user, instead_of=cluster)
     finally:
         transaction.savepoint_rollback(undone)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from django.db.models import Q, QuerySet
 
@@ -17,7 +18,7 @@ from clusters.models import Cluster, Environment, Flavor, Image, Plugin
 from datastores.access import readable_by
 from datastores.models import Datastore
 from portal.errors import Invalid
-from portal.models import Appcode
+from portal.models import Appcode, User
 
 # The newest ones; any other can be named in a manifest.
 MAX_SOURCES = 100
@@ -40,10 +41,15 @@ class Offer:
     # Clusters that write something and come to an end: others can read that.
     sources: Sequence[str] = ()
     plugins: Sequence[Plugin] = ()
+    # What the person asked for last there, {} for nobody's first.
+    last: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
-        """`appcodes` are those where the person may create; `datastores` those that they may see."""
+    def make(
+        cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore], user: User | None = None
+    ) -> Offer:
+        """`appcodes` are those where the person may create; `datastores` those that they may see. `user` is the person,
+        where what they chose last counts."""
         codes = list(appcodes.filter(state=Appcode.State.ACTIVE))
         known = [each.code for each in codes]
         chosen = appcode if appcode in known else (known[0] if known else "")
@@ -75,6 +81,7 @@ class Offer:
                 .values_list("name", flat=True)[:MAX_SOURCES]
             ),
             list(plugins().defer("lock")) if makes else [],
+            _last_of(user, chosen) if user and chosen else {},
         )
 
     @property
@@ -86,11 +93,21 @@ class Offer:
         return self.place is None or image.has(self.place.driver.software)
 
     def defaults(self) -> dict[str, str]:
-        """What most people would choose first, so that cost and fit are told at once: the first that can run here."""
+        """What this person chose last in this appcode, as far as it is still offered; else what most people would choose first:
+        an image that can run here, and one GPU where any flavor has one."""
         image = next((image.name for image in self.images if self.runs(image)), "")
-        flavor = self.flavors[0].name if self.flavors else ""
-        needed = {f"{name}_flavor": flavor for name, role in COMPUTING_ROLES.items() if role.least}
-        return {"appcode": self.appcode, "image": image, **needed}
+        with_gpu = (flavor for flavor in self.flavors if flavor.gpus)
+        flavor = next(with_gpu, next(iter(self.flavors), None))
+        roles = {name: flavor.name if flavor else "" for name, role in COMPUTING_ROLES.items() if role.least}
+        known = {each.name for each in self.flavors}
+        roles |= {
+            name: said["flavor"]
+            for name, said in self.last.get("roles", {}).items()
+            if name in roles and said["flavor"] in known
+        }
+        if self.last.get("image") in {each.name for each in self.images if self.runs(each)}:
+            image = self.last["image"]
+        return {"appcode": self.appcode, "image": image, **{f"{name}_flavor": each for name, each in roles.items()}}
 
     def choices(self) -> dict[str, list[tuple[str, str]]]:
         flavors = [(flavor.name, flavor_label(flavor)) for flavor in self.flavors]
@@ -143,6 +160,12 @@ class Offer:
             *((name, f"{name} (newest: {each.version}, over {each.image})") for name, each in newest.items()),
             *((str(each), f"{each} over {each.image}") for each in self.environments),
         ]
+
+
+def _last_of(user: User, appcode: str) -> Mapping[str, Any]:
+    """The definition of the cluster that they made last there. One query."""
+    made = Cluster.objects.filter(created_by=user, appcode__code=appcode, spec__framework__in=list(COMPUTING))
+    return made.order_by("-created_at").values_list("spec", flat=True).first() or {}
 
 
 def _shared_with(appcode: Appcode) -> Sequence[Datastore]:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.forms import Field
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -19,34 +20,39 @@ from clusters.access import cluster_for, clusters_for, run_for
 from clusters.clouds.health import notes
 from clusters.manifest import MAX_NAME, ClusterManifest
 from clusters.models import Cluster
+from clusters.pages import starters
 from clusters.pages.choices import Offer
 from clusters.pages.cluster_form import ClusterForm
 from clusters.pages.conversion import fields_of, manifest_of, short_document
 from clusters.pages.importing import ImportForm, read_manifests
-from clusters.runs.preview import NOTHING, Preview, preview
+from clusters.pages.starters import STARTERS
+from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
 from datastores.access import datastores_for
-from portal.access import OPERATE, appcodes_for
+from portal.access import OPERATE, appcode_for, appcodes_for
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode
 
 Made = TypeVar("Made")
+# Of what differs.
+MOST_SHOWN = 120
 # What stands in for a field that is not filled in yet, so that cost and fit can be told before the name is chosen.
-STAND_INS = {"name": "unnamed", "command": "true", "env": "", "schedule_after": ""}
+STAND_INS = {"name": "unnamed-unnamed-unnamed-unnamed-unnamed", "command": "true", "env": "", "schedule_after": ""}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_cluster(request: HttpRequest) -> HttpResponse:
-    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]` or `?example=1`."""
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]` or `?start=CARD`."""
     user = person(request)
     if request.method != "POST":
         filled = _filled(request, user)
         offer = offer_of(user, filled.get("appcode", ""))
-        form = ClusterForm(
-            offer, initial=example(offer) | filled if "example" in request.GET else offer.defaults() | filled
-        )
-        return _page(request, form)
+        starter = STARTERS.get(request.GET.get("start", ""))
+        if starter:
+            filled |= starters.fields(starter, offer)
+            filled["name"] = free_name(user, starter.name)
+        return _page(request, ClusterForm(offer, initial=offer.defaults() | filled), cards="clone" not in request.GET)
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = (
         _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
@@ -54,6 +60,29 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     if cluster is None:
         return _page(request, form)
     messages.success(request, f"{cluster.name} has been submitted.")
+    return redirect("cluster", cluster.appcode.code, cluster.name)
+
+
+@require_POST
+def start(request: HttpRequest) -> HttpResponse:
+    """Runs a card in the appcode that is named, under the next free name; what is refused stands in its form."""
+    user, starter = person(request), STARTERS.get(request.POST.get("start", ""))
+    if starter is None:
+        raise Http404("There is no such card.")
+    code = appcode_for(user, request.POST.get("appcode", ""), OPERATE).code
+    offer = offer_of(user, code)
+    # What is offered is that of another appcode where this one is disabled: it is to be refused, not made elsewhere.
+    filled = starters.fields(starter, offer) | {"appcode": code, "name": free_name(user, starter.name)}
+    empty = ClusterForm(offer, initial=filled)
+    form = ClusterForm(offer, {field: str(empty[field].value() or "") for field in empty.fields})
+    cluster = (
+        _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
+    )
+    if cluster is None:
+        return _page(request, form, cards=True)
+    messages.success(
+        request, f"{cluster.name} has been submitted. Its charts are under Metrics, a few seconds after it runs."
+    )
     return redirect("cluster", cluster.appcode.code, cluster.name)
 
 
@@ -86,10 +115,19 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 
 @require_POST
 def preview_cluster(request: HttpRequest) -> HttpResponse:
-    """The right column of the form: what is typed so far, judged and priced. Writes nothing."""
+    """The right column of the form: what is typed so far, judged and priced. `?change=APPCODE/NAME` is the cluster that is
+    changed. Writes nothing."""
     user = person(request)
-    form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
-    return render(request, "clusters/_preview.html", _preview(request, form, user))
+    appcode, _, name = request.GET.get("change", "").partition("/")
+    cluster = cluster_for(user, appcode, name, OPERATE) if name else None
+    form = ClusterForm(
+        offer_of(user, appcode or request.POST.get("appcode", "")),
+        request.POST,
+        initial=fields_of(_manifest(cluster, cluster.spec)) if cluster else {},
+    )
+    if cluster:
+        form.fix("appcode", "name")
+    return render(request, "clusters/_preview.html", _preview(request, form, user, cluster))
 
 
 @require_GET
@@ -164,13 +202,17 @@ def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made |
     return None
 
 
-def _page(request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None) -> HttpResponse:
-    context = {"form": form, "cluster": cluster, "notes": form.offer.notes}
+def _page(
+    request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None, *, cards: bool = False
+) -> HttpResponse:
+    context: dict[str, Any] = {"form": form, "cluster": cluster, "notes": form.offer.notes}
+    if cards:
+        context |= {"starters": STARTERS.values(), "why_no_starter": starters.why_not(form.offer)}
     return render(request, "clusters/new.html", context)
 
 
 def offer_of(user: User, appcode: str) -> Offer:
-    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user))
+    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user), user)
 
 
 def _filled(request: HttpRequest, user: User) -> dict[str, str]:
@@ -179,27 +221,6 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
         return _cloned(user, source, request.GET.get("run", ""))
     appcode = selected_appcode(request)
     return {"appcode": appcode} if appcode else {}
-
-
-def example(offer: Offer) -> dict[str, str]:
-    """The training of handwritten digits with parameter servers, as far as the demonstration's parts are on offer."""
-    stores = {store.name for store in offer.datastores}
-    image = next((image.name for image in offer.images if offer.runs(image) and "tensorflow" in image.name), "")
-    plain = next((flavor.name for flavor in offer.flavors if not flavor.gpus), "")
-    with_gpu = next((flavor.name for flavor in offer.flavors if flavor.gpus), plain)
-    return {
-        "appcode": offer.appcode,
-        "name": "example",
-        "image": image,
-        "command": "python digits_ps.py",
-        "input": "demo-input" if "demo-input" in stores else "",
-        "output": "demo-output" if "demo-output" in stores else "",
-        "master_flavor": with_gpu,
-        "ps_flavor": plain,
-        "ps_count": "1",
-        "worker_flavor": with_gpu,
-        "worker_count": "2",
-    }
 
 
 def _cloned(user: User, source: str, run: str) -> dict[str, str]:
@@ -228,24 +249,27 @@ def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:
     return ClusterManifest.model_validate({"kind": "cluster", "metadata": metadata, "spec": spec})
 
 
-def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, Any]:
-    complete = form.is_valid()
+def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Cluster | None = None) -> dict[str, Any]:
+    form.is_valid()
     manifest = form.manifest
     if manifest is None and set(form.errors) <= set(STAND_INS):
         manifest = form.with_stand_ins({name: STAND_INS[name] for name in form.errors})
     found: Preview | None = None
     if manifest is not None:
         try:
-            found = preview(manifest, acting_user=user)
+            found = preview(manifest, acting_user=user, instead_of=cluster)
         except Invalid as invalid:
-            complete = False
             form.complain(invalid.errors)
+        except PermissionDenied as denied:
+            form.complain([FieldError(("metadata", "appcode"), str(denied))])
     if form.manifest is not None:
         document = short_document(form.manifest)
     else:
         document, _ = manifest_of({name: str(form[name].value() or "") for name in form.fields})
     appcode = document["metadata"]["appcode"]
-    address = request.build_absolute_uri(f"/api/v1/appcodes/{quote(appcode)}/clusters")
+    address = request.build_absolute_uri(
+        f"/api/v1/appcodes/{quote(appcode)}/clusters{f'/{cluster.name}' if cluster else ''}"
+    )
     text = json.dumps(document, indent=2, ensure_ascii=False)
     complaints = [
         (form.fields[name].widget.attrs.get("aria-label", form[name].label), form[name].value(), form.errors[name][0])
@@ -256,12 +280,42 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User) -> dict[str, A
         "form": form,
         "preview": found,
         "notes": notes(found.place.cloud) if found else form.offer.notes,
-        "complete": complete,
+        "cluster": cluster,
+        "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,
+        "differs": differences(form, cluster) if cluster else [],
+        "sizes": _sizes(form.offer),
         "missing": [label for label, value, _ in complaints if not value],
         "wrong": [(label, sentence) for label, value, sentence in complaints if value],
         "manifest": text,
-        "curl": curl(address, text),
+        "curl": curl(address, text, method="PUT" if cluster else "POST"),
     }
+
+
+def differences(form: ClusterForm, cluster: Cluster) -> list[tuple[str, str, str]]:
+    """What stands in the form otherwise than in the last run of the cluster: label, then, now."""
+    run = cluster.current_run
+    # A run settles what its definition leaves open.
+    settled = {name: cluster.spec[name] for name in ("environment", "input")}
+    before = fields_of(_manifest(cluster, {**run.spec, **settled} if run else cluster.spec))
+    found = []
+    for name, field in form.fields.items():
+        now, then = str(form[name].value() or "").replace("\r\n", "\n"), before.get(name, "")
+        if now != then and not (name == "time_limit_unit" and not form["time_limit"].value()):
+            label = field.widget.attrs.get("aria-label") or field.label or name
+            found.append((str(label), shown(field, then), shown(field, now)))
+    return found
+
+
+def shown(field: Field, value: str) -> str:
+    """What people read of a value; of a long text its beginning."""
+    text = dict(getattr(field.widget, "choices", ())).get(value, value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _sizes(offer: Offer) -> list[Size]:
+    """The flavors as they are to be had where the appcode runs."""
+    appcode = next((each for each in offer.appcodes if each.code == offer.appcode), None)
+    return sizes(offer.flavors, offer.place.cloud, appcode.pk) if appcode and offer.place else []
 
 
 def curl(address: str, document: str, *, method: str = "POST") -> str:

@@ -260,7 +260,12 @@ def forget_flavors() -> None:
 def _context(request: HttpRequest) -> dict[str, Any]:
     roles = roles_of(person(request))
     context = found(request, clusters_in(roles), roles)
-    return {**context, "columns": list(COLUMNS), "morning": _morning(person(request), roles, context["search"].appcode)}
+    return {
+        **context,
+        "columns": list(COLUMNS),
+        "morning": _morning(person(request), roles, context["search"].appcode),
+        "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
+    }
 
 
 def found(request: HttpRequest, clusters: QuerySet[Cluster], roles: Mapping[int, str] | None) -> dict[str, Any]:

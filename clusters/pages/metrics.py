@@ -1,4 +1,5 @@
-"""The Metrics tab: the run's scalars as charts, read from the event files in its output datastore.
+"""The Metrics tab: the run's scalars as charts, read from the event files in its output datastore, or, of a run that keeps no
+output, from the log of the task that leads.
 
 While a run goes on its output is stored every few seconds, so the charts follow. What was read of a file is remembered in the
 cache by the run and the file's path, so that following a long training reads only what was added to it.
@@ -13,12 +14,18 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from django.core.cache import cache
+from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
+from clusters.clouds.drivers.base import CloudError
+from clusters.frameworks import FRAMEWORKS
+from clusters.logs.read import RunLogs
+from clusters.manifest import ClusterSpec
 from clusters.models import Run
 from clusters.pages.cluster import page_of
+from clusters.pages.log_scalars import scalars_of_log
 from clusters.pages.scalars import Point, Progress, Scalars, is_event_file, read
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
@@ -35,6 +42,8 @@ REMEMBER_SECONDS = 3600
 READ_SECONDS = 20
 # Files of the output that are looked at for event files among them; checkpoints may be many.
 MAX_ENTRIES = 20_000
+# Of a log, for one page.
+MAX_LOG = 2 * 1024 * 1024
 MAX_CHARTS = 40
 TABLE_ROWS = 100
 
@@ -60,11 +69,11 @@ def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
     context: dict[str, object] = {"page": shown, "metrics": [], "error": ""}
-    if shown.run and shown.run.spec["output"]:
+    if shown.run:
         try:
             with LOOKS.enter(person(request).pk), within(READ_SECONDS):
-                found = scalars_of(shown.run)
-        except (DriverError, Unavailable) as error:
+                found = scalars_of(shown.run) if shown.run.spec["output"] else printed(shown.run)
+        except (DriverError, CloudError, Unavailable) as error:
             context["error"] = str(error)
         else:
             context |= {"metrics": [_metric(found, tag) for tag in found.tags[:MAX_CHARTS]], "found": found}
@@ -93,6 +102,22 @@ def scalars_of(run: Run) -> Scalars:
         if changed:
             cache.set_many({keys[path]: remembered[path].to_json() for path in changed}, REMEMBER_SECONDS)
     return found
+
+
+def printed(run: Run) -> Scalars:
+    """What the first task of its first role prints. Raises CloudError."""
+    spec = ClusterSpec.model_validate(run.spec)
+    role = next(iter(each for each in FRAMEWORKS[spec.framework].roles if each.name in spec.active_roles)).name
+    attempt = run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
+    if attempt is None:
+        return Scalars((), 0)
+    logs, data = RunLogs(run), b""
+    while len(data) < MAX_LOG:
+        chunk = logs.read(role, 0, attempt, offset=len(data), limit=MAX_LOG - len(data))
+        data += chunk.data
+        if not chunk.data:
+            return scalars_of_log(data)
+    return scalars_of_log(data, [f"Only the first {MAX_LOG >> 20} MiB of the log of {role}-0 are read."])
 
 
 def _event_files(driver: Driver, folder: str) -> Iterator[Entry]:

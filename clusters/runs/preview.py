@@ -6,24 +6,31 @@ submit, in the same words; what a run waits for in its cloud, the cloud says the
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from django.utils import timezone
 
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
-from billing.prices.rates import hourly, planned
+from billing.prices.rates import Prices, hourly, planned
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
-from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, judge, worst
+from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms, judge, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
 from clusters.manifest import ClusterManifest, ClusterSpec
-from clusters.models import CloudState
+from clusters.models import CloudState, Cluster, Flavor
 from clusters.runs.quota import held, waiting, why_unread
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.catalog import Resolved, resolve, usable_appcode
+from clusters.spec.catalog import Resolved, name_taken, resolve, usable_appcode
 from portal.models import Appcode, User
+
+NOTHING_TO_SAY = Judgement("now", "", "")
+# Room for more tasks than this is said as that.
+MOST_SHOWN = 999
 
 
 @dataclass(frozen=True)
@@ -58,28 +65,83 @@ class Preview:
     cost: Cost
 
 
-def preview(manifest: ClusterManifest, *, acting_user: User) -> Preview:
-    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would (except for a name that is taken)."""
+def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None) -> Preview:
+    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would; `instead_of` is the cluster whose
+    next run it is to be, where it is no new one."""
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
-    spec = manifest.spec
+    spec, name = manifest.spec, manifest.metadata.name
+    if instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists():
+        raise name_taken(appcode.code, name)
     resolved = resolve(spec, appcode)
     capacity = capacity_of(resolved.place.cloud)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     source = resolved.input.run if resolved.input else None
-    judgement = worst(
-        Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else Judgement("now", "", ""),
+    judgements = (
+        Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else NOTHING_TO_SAY,
         judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
         judge(tasks_of(resolved), capacity),
     )
+    scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
+    judgement = worst(*judgements, scheduled)
+    said = [each.message for each in (judgements if judgement.fits == "now" else [judgement])]
+    if scheduled.fits == "now":
+        said.append(scheduled.message)
     return Preview(
         place=resolved.place,
         notice=silences(timezone.now()).get(resolved.place.cloud, ""),
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,
-        sentence=judgement.message or "It can start now.",
+        sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
     )
+
+
+@dataclass(frozen=True)
+class Size:
+    """A flavor as it is to be had now: for how many of its tasks there is room, and what one costs an hour, from the cheapest to
+    the dearest model that it may get."""
+
+    flavor: Flavor
+    room: int
+    cost: Cost
+
+
+def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
+    """Of each flavor. One query and the book of prices."""
+    capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
+    rooms, found = free_rooms(capacity), []
+    for flavor in flavors:
+        task = Tasks("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
+        rates = _rates(prices, now, task, capacity, appcode_id)
+        room = sum(room.holds(task) for room in rooms)
+        found.append(Size(flavor, int(min(room, MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+    return found
+
+
+def _rates(prices: Prices, now: dt.datetime, tasks: Tasks, capacity: Capacity, appcode_id: int) -> list[Decimal]:
+    """What these tasks cost an hour with each model of GPU that they may get."""
+    return [hourly(prices, now, [size], appcode_id) for size in _held(prices, tasks, capacity)]
+
+
+def _held(prices: Prices, tasks: Tasks, capacity: Capacity) -> list[Resources]:
+    """What they hold together, for each model that they may get."""
+    models, n = [tasks.gpu_model], tasks.count
+    if tasks.gpus and not tasks.gpu_model:
+        # Where no machine is known that has so many, each that has a price, and any other.
+        had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
+        models = sorted(had or prices.gpu_models | {""})
+    return [Resources(tasks.gpus * n, model, tasks.cpu_milli * n, tasks.memory_mb * n) for model in models]
+
+
+def _scheduled(spec: ClusterSpec) -> Judgement:
+    """Only a first run waits for its time."""
+    at, now = spec.schedule_after, timezone.now()
+    if at is None:
+        return NOTHING_TO_SAY
+    if at > now:
+        return Judgement("waits", "Scheduled", f"It starts at {at:%Y-%m-%d %H:%M} UTC, as was asked for.")
+    return Judgement("now", "", f"The time to start at is past ({at:%Y-%m-%d %H:%M} UTC): nothing waits for it.")
 
 
 def tasks_of(resolved: Resolved) -> list[Tasks]:
@@ -100,23 +162,21 @@ def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
 def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Cost:
     prices, now = price_book(), timezone.now()
     low = high = limit = Decimal(0)
-    for role, each in spec.active_roles.items():
-        held, n = resolved.resources[role], each.count
-        models = [held.gpu_model]
-        if held.gpus and not held.gpu_model:
-            # Where no machine is known that has so many, each that has a price, and any other.
-            had = {node.gpu_model for node in capacity.nodes if node.gpus >= held.gpus}
-            models = sorted(had or prices.gpu_models | {""})
-        sizes = [Resources(held.gpus * n, model, held.cpu_milli * n, held.memory_mb * n) for model in models]
-        rates = [hourly(prices, now, [size], appcode.pk) for size in sizes]
+    for tasks in tasks_of(resolved):
+        held = _held(prices, tasks, capacity)
+        rates = [hourly(prices, now, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
-        limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in sizes)
+        limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
     return Cost(low, high, limit if spec.time_limit else None)
 
 
 def capacity_of(cloud: str) -> Capacity:
     """What a cloud had when the controller last looked; empty before it did."""
-    seen = CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {}
+    return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
+
+
+def capacity_from(seen: Mapping[str, Any]) -> Capacity:
+    """As it is kept in `CloudState`."""
     return Capacity(
         nodes=tuple(Node(**node) for node in seen.get("nodes", [])),
         queue=tuple(Waiting(**each) for each in seen.get("queue", [])),

@@ -111,6 +111,11 @@ def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appco
     return appcode
 
 
+def name_taken(code: str, name: str) -> Invalid:
+    """What is said of a name that another cluster of the appcode has."""
+    return Invalid.at("metadata", "name", message=f"{code} already has a cluster “{name}”; choose another name.")
+
+
 def require_active(appcode: Appcode) -> None:
     """Raises Invalid unless the appcode was approved, is neither disabled nor expired, and no budget blocks new runs of it."""
     if sentence := appcode.why_not or why_blocked(appcode):

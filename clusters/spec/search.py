@@ -40,6 +40,11 @@ class Search:
     def is_filtered(self) -> bool:
         return bool(self.text or self.phase or self.appcode or self.owner)
 
+    @property
+    def narrows(self) -> bool:
+        """Whether something besides the appcode that one looks at is asked for."""
+        return bool(self.text or self.phase or self.owner)
+
     def url(self, **changes: str) -> str:
         """The query string of this search with `changes`, "" when nothing is left of it.
 

@@ -87,7 +87,11 @@ def gpus(request: HttpRequest) -> HttpResponse:
         counter = hooks.gpu_use.only
         use = counter(appcodes) if counter else None
         quota = appcodes.aggregate(sum=Sum("gpu_quota"))["sum"] or 0
+        # Who sees all appcodes is told of the machines: quotas may be more than there is.
+        pool = hooks.gpu_pool.only if user.is_administrator and not code else None
         known = {"in_use": use.in_use, "simulated": use.simulated, "quota": quota} if use else {}
+        if use and pool:
+            known["pool"] = pool()
         cache.set(key, known, GPU_CACHE_SECONDS)
     return render(request, "portal/_gpus.html", {"gpus": known})
 

@@ -46,6 +46,7 @@ class Entry:
 NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
     Entry("Applications", "applications", "application"),
+    Entry("Queue", "queue", "state-queued"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Billing", "billing", "billing"),
     Entry("Dashboard", "dashboard", "usage"),

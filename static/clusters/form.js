@@ -11,9 +11,20 @@
       if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.querySelector("select[name$=_flavor]").value;
     });
     form.querySelectorAll("textarea[data-files]").forEach(files);
+    // A flavor for a role without tasks asks for one, and none for none.
+    form.addEventListener("change", (event) => {
+      const role = /^(\w+)_flavor$/.exec(event.target.name || "");
+      const count = role && form.elements[role[1] + "_count"];
+      if (count && event.target.value && !Number(count.value)) count.value = 1;
+      else if (count && !event.target.value) count.value = 0;
+    });
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
       const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));
+      // The cards run where the form would.
+      document.querySelectorAll(".starters [data-appcode]").forEach((words) => { words.textContent = form.elements.appcode.value; });
+      document.querySelectorAll(".starters [name=appcode]").forEach((input) => { input.value = form.elements.appcode.value; });
+      document.querySelectorAll(".starters a").forEach((link) => { const to = new URL(link.href); to.searchParams.set("appcode", form.elements.appcode.value); link.href = to; });
       window.htmx.ajax("GET", "/clusters/datastores?" + query, { target: "#stores", swap: "innerHTML" });
     });
   });

@@ -197,7 +197,7 @@ def _bodies(bucket: str) -> dict[str, str]:
     prices = "sku,appcode,business_line,per_hour,valid_from\ncpu,,,1,2099-01-01\n"
     texts = {
         "prices": prices, "prices-form": urlencode({"text": prices}), "cluster-form": urlencode(typed),
-        "application-form": urlencode(web),
+        "application-form": urlencode(web), "card": urlencode({"start": "hello-gpu", "appcode": "ops-demo"}),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip

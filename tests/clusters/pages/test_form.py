@@ -205,6 +205,36 @@ def test_every_error_is_told_at_once(catalogue, people, as_person):
     assert '<details class="fold panel" open>' in page
 
 
+def test_a_card_runs_in_an_appcode_without_any_data(catalogue, people, as_person):
+    from clusters.models import Cluster, Image
+
+    client = as_person(people.alice)
+    page = client.get("/clusters/new").content.decode()
+    assert "Start with an example in" in page
+    for name, gpus in (("hello-gpu", 1), ("parameter-servers", 3), ("all-reduce", 2), ("hello-gpu", 1)):
+        answer = client.post("/clusters/start", {"start": name, "appcode": "ops-demo"})
+        assert answer.status_code == 302
+        made = Cluster.objects.latest("pk")
+        assert (made.spec["input"], made.spec["output"], made.current_run.gpus) == (None, None, gpus)
+    assert made.name == "hello-gpu-2"
+    body = sent(client.get("/clusters/new?start=parameter-servers").content.decode())
+    assert (body["name"], body["ps_count"], body["worker_count"]) == ("parameter-servers-2", "1", "2")
+    assert client.post("/clusters/start", {"start": "nothing", "appcode": "ops-demo"}).status_code == 404
+    assert "Start with an example" not in client.get("/clusters/new?clone=ops-demo/hello-gpu").content.decode()
+    hello = {"start": "hello-gpu", "appcode": "ops-demo"}
+    people.ops.gpu_quota = 0
+    people.ops.save()
+    client.post("/clusters/start", hello)
+    assert Cluster.objects.latest("pk").current_run.gpus == 0
+    # What cannot be made stands in the form, and nobody else's appcode is theirs.
+    Image.objects.filter(name="tensorflow").update(enabled=False)
+    assert "No image on offer has TensorFlow" in client.post("/clusters/start", hello).content.decode()
+    made = Cluster.objects.count()
+    assert as_person(people.victor).post("/clusters/start", hello).status_code == 403
+    assert as_person(people.mallory).post("/clusters/start", hello).status_code == 404
+    assert Cluster.objects.count() == made
+
+
 def test_a_clone_is_the_same_under_the_next_free_name(make_cluster, people, as_person, stores):
     make_cluster("demo", workers=3, env={"A": " spaces "}, input="data", timeLimit=7200)
     make_cluster("demo-2")
@@ -250,13 +280,55 @@ def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(catalogue,
     )
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode())
-    body |= {"worker_flavor": "middle-1-gpu", "worker_count": "3", "time_limit": "2", "time_limit_unit": "hours"}
+    assert body["master_flavor"] == "middle-1-gpu"
+    body |= {"master_flavor": "small", "worker_flavor": "middle-1-gpu", "worker_count": "3"}
+    body |= {"time_limit": "2", "time_limit_unit": "hours"}
     page = client.post("/clusters/preview", body).content.decode()
     assert "<dd>4</dd>" in page
     assert "<dd>3</dd>" in page
     assert "6.00" in page
     assert "12.00" in page
     assert "Still needed: Name, Command." in page
+
+
+def test_the_preview_of_redeploy_has_the_estimate_and_what_differs(make_cluster, people, as_person):
+    make_cluster("demo", phase="Failed", workers=1)
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/ops-demo/demo/change").content.decode())
+    address = "/clusters/preview?change=ops-demo/demo"
+    page = client.post(address, body).content.decode()
+    assert "Nothing differs." in page
+    assert "<dt>Tasks</dt><dd>2</dd>" in page
+    page = client.post(address, body | {"worker_count": "3", "master_flavor": "small"}).content.decode()
+    assert "<dt>How many workers</dt><dd><del>1</del> → <ins>3</ins></dd>" in page
+    assert "<del>Middle + 1 GPU · 1 core, 2 GiB</del> → <ins>Small" in page
+    assert "curl -X PUT http://testserver/api/v1/appcodes/ops-demo/clusters/demo" in page
+    assert client.post("/clusters/preview?change=ops-demo/nothing", body).status_code == 404
+    assert as_person(people.mallory).post(address, body).status_code == 404
+
+
+def test_the_preview_says_what_create_would_refuse_and_keeps_the_last_estimate(make_cluster, people, as_person):
+    make_cluster("taken")
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode()) | {"name": "free", "command": "true"}
+    page = client.post("/clusters/preview", body | {"name": "taken"}).content.decode()
+    assert "<b>Name:</b> ops-demo already has a cluster “taken”; choose another name." in page
+    for wrong in ({"name": "taken"}, {"retries": "x"}, {"master_flavor": "gone"}):
+        page = client.post("/clusters/preview", body | wrong).content.decode()
+        assert '<div id="estimate" hx-preserve>' in page
+    page = client.post("/clusters/preview", body | {"schedule_after": "2020-01-01T10:00"}).content.decode()
+    assert "The time to start at is past (2020-01-01 10:00 UTC)" in page
+    page = client.post("/clusters/preview", body | {"master_flavor": "small"}).content.decode()
+    assert "It asks for no GPU." in page
+    assert '<div id="estimate">' in page
+
+
+def test_a_new_form_begins_with_what_the_person_chose_last(make_cluster, people, as_person):
+    cluster = make_cluster("demo", by=people.bob)
+    cluster.spec["roles"]["master"]["flavor"] = "small"
+    cluster.save()
+    for who, flavor in ((people.bob, "small"), (people.alice, "middle-1-gpu")):
+        assert sent(as_person(who).get("/clusters/new").content.decode())["master_flavor"] == flavor
 
 
 def test_the_preview_says_what_can_never_fit(catalogue, people, as_person):

@@ -150,7 +150,7 @@ def test_what_was_spent_this_month_is_a_part_of_its_own(some, people, as_person)
 def test_without_clusters_the_page_says_what_one_is(catalogue, people, as_person):
     page = as_person(people.alice).get("/").content.decode()
     assert "No clusters yet" in page
-    assert "/clusters/new?example=1" in page
+    assert "/clusters/new?start=hello-gpu" in page
     assert "Nothing found" in as_person(people.alice).get("/?search=x").content.decode()
 
 

@@ -261,3 +261,23 @@ def test_what_was_read_is_remembered_when_the_rest_takes_too_long():
     before = store.bytes_read
     found, _ = read(files, store.read_range, known)
     assert (len(points(found, "loss")), store.bytes_read - before) == (3, files[2].size)
+
+
+def test_what_a_program_prints_is_read_as_it_says_it():
+    from clusters.pages.log_scalars import scalars_of_log
+
+    log = b"""step 75: loss = 0.4123, accuracy = 0.9120, global_step/sec: 51.2000
+epoch=3 val_loss=2e-1 at 12:30:01
+{'loss': 0.3, 'step': 80}
+INFO:tensorflow:loss = 0.25, step = 100 (0.5 sec)
+step 75: loss = nan
+2026-01-01 x=3, no line with one of those words
+"""
+    curves = {each.tag: [(point.step, point.value) for point in each.points] for each in scalars_of_log(log).curves}
+    assert math.isnan(curves["loss"].pop(0)[1])
+    assert curves == {
+        "loss": [(80, 0.3), (100, 0.25)],
+        "accuracy": [(75, 0.912)],
+        "global_step/sec": [(75, 51.2)],
+        "val_loss": [(3, 0.2)],
+    }

@@ -1,0 +1,84 @@
+"""Cards of New cluster: clusters that run in any appcode, because their programs bring their data. Pure.
+
+Each is a filled form: it can be run as it is, or changed first. None needs a datastore: the sample is scikit-learn's handwritten
+digits, which the image has, the result is left in the task, and the charts are drawn from what the program prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusters.pages.choices import Offer
+
+# A first minute that goes wrong ends by itself.
+TIME_LIMIT = {"time_limit": "10", "time_limit_unit": "minutes"}
+PROGRAM = "python {} --sample --output /tmp/output --steps {}"
+
+
+@dataclass(frozen=True)
+class Starter:
+    """`computing` are the tasks that take a GPU each where there is one, `plain` those that never do."""
+
+    name: str
+    title: str
+    text: str
+    command: str
+    computing: Mapping[str, int]
+    plain: Mapping[str, int]
+
+    @property
+    def gpus(self) -> int:
+        return sum(self.computing.values())
+
+
+STARTERS = {
+    each.name: each
+    for each in (
+        Starter(
+            "hello-gpu", "Hello GPU", "One task trains a small network on handwritten digits.",
+            PROGRAM.format("digits_single.py", 600), {"master": 1}, {},
+        ),
+        Starter(
+            "parameter-servers", "Parameter servers", "A master, a parameter server and two workers train it together.",
+            PROGRAM.format("digits_ps.py", 600), {"master": 1, "worker": 2}, {"ps": 1},
+        ),
+        Starter(
+            "all-reduce", "All-reduce", "A master and a worker train it in step.",
+            PROGRAM.format("digits_allreduce.py", 600), {"master": 1, "worker": 1}, {},
+        ),
+    )
+}  # fmt: skip
+
+
+def why_not(offer: Offer) -> str:
+    """Why no card can be run in the chosen appcode, or ""."""
+    if not _image(offer):
+        return "No image on offer has TensorFlow and the example programs."
+    return "" if offer.flavors else "No flavor is on offer."
+
+
+def fields(starter: Starter, offer: Offer) -> dict[str, str]:
+    """What stands in the form, in the chosen appcode: GPUs where its quota has enough of them."""
+    appcode = next((each for each in offer.appcodes if each.code == offer.appcode), None)
+    plain = next((each.name for each in offer.flavors if not each.gpus), "")
+    gpus = sorted((each for each in offer.flavors if each.gpus), key=lambda each: each.gpus)
+    fits = bool(gpus) and appcode is not None and starter.gpus * gpus[0].gpus <= appcode.gpu_quota
+    computing = gpus[0].name if fits else plain
+    filled = {
+        "appcode": offer.appcode,
+        "name": starter.name,
+        "image": _image(offer),
+        "command": starter.command,
+        **TIME_LIMIT,
+    }
+    for role, count in {**starter.computing, **starter.plain}.items():
+        filled |= {
+            f"{role}_flavor": computing if role in starter.computing else plain or computing,
+            f"{role}_count": str(count),
+        }
+    return filled
+
+
+def _image(offer: Offer) -> str:
+    return next((each.name for each in offer.images if offer.runs(each) and "tensorflow" in each.name), "")

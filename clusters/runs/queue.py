@@ -1,0 +1,158 @@
+"""Who waits for what, in which place, and who holds what, on each cloud. Reads only.
+
+One idea: in detail only what the reader may see; everybody else's runs are two sums for each cloud, made by the database, so that
+neither names nor the number of appcodes come into it. What a run waits for is said as the preview would say it now, by the same
+decision (`clouds/drivers/base/fit.py`), where its cloud does not say it by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from django.db.models import Count, F, Q, QuerySet, Sum, Window
+from django.db.models.functions import RowNumber
+from django.utils import timezone
+
+from clusters.clouds.drivers.base import Capacity
+from clusters.clouds.drivers.base.fit import Tasks, judge
+from clusters.clouds.health import silences_of
+from clusters.clouds.placement import titles
+from clusters.models import CloudState, Run, Task
+from clusters.runs.preview import capacity_from
+
+# Of each list: the first that wait, and those that hold most.
+MOST = 200
+ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", cluster__deleted_at=None)
+WAITS = ALIVE & Q(phase=Run.Phase.QUEUED)
+HOLDS = Q(gone=False, gpu_rate__gt=0)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """`place` counts from 1, 0 where there is no order; in the queue of the appcode's quota, or in that of the cloud."""
+
+    run: Run
+    why: str
+    place: int = 0
+    place_in: Literal["quota", "cloud", ""] = ""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Runs of appcodes that the reader does not see."""
+
+    waiting: int = 0
+    waiting_gpus: int = 0
+    holding: int = 0
+    held_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Queue:
+    """One cloud. `more` of those that wait and that hold are not listed."""
+
+    cloud: str
+    title: str
+    notice: str
+    gpus: int
+    gpus_free: int
+    waiting: Sequence[Waits] = ()
+    holding: Sequence[Run] = ()
+    others: Sums = Sums()
+    more_waiting: int = 0
+    more_holding: int = 0
+
+
+def queues(appcodes: Collection[int] | None) -> list[Queue]:
+    """Of each cloud that has machines or runs; `appcodes` are those that the reader sees, None for all. Seven queries."""
+    states = {state.name: state for state in CloudState.objects.order_by("name")}
+    names, quiet = titles(), silences_of(states.values(), timezone.now())
+    seen = Q() if appcodes is None else Q(cluster__appcode__in=list(appcodes))
+    waiting = _waiting(seen)
+    holding = list(_joined(HOLDS & seen).order_by("-gpu_rate", "pk")[:MOST])
+    mine = _sums(HOLDS & seen | WAITS & seen)
+    others = _sums((HOLDS | WAITS) & ~seen) if appcodes is not None else {}
+    capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
+    pending = _pending([run for run, _ in waiting if run.admitted_at])
+    found = []
+    for name in sorted({*states, *mine, *others}):
+        capacity = capacities.get(name, Capacity(()))
+        here = [_waits(run, place, capacity, pending) for run, place in waiting if run.cloud == name]
+        held = [run for run in holding if run.cloud == name]
+        sums = mine.get(name, Sums())
+        found.append(
+            Queue(
+                name,
+                names.get(name, name),
+                quiet.get(name, ""),
+                sum(node.gpus for node in capacity.nodes),
+                sum(node.gpus_free for node in capacity.nodes),
+                here,
+                held,
+                others.get(name, Sums()),
+                sums.waiting - len(here),
+                sums.holding - len(held),
+            )
+        )
+    return found
+
+
+def _joined(which: Q) -> QuerySet[Run]:
+    return Run.objects.filter(which).select_related("cluster__appcode", "created_by")
+
+
+def _waiting(seen: Q) -> list[tuple[Run, int]]:
+    """The first that wait, each with its place among those of its appcode that wait for its quota: who sees it sees all of
+    it."""
+    place = Window(RowNumber(), partition_by=[F("cluster__appcode"), F("wait_reason")], order_by=F("pk").asc())
+    rows = _joined(WAITS & seen).annotate(place=place).order_by("pk")[:MOST]
+    return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
+
+
+def _sums(which: Q) -> dict[str, Sums]:
+    """By cloud. One query."""
+    waits, holds = Q(phase=Run.Phase.QUEUED), Q(gpu_rate__gt=0)
+    rows = Run.objects.filter(which).values("cloud").order_by("cloud")
+    sums = rows.annotate(
+        waiting=Count("pk", filter=waits), waiting_gpus=Sum("gpus", filter=waits, default=0),
+        holding=Count("pk", filter=holds), held_gpus=Sum("gpu_rate", filter=holds, default=0),
+    )  # fmt: skip
+    found = sums.values_list("cloud", "waiting", "waiting_gpus", "holding", "held_gpus")
+    return {cloud: Sums(*counts) for cloud, *counts in found}
+
+
+def _pending(runs: Iterable[Run]) -> Mapping[tuple[int, str], int]:
+    """By run and role how many of its tasks have no machine yet, where there are tasks at all. One query."""
+    found: Counter[tuple[int, str]] = Counter()
+    rows = Task.objects.filter(run__in=[run.pk for run in runs])
+    for run_id, role, waits in rows.values_list("run_id", "role").annotate(
+        waits=Count("pk", filter=Q(phase="Pending", node=""))
+    ):
+        found[run_id, role] = waits
+    return found
+
+
+def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[tuple[int, str], int]) -> Waits:
+    if place:
+        return Waits(run, run.message, place, "quota")
+    if capacity.in_order:
+        order = next((n for n, each in enumerate(capacity.queue, 1) if each.run_id == run.pk), 0)
+        return Waits(run, run.message, order, "cloud" if order else "")
+    if run.admitted_at is None or run.wait_reason:
+        return Waits(run, run.message)
+    tasks = [
+        Tasks(
+            role,
+            pending.get((run.pk, role), run.roles.get(role, {}).get("count", 0)),
+            held["gpus"],
+            held["gpu_model"],
+            held["cpu_milli"],
+            held["memory_mb"],
+        )
+        for role, held in run.resources.items()
+    ]
+    verdict = judge(tasks, replace(capacity, queue=()))
+    return Waits(run, run.message if verdict.fits == "now" else verdict.message)

@@ -1,0 +1,74 @@
+"""The queue: what waits says why as the preview would, and of what others have only sums are told."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.models import Cluster, Run
+
+
+@pytest.fixture
+def busy(make_cluster: Any, people: Any) -> None:
+    """Two nodes with four GPUs free each; of ops-demo one run waits in the cloud, two for quota, and one holds three GPUs; of
+    flight-demo one waits and one holds."""
+    from clusters.runs.observe import save_capacity
+
+    nodes = tuple(Node(f"gpu-{n}", "A100", 8, 4, 64_000, 1 << 18) for n in (1, 2))
+    save_capacity("local", Capacity(nodes))
+    now = dt.datetime.now(dt.UTC)
+    big = {"flavor": "large", "gpus": 8, "gpu_model": "", "cpu_milli": 1000, "memory_mb": 1024}
+    make_cluster(
+        "block", run={"admitted_at": now, "resources": {"master": big}, "gpus": 8, "message": "Waits for 8 GPUs."}
+    )
+    for name in ("quota-1", "quota-2"):
+        make_cluster(name, workers=3, run={"wait_reason": "QuotaExceeded", "message": "It waits for quota."})
+    make_cluster("holder", phase="Running", workers=2, run={"gpu_rate": 3, "admitted_at": now})
+    for name, facts in (("theirs-1", {}), ("theirs-2", {"phase": "Running", "gpu_rate": 5, "admitted_at": now})):
+        cluster = make_cluster(name, by=people.alice)
+        Run.objects.filter(cluster=cluster).update(**facts)
+        Cluster.objects.filter(pk=cluster.pk).update(appcode=people.flight)
+
+
+@pytest.mark.django_db
+def test_what_waits_says_why_and_where_it_stands(
+    busy: None, people: Any, as_person: Any, django_assert_max_num_queries: Any
+) -> None:
+    client = as_person(people.victor)
+    client.get("/queue")
+    with django_assert_max_num_queries(10):
+        page = " ".join(client.get("/queue").content.decode().split())
+    assert "It needs 8 GPUs on one node; the largest free block is 4 on gpu-1." in page
+    assert [page.index(f">quota-{n}<") < page.index(f'data-label="Place" class="num">{n} <') for n in (1, 2)] == [
+        True
+    ] * 2
+    assert 'data-label="GPUs" class="num">3</td> <td data-label="State">' in page
+    assert "Other appcodes: 1 run holds 5 GPUs, 1 waits for 1." in page
+    assert "theirs" not in page
+    assert "flight-demo" not in page.split('id="queues"')[1]
+    assert "theirs-1" in as_person(people.root).get("/queue").content.decode()
+
+
+@pytest.mark.django_db
+def test_rest_says_the_same(busy: None, people: Any) -> None:
+    from clusters.runs.observe import save_capacity
+    from tests.api.client import api_of
+
+    (queue,) = api_of(people.victor).get("/queue")[1]["items"]
+    assert [(run["cluster"], run["place"]) for run in queue["waiting"]] == [
+        ("block", None),
+        ("quota-1", 1),
+        ("quota-2", 2),
+    ]
+    assert queue["waiting"][0]["message"] == "It needs 8 GPUs on one node; the largest free block is 4 on gpu-1."
+    assert [(run["cluster"], run["gpus"]) for run in queue["holding"]] == [("holder", 3)]
+    assert queue["others"] == {"waiting": 1, "waitingGpus": 1, "holding": 1, "heldGpus": 5}
+    # This machine says it by itself, in its own order.
+    block = Run.objects.get(cluster__name="block")
+    here = (Node("here", "A100", 8, 4, 64_000, 1 << 18),)
+    save_capacity("local", Capacity(here, (Waiting(0, 1, ""), Waiting(block.pk, 8, "")), in_order=True))
+    (queue,) = api_of(people.victor).get("/queue")[1]["items"]
+    assert [queue["waiting"][0][name] for name in ("place", "placeIn", "message")] == [2, "cloud", "Waits for 8 GPUs."]
