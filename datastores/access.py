@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from datastores.models import AllowedFolder, Datastore, Share, Upload, Version
+from datastores.models import AllowedFolder, Datastore, Removal, Share, Upload, Version
 from datastores.specs import VERSION
 from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
@@ -58,6 +58,16 @@ def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
         raise Http404(f"There is no upload {pk} to {name} that is not finished; it may be, or nothing came for a day.")
     upload.datastore = store
     return upload
+
+
+def removal_for(user: User, appcode: str, name: str, pk: int) -> Removal:
+    """What was removed from a datastore that they may write to. Raises as `datastore_for`."""
+    store = datastore_for(user, appcode, name, OPERATE)
+    removal = Removal.objects.select_related("removed_by").filter(datastore=store, pk=pk).first()
+    if removal is None:
+        raise Http404(f"There is nothing {pk} in the trash of {name}; it was restored, or is gone for good.")
+    removal.datastore = store
+    return removal
 
 
 def version_for(user: User, appcode: str, name: str, version: str, capability: Capability = VIEW) -> Version:

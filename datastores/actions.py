@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooSlow
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +28,10 @@ from django.utils import timezone
 from datastores import exports
 from datastores.access import allowed_folder
 from datastores.drivers import addresses, driver_for
-from datastores.drivers.base import Driver, DriverError
+from datastores.drivers.base import Driver, DriverError, NotThere
 from datastores.drivers.patience import within
 from datastores.hooks import uses_of, wrongs
-from datastores.models import Datastore, Volume
+from datastores.models import Datastore, Removal, Volume
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
@@ -116,6 +117,11 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
                     "Its versions are of what lies where it is now; make another datastore, or remove them first."
                 )
                 raise Invalid.at("spec", manifest.spec.kind, message=sentence)
+            if store.removals.exists():
+                sentence = (
+                    "What is in its trash lies where it is now; empty the trash first, or make another datastore."
+                )
+                raise Invalid.at("spec", manifest.spec.kind, message=sentence)
             _drop_uploads(before)
         # Its cloud is told by whoever runs tasks there.
         Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)
@@ -137,13 +143,36 @@ def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") ->
         raise Conflict(f"{found.name} is used by {names}{more}; delete or change them first.")
     if found.made and named != found.name:
         raise Invalid.at("name", message=f"All data in {found.name} is lost with it; say its name to delete it.")
+    if count := found.removals.exclude(state=Removal.State.EMPTIED).count():
+        raise Conflict(
+            f"Nobody could restore what is in the trash of {found.name} any more ({count} removed by people or rules), and it "
+            "would lie there for ever; restore it or empty the trash first."
+        )
     what = f"its files stay at {found.where}"
     if found.kind == Datastore.Kind.VOLUME:
         what = "its volume is deleted with all data" if found.made else "its volume had not been made"
     Volume.objects.filter(datastore=found).update(tried_at=None)
     _record("datastore.deleted", found, acting_user, f"Deleted; {what}.")
     _drop_uploads(found)
+    _drop_trash(found)
     found.delete()
+
+
+def _drop_trash(store: Datastore) -> None:
+    """What was to go for good and is still there."""
+    if folders := [row.folder for row in store.removals.all()]:
+        transaction.on_commit(partial(_remove_folders, store, folders))
+
+
+def _remove_folders(store: Datastore, folders: Sequence[str]) -> None:
+    try:
+        with within(TEST_SECONDS):
+            driver = open_store(store)
+            for folder in folders:
+                with suppress(NotThere):
+                    driver.delete_folder(folder)
+    except DriverError as error:
+        log.warning("some of the trash of %s is left where it lies: %s", store, error)
 
 
 def _drop_uploads(store: Datastore) -> None:

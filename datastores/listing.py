@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     # Path, bytes, seconds since 1970.
     Row = tuple[str, int, int]
 
+# The folder of a datastore in which what people removed waits (files/trash.py); no run is to read it.
+TRASH = ".portal-trash"
+# What every copy and listing by rclone says, but those of a list of names.
+WITHOUT_TRASH = ("--exclude", f"{TRASH}/**")
 # How rclone writes what `rows` reads.
-LSJSON = ("--recursive", "--files-only", "--no-mimetype", "--use-server-modtime")
+LSJSON = ("--recursive", "--files-only", "--no-mimetype", "--use-server-modtime", *WITHOUT_TRASH)
 
 
 class Listing:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
 from encrypted_fields.fields import EncryptedTextField
 
+from datastores.listing import TRASH
 from portal.models import Appcode, OrgNode, User
+
+# How long what was removed may be had back.
+TRASH_KEPT = dt.timedelta(days=7)
 
 
 class AllowedFolder(models.Model):
@@ -221,6 +226,54 @@ class Version(models.Model):
         """Whether a change of what lies at `path`, a file or a folder, would change it."""
         here, there = f"{self.folder}/" if self.folder else "", f"{path}/" if path else ""
         return there.startswith(here) or here.startswith(there)
+
+
+class Removal(models.Model):
+    """What somebody removed from a datastore and may have back, until it is gone for good (files/trash.py). `remote` names its
+    folder in the trash of the store; `state` says what is to become of it, and `settled` that it has. `trouble` says why it has
+    not, or what stays in the trash because something else lies in its place. `cause` is the rule that removed it, if one did."""
+
+    class State(models.TextChoices):
+        REMOVED = "removed", "In the trash"
+        RESTORED = "restored", "Being restored"
+        EMPTIED = "emptied", "Being removed for good"
+
+    datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="removals")
+    path = models.CharField(max_length=2000)
+    is_folder = models.BooleanField()
+    remote = models.CharField(max_length=32)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.REMOVED)
+    settled = models.BooleanField(default=False)
+    files = models.BigIntegerField(default=0)
+    bytes = models.BigIntegerField(default=0)
+    trouble = models.TextField(blank=True)
+    cause = models.CharField(max_length=200, blank=True)
+    removed_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    removed_at = models.DateTimeField(auto_now_add=True, db_index=True)
+    tried_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(state__in=["removed", "restored", "emptied"]), name="removal_state"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["tried_at"], condition=Q(settled=False), name="removal_unsettled")]
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def place(self) -> str:
+        """Where it lies in the store: under its last name alone, since a whole path may be as long as any can be."""
+        return f"{self.folder}/{self.path.rpartition('/')[2]}"
+
+    @property
+    def folder(self) -> str:
+        return f"{TRASH}/{self.remote}"
+
+    @property
+    def until(self) -> dt.datetime:
+        """When it goes for good."""
+        return self.removed_at + TRASH_KEPT
 
 
 class UploadPart(models.Model):

@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from datastores.listing import TRASH
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict
 
 MAX_PATH = 1000
@@ -97,6 +98,8 @@ def relative_path(value: str) -> str:
     words = value.strip("/").split("/") if value.strip("/") else []
     if any(word in ("", ".", "..") for word in words):
         raise ValueError("Give a path inside the datastore, without empty parts, '.' and '..'.")
+    if TRASH in words:
+        raise ValueError(f"{TRASH} is where removed files wait; choose another name, or look into the trash.")
     if not value.isprintable() or len(value.encode()) > MAX_PATH:
         raise ValueError(f"A path has at most {MAX_PATH} bytes and no control characters.")
     return "/".join(words)

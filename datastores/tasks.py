@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from datastores.files import uploads
+from datastores.files import trash, uploads
 
 
 @shared_task(name="datastores.tasks.give_up_uploads")
 def give_up_uploads() -> None:
     uploads.give_up()
+
+
+@shared_task(name="datastores.tasks.sweep_trash")
+def sweep_trash() -> None:
+    trash.sweep()

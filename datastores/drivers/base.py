@@ -96,6 +96,14 @@ class Content:
     etag: str = ""
 
 
+@dataclass(frozen=True)
+class Carried:
+    """How moving went: `is_over` unless time ran out; of what stays, `kept` files do because something else lies there."""
+
+    is_over: bool = True
+    kept: int = 0
+
+
 class Stream(Protocol):
     """What an upload is read from: `read(n)` gives at most n bytes, and none at the end."""
 
@@ -141,6 +149,9 @@ class Unseen:
         raise NotPossible(self.why)
 
     def move(self, path: str, to: str) -> None:
+        raise NotPossible(self.why)
+
+    def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
         raise NotPossible(self.why)
 
     def delete(self, path: str) -> None:
@@ -190,6 +201,11 @@ class Driver(Protocol):
 
     def move(self, path: str, to: str) -> None:
         """The same, and afterwards the first one is gone; who dies meanwhile may leave both. Raises NotThere."""
+
+    def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
+        """Moves a file, or a folder with everything in it, and replaces nothing. Begins no other file after `seconds`. Whoever
+        ran out of time, or died, does the same again until it is over: a file that lies in both places as one and the same
+        is taken from the first. Files that were written after `before` stay. What is absent has been moved."""
 
     def delete(self, path: str) -> None:
         """Removes one file. One that is absent is as good as removed."""

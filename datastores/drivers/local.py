@@ -13,12 +13,25 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
 from datastores import trees
-from datastores.drivers.base import CHUNK, Content, DriverError, Entry, Listing, NotPossible, NotThere, Part, Stream
+from datastores.drivers.base import (
+    CHUNK,
+    Carried,
+    Content,
+    DriverError,
+    Entry,
+    Listing,
+    NotPossible,
+    NotThere,
+    Part,
+    Stream,
+)
+from datastores.listing import TRASH
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe must not make us wait for its other end.
@@ -146,6 +159,47 @@ class Local:
         with self._told(), self._folder(above) as source, self._folder(target, make=True) as folder:
             os.rename(name, new, src_dir_fd=source, dst_dir_fd=folder)
 
+    def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
+        self._writable()
+        (above, _, name), (target, _, new) = path.rpartition("/"), to.rpartition("/")
+        try:
+            with self._told(), self._folder(above) as source, self._folder(target, make=True) as folder:
+                if not is_folder:
+                    return Carried(kept=_carry_file(source, name, folder, new, before))
+                try:
+                    # Of a folder that has something in it the kernel makes no other.
+                    os.rename(name, new, src_dir_fd=source, dst_dir_fd=folder)
+                    return Carried()
+                except OSError as error:
+                    if error.errno == errno.ENOTDIR:
+                        return Carried(kept=1)
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+            return self._merge(path, to, before, time.monotonic() + seconds)
+        except NotThere:
+            return Carried()
+
+    def _merge(self, path: str, to: str, before: dt.datetime | None, until: float) -> Carried:
+        """Into a folder that is there. Folders that are left empty go, too."""
+        kept = 0
+        with self._told(), self._folder(path) as top:
+            for found in trees.walk(top):
+                if time.monotonic() >= until:
+                    return Carried(False, kept)
+                if found.is_folder:
+                    with suppress(OSError):
+                        os.rmdir(found.name, dir_fd=found.folder)
+                    continue
+                below = found.path.rpartition("/")[0]
+                try:
+                    with self._folder(f"{to}/{below}" if below else to, make=True) as folder:
+                        kept += _carry_file(found.folder, found.name, folder, found.name, before)
+                except NotADirectoryError:
+                    kept += 1
+        with suppress(OSError, NotThere), self._folder(path.rpartition("/")[0]) as above:
+            os.rmdir(path.rpartition("/")[2], dir_fd=above)
+        return Carried(kept=kept)
+
     def delete(self, path: str) -> None:
         self._writable()
         above, _, name = path.rpartition("/")
@@ -181,7 +235,8 @@ class Local:
             for word in (*self._inside, *path.split("/")) if path else self._inside:
                 if make:
                     with suppress(FileExistsError):
-                        os.mkdir(word, 0o755, dir_fd=fd)
+                        # What was removed is nobody's to read but the portal's.
+                        os.mkdir(word, 0o700 if word == TRASH else 0o755, dir_fd=fd)
                 below = os.open(word, _FOLDER, dir_fd=fd)
                 os.close(fd)
                 fd = below
@@ -224,8 +279,26 @@ def _check_partial(upload: str) -> None:
 
 
 def _shown(name: str) -> bool:
-    """Not what is still being uploaded, and not what cannot be written on a page (names are bytes here)."""
-    return name.isprintable() and not name.startswith(PARTIAL)
+    """Not what is still being uploaded or was removed, and not what cannot be written on a page (names are bytes here)."""
+    return name.isprintable() and name != TRASH and not name.startswith(PARTIAL)
+
+
+def _carry_file(source: int, name: str, folder: int, new: str, before: dt.datetime | None) -> int:
+    """Gives a file another name in another folder: 1 when it stays where it is, because something else is called so. By a second
+    name for it and not by rename, which would replace what is there."""
+    try:
+        facts = os.stat(name, dir_fd=source, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    if before and facts.st_mtime > before.timestamp():
+        return 0
+    try:
+        os.link(name, new, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        if not os.path.samestat(facts, os.stat(new, dir_fd=folder, follow_symlinks=False)):
+            return 1
+    os.unlink(name, dir_fd=source)
+    return 0
 
 
 def _entry(folder: int, name: str, above: str) -> Entry | None:

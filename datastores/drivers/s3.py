@@ -6,11 +6,14 @@ many servers answer when something is wrong is turned into the few sentences tha
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,6 +27,7 @@ from datastores.drivers import addresses
 from datastores.drivers.base import (
     CHUNK,
     CONNECT_SECONDS,
+    Carried,
     Content,
     DriverError,
     Entry,
@@ -42,12 +46,15 @@ from datastores.drivers.patience import (
     TooLong,
     for_files,
 )
+from datastores.listing import TRASH
 
 # One piece at a time in memory for each upload.
 TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 * 2**20, use_threads=False)
 # The server copies by itself, but for what is larger than Amazon's takes in one piece.
 COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
+# Of a folder that others are moved into: ten questions.
+LISTED = 10 * MANY
 # Bytes of a file, more than any server of this kind takes.
 LARGEST = 2**49
 
@@ -100,7 +107,7 @@ class S3:
             )
         below = folder + "/" if folder else ""
         folders = [part["Prefix"][len(prefix) :].rstrip("/") for part in answer.get("CommonPrefixes", ())]
-        entries = [Entry(name, below + name, is_folder=True) for name in folders if name]
+        entries = [Entry(name, below + name, is_folder=True) for name in folders if name not in ("", TRASH)]
         # The object of a folder itself, which some tools make, is no file.
         entries += [self._entry(item, folder) for item in answer.get("Contents", ()) if item["Key"] != prefix]
         entries.sort(key=lambda entry: (not entry.is_folder, entry.name))
@@ -111,7 +118,7 @@ class S3:
         with self._told():
             for answer in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
                 for item in answer.get("Contents", ()):
-                    if not item["Key"].endswith("/"):
+                    if not item["Key"].endswith("/") and f"/{TRASH}/" not in "/" + item["Key"][len(prefix) :]:
                         yield self._entry(item, folder)
 
     def look(self, path: str) -> Entry:
@@ -181,6 +188,9 @@ class S3:
 
     def copy(self, path: str, to: str) -> None:
         self.look(path)
+        self._copy(path, to)
+
+    def _copy(self, path: str, to: str) -> None:
         source = {"Bucket": self.bucket, "Key": self._key(path)}
         with self._told(), for_files():
             self._client.copy(source, self.bucket, self._key(to), Config=COPYING)
@@ -189,24 +199,65 @@ class S3:
         self.copy(path, to)
         self.delete(path)
 
+    def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
+        until, kept, done = time.monotonic() + seconds, 0, list[str]()
+        # What lies there now is listed, and asked for file by file only where that is too much.
+        known = {entry.path: entry for entry in islice(self.walk(to), LISTED)} if is_folder else {}
+        is_known = is_folder and len(known) < LISTED
+        is_over = True
+        for entry in self.walk(path) if is_folder else self._found(path):
+            if time.monotonic() >= until:
+                is_over = False
+                break
+            if before and entry.modified and entry.modified > before:
+                continue
+            target = to + entry.path[len(path) :]
+            there = known.get(target) if is_known else next(self._found(target), None)
+            if there is None:
+                self._copy(entry.path, target)
+            elif not _is_copy(there, entry):
+                kept += 1
+                continue
+            done.append(self._key(entry.path))
+            if len(done) == MANY:
+                self._delete_keys(done)
+                done.clear()
+        if is_folder and is_over:
+            # The objects of folders themselves.
+            done += [key for key in self._some_keys(self._folder(path)) if key.endswith("/")]
+        if done:
+            self._delete_keys(done)
+        return Carried(is_over, kept)
+
+    def _found(self, path: str) -> Iterator[Entry]:
+        try:
+            yield self.look(path)
+        except NotThere:
+            return
+
     def delete(self, path: str) -> None:
         with self._told():
             self._client.delete_object(Bucket=self.bucket, Key=self._key(path))
 
     def delete_folder(self, folder: str) -> int:
         prefix, removed = self._folder(folder), 0
-        with self._told():
-            # From the start again and again: what was removed is no longer listed.
-            while keys := self._some_keys(prefix):
-                wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-                answer = self._client.delete_objects(Bucket=self.bucket, Delete=wanted)
-                if refused := answer.get("Errors"):
-                    raise DriverError(f"{len(refused)} files could not be removed: {refused[0].get('Message', '')}")
-                removed += len([key for key in keys if not key.endswith("/")])
+        # From the start again and again: what was removed is no longer listed.
+        while keys := self._some_keys(prefix):
+            self._delete_keys(keys)
+            removed += len([key for key in keys if not key.endswith("/")])
         return removed
 
+    def _delete_keys(self, keys: Sequence[str]) -> None:
+        """At most MANY."""
+        with self._told():
+            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            answer = self._client.delete_objects(Bucket=self.bucket, Delete=wanted)
+            if refused := answer.get("Errors"):
+                raise DriverError(f"{len(refused)} files could not be removed: {refused[0].get('Message', '')}")
+
     def _some_keys(self, prefix: str) -> tuple[str, ...]:
-        answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, MaxKeys=MANY)
+        with self._told():
+            answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, MaxKeys=MANY)
         return tuple(item["Key"] for item in answer.get("Contents", ()))
 
     def _chunks(self, body: Any) -> Iterator[bytes]:
@@ -274,6 +325,14 @@ class S3:
             raise DriverError(f"The connection to {where} broke.", "server") from error
         except (exceptions.BotoCoreError, KeyError) as error:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
+
+
+def _is_copy(copy: Entry, of: Entry) -> bool:
+    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then by the time
+    at which it was made."""
+    if copy.size != of.size:
+        return False
+    return copy.etag == of.etag or bool(copy.modified and of.modified and copy.modified > of.modified)
 
 
 class _Whole:

@@ -27,8 +27,9 @@ from datastores.access import datastore_for, upload_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Entry, NoSuchPart, NotPossible, NotThere, Part
 from datastores.drivers.patience import within
-from datastores.files import contents, uploads
+from datastores.files import contents, trash, uploads
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many, etag_header
+from datastores.models import Removal
 from portal.access import OPERATE
 from portal.api.documents import Answer
 from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, number, page_elsewhere, text, whole
@@ -55,6 +56,26 @@ class FileDocument(Answer):
     size: int | None
     modified: dt.datetime | None
     etag: str | None = Field(description="Changes whenever the bytes do.")
+
+
+class RemovalDocument(Answer):
+    """What was removed and can be restored. `settled` is false while it is on its way: into the trash (`removed`), back
+    (`restored`), or away for good (`emptied`)."""
+
+    id: int
+    path: str
+    kind: Literal["file", "folder"]
+    state: Literal["removed", "restored", "emptied"]
+    settled: bool
+    files: int
+    bytes: int
+    message: str = Field(
+        description="Why it does not go on, or what stays in the trash because something else lies there."
+    )
+    cause: str = Field(description="The rule that removed it, or empty.")
+    removed: dt.datetime
+    removed_by: str | None
+    until: dt.datetime = Field(description="When it goes for good.")
 
 
 class FilePage(Answer):
@@ -223,18 +244,19 @@ class OneFile(APIView):
     @extend_schema(
         operation_id="files_delete",
         summary="Remove a file; with a slash at its end a folder with everything in it",
-        description="A file that is absent is as good as removed. A folder has at most 10,000 files for this.",
-        responses={204: None},
+        description="It can be restored for seven days from `…/trash` (200), unless `forever` is said or nothing was there (204)."
+        " A folder has at most 10,000 files for this; what is large goes there after the answer.",
+        parameters=[OpenApiParameter("forever", bool, description="Not into the trash: nobody can restore it.")],
+        responses={200: RemovalDocument, 204: None},
     )
     def delete(self, request: Request, code: str, name: str, path: str) -> Response:
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
+        forever = flag(request, "forever")
         with told(), LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
-            if path.endswith("/"):
-                contents.remove_folder(store, path, acting_user=user)
-            else:
-                contents.remove_file(store, path, acting_user=user)
-        return Response(status=HTTPStatus.NO_CONTENT)
+            remove = trash.remove_folder if path.endswith("/") else trash.remove_file
+            made = remove(store, path, acting_user=user, forever=forever)
+        return Response(removal_document(made)) if made else Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(
         operation_id="files_name",
@@ -275,6 +297,23 @@ def document(entry: Entry) -> dict[str, Any]:
         size=entry.size if is_file else None,
         modified=entry.modified,
         etag=entry.etag if is_file else None,
+    ).json_value()
+
+
+def removal_document(row: Removal) -> dict[str, Any]:
+    return RemovalDocument(
+        id=row.pk,
+        path=row.path,
+        kind="folder" if row.is_folder else "file",
+        state=row.state,
+        settled=row.settled,
+        files=row.files,
+        bytes=row.bytes,
+        message=row.trouble,
+        cause=row.cause,
+        removed=row.removed_at,
+        removed_by=row.removed_by.username if row.removed_by else None,
+        until=row.until,
     ).json_value()
 
 

@@ -1,4 +1,4 @@
-"""What people do to the files in a datastore: store, remove. The log tells who did it; the work itself is the driver's.
+"""What people do to the files in a datastore: store, copy, count. The log tells who did it; the work itself is the driver's.
 
 Storage and database cannot change in one step. The storage goes first, so that nothing is told that did not happen.
 """
@@ -119,28 +119,6 @@ def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: 
     verb, said = ("datastore.file-moved", "Moved") if move else ("datastore.file-copied", "Copied")
     record_of(verb, store, acting_user, f"{said} {path} to {to}.")
     return driver.look(to)
-
-
-def remove_file(store: Datastore, path: str, *, acting_user: User) -> None:
-    require(acting_user, store.appcode, OPERATE)
-    path = checked_path(path)
-    require_changeable(store, path)
-    open_store(store).delete(path)
-    record_of("datastore.file-removed", store, acting_user, f"Removed {path}.")
-
-
-def remove_folder(store: Datastore, folder: str, *, acting_user: User) -> int:
-    """Removes everything in `folder`; the number of files. Raises Conflict for more than MOST_AT_ONCE files."""
-    require(acting_user, store.appcode, OPERATE)
-    folder = checked_path(folder, field="folder")
-    if not folder:
-        raise Invalid.at("folder", message="A datastore is not emptied by one click; remove its folders one by one.")
-    require_changeable(store, folder)
-    if amount(store, folder).more:
-        raise Conflict(f"{folder} has more than {MOST_AT_ONCE:,} files; remove it by an S3 client.")
-    count = open_store(store).delete_folder(folder)
-    record_of("datastore.folder-removed", store, acting_user, f"Removed {folder} with {count} files.", files=count)
-    return count
 
 
 def amount(store: Datastore, folder: str) -> Amount:

@@ -6,8 +6,10 @@ type, and the browser is told not to guess one. Bytes pass through in pieces; a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib import messages
@@ -15,7 +17,9 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import format_html
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -24,17 +28,17 @@ from datastores.access import datastore_for, upload_for, version_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
-from datastores.files import contents, previews, uploads, versions
+from datastores.files import contents, previews, trash, uploads, versions
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many
 from datastores.forms import RenameForm
-from datastores.models import Datastore
+from datastores.models import TRASH_KEPT, Datastore, Removal
 from datastores.views import address, may_operate
 from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
-from portal.pages.appcodes import get_or_post, person
+from portal.pages.appcodes import get_or_post, person, safe_next
 
 ROWS = 200
 MAX_CURSOR = 2000
@@ -60,6 +64,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "may_share": store.kind == Datastore.Kind.S3 and may(user, store.appcode, MANAGE),
         "may_operate": operates,
         "unfinished": uploads.unfinished(store) if operates else (),
+        "trash": trash.held(store) if operates else None,
         "versions": list(store.versions.select_related("created_by").order_by("-pk")),
         "listing": Listing(()),
         "below": "below" in request.GET,
@@ -208,21 +213,18 @@ def chosen(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     if not paths:
         messages.error(request, "Choose files or folders first.")
         return back
-    removed = 0
+    removed = list[Removal]()
     try:
         if not removes:
             return download_many(store, paths, user)
         with LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
             for path in paths:
-                if path.endswith("/"):
-                    removed += contents.remove_folder(store, path, acting_user=user)
-                else:
-                    contents.remove_file(store, path, acting_user=user)
-                    removed += 1
+                remove = trash.remove_folder if path.endswith("/") else trash.remove_file
+                if made := remove(store, path, acting_user=user):
+                    removed.append(made)
     except (DriverError, Conflict, Unavailable) as error:
         messages.error(request, str(error))
-    if removed:
-        messages.success(request, f"{removed} file{'s'[: removed != 1]} removed.")
+    _say_removed(request, store, removed)
     return back
 
 
@@ -264,19 +266,80 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS if request.method == "GET" else contents.REMOVE_SECONDS):
             if request.method == "GET":
                 amount = None if path else contents.amount(store, folder)
-            elif path:
-                contents.remove_file(store, path, acting_user=user)
-                messages.success(request, f"{path} is removed.")
             else:
-                count = contents.remove_folder(store, folder, acting_user=user)
-                messages.success(request, f"{folder} is removed with {count} file{'s'[: count != 1]}.")
+                remove = trash.remove_file if path else trash.remove_folder
+                forever = "forever" in request.POST
+                made = remove(store, path or folder, acting_user=user, forever=forever)
+                if made:
+                    _say_removed(request, store, [made])
+                else:
+                    messages.success(request, f"{path or folder} is gone{' for good' if forever else ''}.")
     except (DriverError, Conflict, Unavailable) as error:
         messages.error(request, str(error))
         return redirect(back)
     if request.method != "GET":
         return redirect(back)
-    page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back}
+    page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back, "kept": TRASH_KEPT.days}
     return render(request, "datastores/remove.html", page)
+
+
+@require_GET
+def trash_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What was removed, the newest first."""
+    store = datastore_for(person(request), appcode, name, OPERATE)
+    rows, following = layout.page_of(request, trash.removals(store), "-pk")
+    page = {"store": store, "rows": rows, "next_cursor": following, "held": trash.held(store), "kept": TRASH_KEPT.days}
+    return render(request, "datastores/trash.html", page)
+
+
+@require_POST
+def restore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Brings back what `?id=` names, once or more often: the Undo of a removal, and the button of the trash."""
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    try:
+        with LOOKS.enter(user.pk), within(contents.REMOVE_SECONDS):
+            left = trash.restore(store, _ids(request), acting_user=user)
+        for row in left:
+            if row.settled:
+                messages.warning(request, f"{row.path}: {row.trouble}")
+            else:
+                messages.info(request, f"{row.path} is on its way back.")
+        if not left:
+            messages.success(request, "Restored.")
+    except (DriverError, Conflict, Unavailable) as error:
+        messages.error(request, str(error))
+    return redirect(safe_next(request, address(store)))
+
+
+@require_POST
+def empty_trash(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """All of it, or what `?id=` names."""
+    user = person(request)
+    store = datastore_for(user, appcode, name, OPERATE)
+    count = trash.empty(store, _ids(request) or None, acting_user=user)
+    messages.success(request, f"{count} removed for good; it takes a minute.")
+    return redirect("datastore_trash", appcode, name)
+
+
+def _ids(request: HttpRequest) -> list[int]:
+    return [
+        int(word) for word in request.GET.getlist("id")[:ROWS] if word.isascii() and word.isdigit() and len(word) < 19
+    ]
+
+
+def _say_removed(request: HttpRequest, store: Datastore, rows: Sequence[Removal]) -> None:
+    """With a button that undoes it."""
+    if not rows:
+        return
+    what = rows[0].path if len(rows) == 1 else f"{len(rows)} files or folders"
+    said = f"{what} {'is' if len(rows) == 1 else 'are'} in the trash for {TRASH_KEPT.days} days."
+    undo = reverse("datastore_restore", args=(store.appcode.code, store.name))
+    query = urlencode(
+        {"id": [row.pk for row in rows], "next": address(store, rows[0].path.rpartition("/")[0])}, doseq=True
+    )
+    button = '{} <button class="btn btn-small" form="post" formaction="{}?{}">Undo</button>'
+    messages.success(request, format_html(button, said, undo, query))
 
 
 @require_POST

@@ -205,6 +205,59 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Removal",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("path", models.CharField(max_length=2000)),
+                ("is_folder", models.BooleanField()),
+                ("remote", models.CharField(max_length=32)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("removed", "In the trash"),
+                            ("restored", "Being restored"),
+                            ("emptied", "Being removed for good"),
+                        ],
+                        default="removed",
+                        max_length=10,
+                    ),
+                ),
+                ("settled", models.BooleanField(default=False)),
+                ("files", models.BigIntegerField(default=0)),
+                ("bytes", models.BigIntegerField(default=0)),
+                ("trouble", models.TextField(blank=True)),
+                ("cause", models.CharField(blank=True, max_length=200)),
+                ("removed_at", models.DateTimeField(auto_now_add=True, db_index=True)),
+                ("tried_at", models.DateTimeField(null=True)),
+                (
+                    "datastore",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="removals", to="datastores.datastore"
+                    ),
+                ),
+                (
+                    "removed_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "indexes": [
+                    models.Index(condition=models.Q(("settled", False)), fields=["tried_at"], name="removal_unsettled")
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("state__in", ["removed", "restored", "emptied"])), name="removal_state"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="UploadPart",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

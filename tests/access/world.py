@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import os
 import uuid
@@ -21,7 +22,9 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin
-from datastores.models import AllowedFolder
+from datastores.actions import open_store
+from datastores.files import trash
+from datastores.models import AllowedFolder, Datastore
 from portal import events
 from portal.actions import requests
 from portal.actions import tokens as tokens_actions
@@ -96,6 +99,10 @@ def make(bucket: str) -> World:
         "ops-more", org="qunarcorp.ops", namespace="ops", owner=people.alice, developer=people.bob, viewer=people.victor
     )
     post("alice", "/appcodes/ops-demo/datastores", datastore("data", bucket))
+    data = Datastore.objects.get(name="data")
+    open_store(data).upload("old.txt", io.BytesIO(b"old"), 3)
+    removed = trash.remove_file(data, "old.txt", acting_user=people.alice)
+    assert removed
     begun = {"path": "large.bin", "size": 9, "fingerprint": "first"}
     post("alice", "/appcodes/ops-demo/datastores/data/versions", {"name": "v1", "path": "frozen"})
     upload = post("alice", "/appcodes/ops-demo/datastores/data/uploads", begun)["id"]
@@ -143,6 +150,7 @@ def make(bucket: str) -> World:
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
+        "{removal}": removed.pk,
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
@@ -159,6 +167,7 @@ def make(bucket: str) -> World:
     }  # fmt: skip
     absent = {
         "{image}": "absent", "{host}": "git.example.org",
+        "{removal}": 999999,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",

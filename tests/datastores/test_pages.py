@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+
+from datastores.files import trash
 
 UPLOADS = "/uploads/ops-demo/data"
 ONE = "/datastores/ops-demo/data"
@@ -235,8 +239,23 @@ def test_removing_a_folder_asks_and_names_what_is_lost(as_: Any, store: Any, s3:
     assert "10 B" in page
     response = client.post(f"{ONE}/remove?folder=run/1")
     assert response["Location"] == f"{ONE}?folder=run"
-    assert [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]] == ["run/2"]
+    left = [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]]
+    assert [key for key in left if not key.startswith(".portal-trash/")] == ["run/2"]
+    # The toast undoes it, and goes back to where one was.
+    undo = re.search(r'formaction="([^"]+/restore[^"]+)">Undo', client.get(response["Location"]).content.decode())
+    assert undo
+    assert client.post(html.unescape(undo[1]))["Location"] == f"{ONE}?folder=run"
+    assert {item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]} == {
+        "run/1/a",
+        "run/1/b",
+        "run/2",
+    }
+    for way in ({"forever": "1"}, {}):
+        client.post(f"{ONE}/remove?folder=run/1", way)
     client.post(f"{ONE}/remove?path=run/2")
+    assert "run/2" in client.get(f"{ONE}/trash").content.decode()
+    client.post(f"{ONE}/trash/empty")
+    trash.sweep()
     assert "Contents" not in s3.client.list_objects_v2(Bucket=bucket)
     assert client.post(f"{ONE}/remove").status_code == 404
 
@@ -288,7 +307,8 @@ def test_what_is_chosen_is_downloaded_and_removed_together(as_: Any, store: Any)
     with zipfile.ZipFile(io.BytesIO(as_("victor").post(f"{ONE}/chosen", wanted).getvalue())) as found:
         assert set(found.namelist()) == {"b/1.txt", "2.txt"}
     removed = bob.post(f"{ONE}/chosen", {**wanted, "do": "remove"})
-    assert (removed["Location"], said(removed)) == (f"{ONE}?folder=a", "2 files removed.")
+    assert removed["Location"] == f"{ONE}?folder=a"
+    assert said(removed).startswith("2 files or folders are in the trash for 7 days.")
     page = bob.get(f"{ONE}?folder=a").content.decode()
     assert ("3.txt" in page, "2.txt" in page, 'value="b/"' in page) == (True, False, False)
     assert said(bob.post(f"{ONE}/chosen", {"folder": "a"})).endswith("Choose files or folders first.")

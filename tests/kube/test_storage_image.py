@@ -88,6 +88,8 @@ def test_input_and_what_was_stored_before_are_fetched(s3: Any, bucket: str, whol
     s3.client.put_object(Bucket=bucket, Key="in/a/digits.csv", Body=b"1,2,3")
     s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 7")
     s3.client.put_object(Bucket=bucket, Key="other", Body=b"not ours")
+    for folder in ("in", "out"):
+        s3.client.put_object(Bucket=bucket, Key=f"{folder}/.portal-trash/1/removed", Body=b"what somebody removed")
     (tmp_path / "in" / "removed-since-an-earlier-try").write_bytes(b"1")
     fetch = start(whole, storage.FETCH)
     assert fetch.wait(30) == 0
@@ -101,7 +103,7 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
     s3: Any, bucket: str, whole: Plan, tmp_path: Path
 ) -> None:
     names = [f"deep/{number} {NAME}" for number in range(7)]
-    for name in names:
+    for name in [*names, ".portal-trash/1/removed"]:
         s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"1")
     s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 7")
     held, rest = names[1::3], [name for name in names if name not in names[1::3]]

@@ -168,8 +168,8 @@ class Follower:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a file of this name can be kept under it."""
-    return not AGAIN.search(path) and "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+    """Whether a file of this name can be kept under it, and is none that was removed (TRASH of datastores/listing.py)."""
+    return not AGAIN.search(path) and "\0" not in path and not {"", ".", "..", ".portal-trash"} & set(path.split("/"))
 
 
 class Rclone:

@@ -31,6 +31,7 @@ def test_input_is_fetched_and_output_is_stored(agent: Agent, store: Store) -> No
     store.put("data/digits/a.txt", "one\n")
     store.put("data/digits/deep/b ü $(x).txt", "two\n")
     store.put("data/other/c.txt", "not mine\n")
+    store.put("data/digits/.portal-trash/1/removed.txt", "what somebody removed\n")
     script = "cd /elearn/input; find . -type f | sort; cat a.txt; cd /elearn/output; mkdir d; echo 42 > 'd/an swer.txt'"
     run = agent.apply(role(script), mounts=(store.input("data", "digits"), store.output("results", "demo/1")))
     assert agent.ended(run).phase == "Succeeded"
@@ -84,7 +85,7 @@ def test_input_is_read_only(agent: Agent, store: Store) -> None:
 @pytest.mark.as_user
 def test_each_task_sees_its_part_and_all_see_the_fold_that_is_held_out(agent: Agent, store: Store) -> None:
     names = [f"deep/{number} ü.txt" for number in range(7)]
-    for name in names:
+    for name in [*names, ".portal-trash/1/removed"]:
         store.put(f"data/digits/{name}", name)
     script = "cd /elearn/input; find . -type f | sort; ! echo > x"
     readers, server = role(script, count=2), role(script, name="ps")

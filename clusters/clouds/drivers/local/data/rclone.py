@@ -14,7 +14,7 @@ import tempfile
 
 from clusters.clouds.drivers.local.network import socks
 from clusters.clouds.drivers.local.task import sandbox
-from datastores.listing import LSJSON, Listing, listing_of, rows
+from datastores.listing import LSJSON, WITHOUT_TRASH, Listing, listing_of, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def fetch(
     """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
     # Of input only that is there: what an earlier try has left of another listing goes, or it would be divided with the rest.
     how = "sync" if mount["is_input"] else "copy"
-    argv = [how, remote(mount), _DATA, *_COMMON, "--local-no-set-modtime=false"]
+    argv = [how, remote(mount), _DATA, *_COMMON, *WITHOUT_TRASH, "--local-no-set-modtime=false"]
     if not mount["shown_gib"]:
         argv.append("--inplace")
     else:  # and no half of a file is left
