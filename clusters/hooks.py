@@ -82,11 +82,11 @@ def gpu_pool() -> int:
 
 
 def without_end(consumers: Collection[str]) -> set[str]:
-    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, and runs of services without a time
-    limit."""
+    """Of what billing knows by these keys, what goes on until somebody ends it: volumes, buckets, and runs of services without a
+    time limit."""
     numbers = {int(key.removeprefix("run ")) for key in consumers if re.fullmatch(r"run \d+", key)}
     services = Run.objects.filter(pk__in=numbers, spec__mode="service", spec__timeLimit=None).only("pk")
-    return {key for key in consumers if key.startswith("volume ")} | {consumer(run) for run in services}
+    return {key for key in consumers if key.startswith(("volume ", "bucket "))} | {consumer(run) for run in services}
 
 
 def closed_networks() -> set[str]:

@@ -9,7 +9,7 @@ from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
 from clusters.runs import budgets, quota, reconcile, resync
-from clusters.volumes import lifecycle
+from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
 
 
@@ -42,6 +42,11 @@ def copy_logs() -> None:
 @shared_task(name="clusters.tasks.settle_volume")
 def settle_volume(volume_id: int) -> None:
     lifecycle.settle(volume_id)
+
+
+@shared_task(name="clusters.tasks.meter_buckets")
+def meter_buckets() -> None:
+    buckets.meter_all()
 
 
 @shared_task(name="clusters.tasks.measure")

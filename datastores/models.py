@@ -106,7 +106,8 @@ class Storage(models.Model):
 
     This row is the truth of which keys live: the door lets in `access_key`, which people have, and `own_key`, by which the portal
     and its runs come, and nobody else, whatever the store still knows. Secrets are not here: that of `access_key` is shown once,
-    that of `own_key` is the datastore's. What the store has was `used_bytes` at `measured_at`.
+    that of `own_key` is the datastore's. What the store has was `used_bytes` at `measured_at`; `metered_mb` MiB are paid for
+    since `metered_since`, and people were told last when `told_percent` of the limit was reached.
     """
 
     appcode = models.OneToOneField(Appcode, on_delete=models.PROTECT, related_name="storage")
@@ -117,6 +118,9 @@ class Storage(models.Model):
     limit_gib = models.PositiveIntegerField()
     used_bytes = models.BigIntegerField(null=True)
     measured_at = models.DateTimeField(null=True)
+    metered_mb = models.PositiveIntegerField(default=0, db_default=0)
+    metered_since = models.DateTimeField(null=True)
+    told_percent = models.PositiveSmallIntegerField(default=0, db_default=0)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -33,6 +33,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/remove", files.remove, name="datastore_remove"),
     path("storage/<slug:appcode>", storage.storage, name="storage"),
     path("storage/<slug:appcode>/keys", storage.keys, name="storage_keys"),
+    path("storage/<slug:appcode>/limit", storage.limit, name="storage_limit"),
     path("storage/<slug:appcode>/stop", storage.stop, name="storage_stop"),
     path("admin/folders", folders.folders, name="admin_folders"),
     path("admin/folders/new", folders.edit_folder, name="new_folder"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from datastores.files import trash, uploads
+from datastores.storage import leftovers, limits
 
 
 @shared_task(name="datastores.tasks.give_up_uploads")
@@ -15,3 +16,13 @@ def give_up_uploads() -> None:
 @shared_task(name="datastores.tasks.sweep_trash")
 def sweep_trash() -> None:
     trash.sweep()
+
+
+@shared_task(name="datastores.tasks.watch_limits")
+def watch_limits() -> None:
+    limits.watch()
+
+
+@shared_task(name="datastores.tasks.drop_leftovers")
+def drop_leftovers() -> None:
+    leftovers.drop_old()

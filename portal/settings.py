@@ -202,6 +202,10 @@ CELERY_BEAT_SCHEDULE = {
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
     "forget-visits": {"task": "clusters.tasks.forget_visits", "schedule": 3600.0, "options": {"expires": 3600}},
     "uploads": {"task": "datastores.tasks.give_up_uploads", "schedule": 3600.0, "options": {"expires": 3600}},
+    "leftovers": {"task": "datastores.tasks.drop_leftovers", "schedule": 3600.0, "options": {"expires": 3600}},
+    # What is in buckets is counted once a minute.
+    "buckets": {"task": "clusters.tasks.meter_buckets", "schedule": 60.0, "options": {"expires": 60}},
+    "limits": {"task": "datastores.tasks.watch_limits", "schedule": 60.0, "options": {"expires": 60}},
     # What people removed goes on into the trash, out of it, and after seven days for good.
     "trash": {"task": "datastores.tasks.sweep_trash", "schedule": 15.0, "options": {"expires": 15}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},

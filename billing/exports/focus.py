@@ -141,7 +141,15 @@ METERS = {
     "cpu": _Meter("Core-Hours", "Core-Seconds", 1000, "CPU time", "CoreCount"),
     "memory": _Meter("GiB-Hours", "MiB-Seconds", 1, "Memory", "MemorySize"),
     "storage": _Meter(
-        "GiB-Hours", "MiB-Seconds", 1, "Storage", "DiskSpace", "Storage", "Volumes", "Storage Platforms", "Volume"
+        "GiB-Hours",
+        "MiB-Seconds",
+        1,
+        "Storage",
+        "DiskSpace",
+        "Storage",
+        "Volumes and buckets",
+        "Storage Platforms",
+        "Volume",
     ),
 }
 
@@ -302,7 +310,7 @@ def _named(entry: Entry) -> str | None:
     parts = [
         str(entry.labels[name]) for name in ("cluster", "run", "role", "index") if entry.labels.get(name, "") != ""
     ]
-    named = "-".join(parts) or str(entry.labels.get("volume", ""))
+    named = "-".join(parts) or str(entry.labels.get("volume") or entry.labels.get("bucket", ""))
     return named if named and named != entry.uid else None
 
 

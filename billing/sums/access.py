@@ -34,7 +34,7 @@ NOTES = {
     AMOUNTS_CHANGED: "The amounts changed meanwhile; the last ones count.",
 }
 # What belongs to no cluster; no cluster can have this name.
-VOLUMES = "Volumes"
+VOLUMES = "Volumes and buckets"
 # Segments of one page; a run with more tasks than this is summed up all the same.
 MAX_SEGMENTS = 5000
 
@@ -169,7 +169,7 @@ def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.dateti
 
 def usage_by_cluster(appcode: Appcode, period: Period, now: dt.datetime) -> list[Usage]:
     """What each cluster of `appcode` used, the dearest first; 2 queries. Clusters that had the same name are added
-    up, and so are volumes, which belong to none."""
+    up, and so are volumes and buckets, which belong to none."""
     found = split.usage(price_book(), by=["cluster"], windows=[period.window], now=now, appcodes=[appcode.pk])
     return sorted((Usage(row.key[0] or VOLUMES, Amount.total([row])) for row in found), key=_dearest_first)
 

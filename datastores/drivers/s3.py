@@ -10,8 +10,10 @@ import datetime as dt
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -53,6 +55,8 @@ TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 *
 # The server copies by itself, but for what is larger than Amazon's takes in one piece.
 COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
+# Files that are copied at once.
+COPIES = 8
 # Of a folder that others are moved into: ten questions.
 LISTED = 10 * MANY
 # Bytes of a file, more than any server of this kind takes.
@@ -200,34 +204,51 @@ class S3:
         self.delete(path)
 
     def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
-        until, kept, done = time.monotonic() + seconds, 0, list[str]()
+        done = list[str]()
+        try:
+            carried = self._carry(path, to, is_folder, before, time.monotonic() + seconds, done)
+            if is_folder and carried.is_over:
+                # The objects of folders themselves.
+                own = [key for key in self._some_keys(self._folder(path)) if key.endswith("/")]
+                done += own[: MANY - len(done)]
+        except DriverError:
+            # No file is to lie in both places for longer than it must.
+            self._delete_keys(done)
+            raise
+        self._delete_keys(done)
+        return carried
+
+    def _carry(
+        self, path: str, to: str, is_folder: bool, before: dt.datetime | None, until: float, done: MutableSequence[str]
+    ) -> Carried:
+        """Copies files; `done` has those keys that are still to be deleted."""
         # What lies there now is listed, and asked for file by file only where that is too much.
         known = {entry.path: entry for entry in islice(self.walk(to), LISTED)} if is_folder else {}
         is_known = is_folder and len(known) < LISTED
-        is_over = True
-        for entry in self.walk(path) if is_folder else self._found(path):
-            if time.monotonic() >= until:
-                is_over = False
-                break
-            if before and entry.modified and entry.modified > before:
-                continue
-            target = to + entry.path[len(path) :]
-            there = known.get(target) if is_known else next(self._found(target), None)
-            if there is None:
-                self._copy(entry.path, target)
-            elif not _is_copy(there, entry):
-                kept += 1
-                continue
-            done.append(self._key(entry.path))
-            if len(done) == MANY:
-                self._delete_keys(done)
-                done.clear()
-        if is_folder and is_over:
-            # The objects of folders themselves.
-            done += [key for key in self._some_keys(self._folder(path)) if key.endswith("/")]
-        if done:
-            self._delete_keys(done)
-        return Carried(is_over, kept)
+        left, kept = self.walk(path) if is_folder else self._found(path), 0
+        with ThreadPoolExecutor(COPIES) as pool:
+            while some := list(islice(left, COPIES)):
+                if time.monotonic() >= until:
+                    return Carried(False, kept)
+                copies, keys = list[Future[None]](), list[str]()
+                for entry in some:
+                    target = to + entry.path[len(path) :]
+                    if before and entry.modified and entry.modified > before:
+                        continue
+                    there = known.get(target) if is_known else next(self._found(target), None)
+                    if there is not None and not _is_copy(there, entry):
+                        kept += 1
+                        continue
+                    keys.append(self._key(entry.path))
+                    if there is None:
+                        copies.append(pool.submit(copy_context().run, self._copy, entry.path, target))
+                for copy in copies:
+                    copy.result()
+                done += keys
+                if len(done) > MANY - COPIES:
+                    self._delete_keys(done)
+                    done.clear()
+        return Carried(True, kept)
 
     def _found(self, path: str) -> Iterator[Entry]:
         try:
@@ -249,6 +270,8 @@ class S3:
 
     def _delete_keys(self, keys: Sequence[str]) -> None:
         """At most MANY."""
+        if not keys:
+            return
         with self._told():
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._client.delete_objects(Bucket=self.bucket, Delete=wanted)

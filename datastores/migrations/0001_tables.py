@@ -319,6 +319,9 @@ class Migration(migrations.Migration):
                 ("limit_gib", models.PositiveIntegerField()),
                 ("used_bytes", models.BigIntegerField(null=True)),
                 ("measured_at", models.DateTimeField(null=True)),
+                ("metered_mb", models.PositiveIntegerField(db_default=0, default=0)),
+                ("metered_since", models.DateTimeField(null=True)),
+                ("told_percent", models.PositiveSmallIntegerField(db_default=0, default=0)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (
                     "appcode",

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from datastores.models import Storage
-from datastores.storage import actions
+from datastores.storage import actions, limits
 from datastores.storage.access import datastore_of, storage_of
 from datastores.storage.store import KeyPair
 from portal.access import OPERATE, appcode_for
@@ -20,6 +20,7 @@ from portal.api.documents import Answer
 from portal.api.views import person
 from portal.errors import Conflict
 from portal.limits import LOOKS
+from portal.manifests import Strict, parse
 
 
 class StorageUsage(Answer):
@@ -40,6 +41,10 @@ class StorageAnswer(Answer):
     datastore: str | None = Field(description="Its name, by which clusters mount it.")
     limit_gib: int | None = Field(alias="limitGiB")
     usage: StorageUsage | None
+
+
+class NewLimit(Strict):
+    limit_gib: int = Field(alias="limitGiB", examples=[500])
 
 
 class KeysAnswer(Answer):
@@ -73,6 +78,18 @@ class AppcodeStorage(APIView):
             row, made = actions.switch_on(appcode, acting_user=person(request))
         secret = {"secret_key": made.secret_key if made else None}
         return Response(SwitchedOn.model_validate(_fields(row) | secret).json_value())
+
+    @extend_schema(
+        operation_id="storage_limit",
+        summary="Set how much may be in the bucket",
+        description="For administrators. Less than what is there lets nothing more in.",
+        request=NewLimit,
+        responses=StorageAnswer,
+    )
+    def patch(self, request: Request, code: str) -> Response:
+        row = _on(request, code)
+        limits.set_limit(row, parse(NewLimit, request.data).limit_gib, acting_user=person(request))
+        return Response(StorageAnswer.model_validate(_fields(row)).json_value())
 
 
 class StorageKeys(APIView):

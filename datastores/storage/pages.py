@@ -11,11 +11,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from datastores.models import Storage
-from datastores.storage import actions
+from datastores.storage import actions, limits
 from datastores.storage.access import datastore_of, storage_of
 from datastores.storage.commands import commands
 from datastores.storage.store import KeyPair
-from portal.access import OPERATE, appcode_for, may
+from portal.access import OPERATE, appcode_for, may, require_administrator
 from portal.api.problems import Unavailable
 from portal.errors import Conflict
 from portal.limits import LOOKS
@@ -55,6 +55,19 @@ def stop(request: HttpRequest, appcode: str) -> HttpResponse:
     return redirect("storage", found.code)
 
 
+@require_POST
+def limit(request: HttpRequest, appcode: str) -> HttpResponse:
+    """For administrators."""
+    found = appcode_for(person(request), appcode)
+    row, typed = storage_of(found), request.POST.get("limit", "")
+    require_administrator(person(request))
+    gib = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 19 else 0
+    if row:
+        done = f"The bucket may have {gib:,} GiB."
+        attempt(request, lambda: limits.set_limit(row, gib, acting_user=person(request)), done)
+    return redirect("storage", found.code)
+
+
 def _page(request: HttpRequest, appcode: Appcode, row: Storage | None, made: KeyPair | None = None) -> HttpResponse:
     told = settings.STORAGE
     context = {
@@ -65,6 +78,9 @@ def _page(request: HttpRequest, appcode: Appcode, row: Storage | None, made: Key
         "datastore": datastore_of(row) if row else None,
         "may_operate": may(person(request), appcode, OPERATE),
         "limit": row.limit_gib * 2**30 if row else 0,
+        "percent": limits.percent(row) if row else 0,
+        "is_nearly_full": row is not None and limits.percent(row) >= limits.STEPS[0],
+        "may_limit": person(request).is_administrator,
     }
     if row:
         secret = made.secret_key if made else ""

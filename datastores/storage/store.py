@@ -7,9 +7,10 @@ meanwhile.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +25,7 @@ from portal.up.servers import STORAGE_PROOF
 
 # A store that was never used starts within some seconds; after it was killed it reads for longer.
 START_SECONDS = 50.0
+MOST_UPLOADS = 1000
 Owner = Literal["people", "portal"]
 _POLICY = "bucket"
 _ALREADY = {"BucketAlreadyOwnedByYou", "EntityAlreadyExists"}
@@ -89,6 +91,25 @@ def keep_key(bucket: str, owner: Owner, only: str | None) -> None:
         for each in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
             if each["AccessKeyId"] != only:
                 iam.delete_access_key(UserName=name, AccessKeyId=each["AccessKeyId"])
+
+
+def drop_uploads(bucket: str, before: dt.datetime, keep: Collection[str]) -> int:
+    """Gives up what clients began to store in parts and for which nothing came since `before`, but those in `keep`; how many they
+    were. Looks at MOST_UPLOADS at most."""
+    client, count = _client("s3"), 0
+    with _told():
+        pages = client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=bucket, PaginationConfig={"MaxItems": MOST_UPLOADS}
+        )
+        for each in (upload for page in pages for upload in page.get("Uploads", ())):
+            named = {"Bucket": bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
+            if each["UploadId"] in keep or each["Initiated"] >= before:
+                continue
+            parts = client.get_paginator("list_parts").paginate(**named)
+            if all(part["LastModified"] < before for page in parts for part in page.get("Parts", ())):
+                client.abort_multipart_upload(**named)
+                count += 1
+    return count
 
 
 def _user(bucket: str, owner: Owner) -> str:

@@ -88,11 +88,11 @@ def send(appcode: Appcode, asked: Terms, reason: str, now: dt.datetime, user: Us
     keeps = "Nothing can be started in it until then." if new else f"Until then it has {_has(appcode)}."
     why = f"Why: {reason}\n\n" if reason else ""
     text = f"{user.username} asks for {words}.\n\n{why}A platform administrator decides. {keeps}"
-    _mail(appcode, f"{row.revision} sent", f"Request for {appcode.code}", text)
+    mail_owners(appcode, f"{row.revision} sent", f"Request for {appcode.code}", text)
     administrators = User.objects.filter(is_active=True, is_superuser=True).exclude(email="")
     if to := list(administrators.values_list("email", flat=True)):
         text = f"{user.username} asks for {words} for {appcode.code} ({appcode.org_node.path}).\n\n{why}It waits for a decision."
-        _mail(appcode, f"{row.revision} to decide", f"Request for {appcode.code}", text, to, "admin/appcodes")
+        mail_owners(appcode, f"{row.revision} to decide", f"Request for {appcode.code}", text, to, "admin/appcodes")
     return row
 
 
@@ -173,7 +173,7 @@ def _tell_expiry(pk: int, now: dt.datetime) -> bool:
     _record(verb, appcode, None, text, terms_of(appcode))
     then = "Afterwards nothing new starts in it." if told else "Nothing new starts in it."
     text += f"\n\n{then} {STAYS} Its owners can ask for its renewal:"
-    _mail(appcode, f"{expires} {told}", said, text, path=f"appcodes/{appcode.code}/request")
+    mail_owners(appcode, f"{expires} {told}", said, text, path=f"appcodes/{appcode.code}/request")
     return True
 
 
@@ -252,7 +252,7 @@ def _decide(
     else:
         text += f"\n\n{note}\n\nIts owners can change it and send it again:"
         path += "/change" if appcode.state == Appcode.State.REQUESTED else "/request"
-    _mail(appcode, f"{row.revision} {state}", subject, text, path=path)
+    mail_owners(appcode, f"{row.revision} {state}", subject, text, path=path)
     return row
 
 
@@ -273,7 +273,7 @@ def give_alone(appcode: Appcode, has: Terms, terms: Terms, event: Event, now: dt
             row.state, row.note, row.decided_by, row.decided_at = State.APPROVED, "", user, now
         row.save()
     text = f"{user.username} changed what {appcode.code} may use. It has {_has(appcode)} now."
-    _mail(appcode, f"changed {event.pk}", f"{appcode.code} may use something else", text)
+    mail_owners(appcode, f"changed {event.pk}", f"{appcode.code} may use something else", text)
 
 
 def _has(appcode: Appcode) -> str:
@@ -288,8 +288,11 @@ def _record(verb: str, appcode: Appcode, user: User | None, said: str, terms: Te
     )  # fmt: skip
 
 
-def _mail(appcode: Appcode, key: str, subject: str, text: str, to: list[str] | None = None, path: str = "") -> None:
-    """To the notification addresses and the owners, unless `to` says whom else."""
+def mail_owners(
+    appcode: Appcode, key: str, subject: str, text: str, to: list[str] | None = None, path: str = ""
+) -> None:
+    """To the notification addresses and the owners, unless `to` says whom else; once for each `key`. `path` is the page it leads
+    to."""
     if to is None:
         owners = appcode.memberships.filter(role=Membership.Role.OWNER, user__is_active=True)
         to = [*appcode.emails, *owners.exclude(user__email="").values_list("user__email", flat=True)]

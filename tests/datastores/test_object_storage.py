@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import http.client
 import io
 import json
@@ -25,11 +26,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastores.models import Datastore, Storage
-from datastores.storage import actions, store
+from datastores.models import Datastore, Storage, Upload
+from datastores.storage import actions, leftovers, store
 from datastores.storage.commands import commands
 from datastores.storage.door import ALLOWED
 from datastores.storage.operations import Confusing, read, split_path
@@ -236,7 +238,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
-    people: Any, settings: Any, house: dict[str, str]
+    people: Any, settings: Any, house: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.STORAGE = settings.STORAGE | house | {"proof": "", "start": "", "bucket_prefix": "cloud-"}
     store._client.cache_clear()
@@ -253,6 +255,29 @@ def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
             assert refused(act, Bucket=row.bucket, Key="a") == "AccessDenied"
         assert refused(theirs.put_object, Bucket=row.bucket, Key="a", Body=b"2") == "AccessDenied"
         assert refused(theirs.list_objects_v2, Bucket=row.bucket) == "AccessDenied"
+
+        # What a client has begun in parts and left is given up; what somebody goes on with is not.
+        begun = [
+            mine.client().create_multipart_upload(Bucket=row.bucket, Key=key)["UploadId"] for key in ("left", "on")
+        ]
+        leftovers.drop_old()
+        root = store._client("s3")
+        facts = {"path": "on", "size": 1, "part_size": 1, "remote": begun[1]}
+        Upload.objects.create(datastore=Datastore.objects.get(appcode=people.ops), **facts)
+        time.sleep(1.1)  # the store counts in seconds
+        with monkeypatch.context() as patch:
+            patch.setattr(leftovers, "GIVEN_UP", dt.timedelta(0))
+            assert len(root.list_multipart_uploads(Bucket=row.bucket)["Uploads"]) == 2
+            Upload.objects.update(touched_at=timezone.now() + dt.timedelta(hours=1))
+            leftovers.drop_old()
+        (kept,) = root.list_multipart_uploads(Bucket=row.bucket)["Uploads"]
+        assert (kept["Key"], kept["UploadId"]) == ("on", begun[1])
+        assert (
+            refused(
+                mine.client().upload_part, Bucket=row.bucket, Key="left", UploadId=begun[0], PartNumber=1, Body=b"1"
+            )
+            == "NoSuchUpload"
+        )
 
         anew = actions.refresh_keys(row, acting_user=people.alice)
         again = mine.client(anew.access_key, anew.secret_key)

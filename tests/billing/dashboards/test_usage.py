@@ -118,10 +118,10 @@ def test_volumes_are_no_tasks(client, people, prices):
         assert " task" not in page.partition("Running now")[2].partition("</div>")[0]
         assert 'hx-trigger="every 15s"' not in page, "nothing changes that somebody would wait for"
     (row,) = access.usage_by_cluster(people.ops, periods.month(now), now)
-    assert row.name == "Volumes"
-    assert "<b>Volumes</b>" in page
+    assert row.name == "Volumes and buckets"
+    assert "<b>Volumes and buckets</b>" in page
     assert "/billing/ops-demo/Volumes" not in page
-    assert "\nVolumes,0," in client.get("/billing/ops-demo?format=csv").content.decode().replace("\r", "")
+    assert "\nVolumes and buckets,0," in client.get("/billing/ops-demo?format=csv").content.decode().replace("\r", "")
     use(people.ops, begin, None)
     assert access.usage_by_cluster(people.ops, periods.month(now), now)[0].amount.pods == 1
     (whole,) = access.usage_by_appcode(Appcode.objects.filter(pk=people.ops.pk), periods.month(now), now)
