@@ -47,11 +47,15 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
     )
 
     mail_phases = ArrayField(
-        models.CharField(max_length=10), default=list, db_default=[],
+        models.CharField(max_length=10), default=list, db_default=[], blank=True,
         help_text="Of runs that this person started; who wants a mail when one is failed, say.",
     )  # fmt: skip
     browser_phases = ArrayField(
-        models.CharField(max_length=10), default=list, db_default=[], help_text="The same for their browsers."
+        models.CharField(max_length=10),
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text="The same for their browsers.",
     )
 
     def _get_session_auth_hash(self, secret: str | None = None) -> str:

@@ -122,6 +122,7 @@ class Migration(migrations.Migration):
                 (
                     "mail_phases",
                     django.contrib.postgres.fields.ArrayField(
+                        blank=True,
                         base_field=models.CharField(max_length=10),
                         db_default=[],
                         default=list,
@@ -132,6 +133,7 @@ class Migration(migrations.Migration):
                 (
                     "browser_phases",
                     django.contrib.postgres.fields.ArrayField(
+                        blank=True,
                         base_field=models.CharField(max_length=10),
                         db_default=[],
                         default=list,
