@@ -31,7 +31,9 @@ NAMES = (
     "posting",
     "serving",
     "reading",
+    "searching",
     "launching",
+    "tailing",
     "following",
 )
 
@@ -74,12 +76,13 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         import django
 
         django.setup()
-        from bench import measures, reading, seed, serving
+        from bench import logs, measures, reading, seed, serving
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        found = _parts((*measures.PARTS, serving.serving, reading.reading), only, portal, tenants)
+        local = (*measures.PARTS, serving.serving, reading.reading, logs.searching)
+        found = _parts(local, only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)
     finally:
         portal.stop()
@@ -95,7 +98,9 @@ def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded
     try:
         binary()
     except BuildError as error:
-        _say(f"Left out, because there is no Kubernetes control plane to measure with: launching, following. {error}")
+        _say(
+            f"Left out, because there is no Kubernetes control plane to measure with: launching, tailing, following. {error}"
+        )
         return []
     _say("Starting a Kubernetes control plane …")
     with kube.placed(folder / "plane", portal) as plane:

@@ -25,6 +25,7 @@ import psycopg2
 from django.core.management import call_command
 from django.db import connection
 
+from bench import logs
 from bench.kubectl import Floor, pod_bytes
 from bench.measures import MB, api_of, until
 from bench.results import Result, quantile
@@ -178,7 +179,12 @@ def following(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     ]  # fmt: skip
 
 
-PARTS = (launching, following)
+def tailing(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
+    """on Kubernetes: the logs of 100 tasks"""
+    return logs.tailing(portal, tenants, plane, _codes()[0])
+
+
+PARTS = (launching, tailing, following)
 
 
 def _fill(api: Client, plane: Plane) -> None:

@@ -62,7 +62,7 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
         one_by_one(50, lambda: bare.send("GET", "/"))
         floor = quantile(one_by_one(PAGES, lambda: bare.send("GET", "/")), 0.99) * 1000
     for user, who in ((tenants.root, "all of them"), (tenants.member, "25 appcodes of them")):
-        browser = _signed_in(user)
+        browser = signed_in(user)
         page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
         text = page.send("GET", "/").decode()
         assert "train-" in text, "the page lists no clusters"
@@ -81,7 +81,7 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
 
 def newcomer(portal: Portal, tenants: Seeded) -> list[Result]:
     """the form of a new cluster, and its first card until it has a chart"""
-    browser = _signed_in(tenants.member)
+    browser = signed_in(tenants.member)
     page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
     one_by_one(20, lambda: page.send("GET", "/clusters/new"))
     times = one_by_one(PAGES, lambda: page.send("GET", "/clusters/new"))
@@ -241,7 +241,7 @@ def _browser() -> Browser:
     return Browser(HTTP_HOST=urlsplit(settings.PORTAL_ORIGIN).netloc)
 
 
-def _signed_in(user: User) -> Browser:
+def signed_in(user: User) -> Browser:
     browser = _browser()
     browser.force_login(user, "allauth.account.auth_backends.AuthenticationBackend")
     return browser

@@ -28,6 +28,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>", clusters.OneRun.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs.TaskLog.as_view()),
+    path(f"{ONE}/runs/<int:run>/log", logs.RunLog.as_view()),
+    path(f"{ONE}/runs/<int:run>/log/archive", logs.RunLogArchive.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/exec", exec_api.TaskExec.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.TaskTerminal.as_view()),
     path(f"{ONE}/usage", clusters.ClusterUsage.as_view()),

@@ -1,6 +1,9 @@
-"""REST: the log of a task, as it is or as it comes."""
+"""REST: the log of a task, as it is or as it comes, and those of all tasks of a run."""
 
 from __future__ import annotations
+
+import datetime as dt
+from contextlib import ExitStack
 
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -11,16 +14,18 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from clusters.access import run_for
-from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.base import CloudError, LogChunk
 from clusters.frameworks import ROLES
+from clusters.logs import together
+from clusters.logs.lines import Shown, Style
 from clusters.logs.read import CHUNK, FOLLOW_SECONDS, LogSource, LogStream, RunLogs
 from clusters.models import Run
-from portal.api.pagination import flag, number, whole
+from portal.api.pagination import MAX_SEARCH, flag, number, text, whole
 from portal.api.problems import Unavailable
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import STREAMS, is_gone
+from portal.limits import STREAMS, TRANSFERS, Sending, is_gone
 
 MAX_NUMBER, MAX_OFFSET = 1_000_000, 2**53
 
@@ -35,6 +40,14 @@ class PlainText(BaseRenderer):
         return str(data).encode()
 
 
+SINCE = OpenApiParameter("since", dt.datetime, description="Only lines that are not older, as 2026-11-23T15:42:49Z.")
+SEARCH = OpenApiParameter(
+    "search", str, description="Only lines with this in them; the case of Latin letters does not matter."
+)
+TIMESTAMPS = OpenApiParameter("timestamps", bool, description="Each line behind the time at which it was written.")
+CLEAN = OpenApiParameter("clean", bool, description="Without the colours and cursor movements of terminals.")
+
+
 class TaskLog(APIView):
     renderer_classes = (PlainText,)
     content_negotiation_class = AnyAccept
@@ -43,14 +56,19 @@ class TaskLog(APIView):
         operation_id="tasks_log",
         summary="The log of a task",
         description="Output and errors of one attempt, as the program wrote them. The header `Log-Offset` says at which byte the "
-        f"answer starts. A stream ends with its task, or after {FOLLOW_SECONDS // 60} minutes; go on with `offset`. 404 "
-        "also when a log was lost with its pod; the sentence says why.",
+        "answer starts; it is absent where the cloud would have to read everything before to count. A stream ends with its task, "
+        f"or after {FOLLOW_SECONDS // 60} minutes; go on with `offset`, or with `since` where lines were changed or left out. "
+        "404 also when a log was lost with its pod; the sentence says why.",
         parameters=[
             OpenApiParameter("follow", bool, description="Go on sending what comes until the task has ended."),
             OpenApiParameter(
-                "tail", whole(0, MAX_NUMBER), description="Only the last so many lines (within the last MiB)."
+                "tail", whole(0, MAX_NUMBER), description="Only the last so many lines (within about the last MiB)."
             ),
             OpenApiParameter("offset", whole(0, MAX_OFFSET), description="Start at this byte."),
+            SINCE,
+            SEARCH,
+            TIMESTAMPS,
+            CLEAN,
             OpenApiParameter(
                 "attempt", whole(0, MAX_NUMBER), description="Which attempt, from 0; the newest when absent."
             ),
@@ -64,15 +82,18 @@ class TaskLog(APIView):
         follow = flag(request, "follow")
         tail = number(request, "tail", default=-1, low=0, high=MAX_NUMBER)
         offset = number(request, "offset", default=0, low=0, high=MAX_OFFSET)
-        if tail >= 0 and offset:
-            raise Invalid.at("tail", message="Give either “tail” or “offset”.")
+        since, style = _since(request), _style(request)
+        if (tail >= 0) + bool(offset) + (since is not None) > 1:
+            at = "tail" if tail >= 0 else "since"
+            raise Invalid.at(at, message="Give one of “tail”, “offset” and “since”.")
         source = LogSource(RunLogs(row), role, index, _attempt(request, row, role, index))
+        show = (lambda chunk: chunk.data if chunk else b"") if style.is_plain else Shown(style)
         try:
-            first = source.last_lines(tail) if tail >= 0 else source.read(offset)
+            first = source.last_lines(tail) if tail >= 0 else source.read(offset, since=since)
             if first.absent and first.complete and (why := source.note(first)):
                 raise Http404(why)
             if not follow and (tail >= 0 or len(first.data) < CHUNK):
-                return _text(HttpResponse(first.data), first.offset - len(first.data))
+                return _text(HttpResponse(show(first) + show(None)), first)
             place = STREAMS.enter(person(request).pk)
         except CloudError as error:
             raise Unavailable(str(error)) from error
@@ -83,8 +104,78 @@ class TaskLog(APIView):
             is_over=lambda: _is_over(row, role, index),
             is_gone=lambda: is_gone(request),
             place=place,
+            show=show,
         )
-        return _text(StreamingHttpResponse(stream), first.offset - len(first.data))
+        return _text(StreamingHttpResponse(stream), first)
+
+
+class RunLog(APIView):
+    renderer_classes = (PlainText,)
+    content_negotiation_class = AnyAccept
+
+    @extend_schema(
+        operation_id="runs_log",
+        summary="The logs of all tasks of a run",
+        description="What the newest attempts have written by now, each line behind the name of its task. A log that cannot be "
+        "read says so in a line of its own.",
+        parameters=[
+            OpenApiParameter(
+                "merged",
+                bool,
+                description="true: all lines by their times; else one task after the other.",
+                default=False,
+            ),
+            SINCE,
+            SEARCH,
+            TIMESTAMPS,
+            CLEAN,
+        ],
+        responses={(200, "text/plain"): OpenApiTypes.STR},
+    )
+    def get(self, request: Request, code: str, name: str, run: int) -> HttpResponseBase:
+        row = run_for(person(request), code, name, run)
+        since, style = _since(request), _style(request)
+        is_merged = flag(request, "merged")
+        with ExitStack() as held:
+            held.enter_context(TRANSFERS.enter(person(request).pk))
+            logs = together.newest(row)
+            lines = together.lines(logs, style, since=since, merge=is_merged)
+            width = max((len(source.name) for source in logs), default=0)
+            shown = (style.show(line, task.ljust(width)) for task, line in lines)
+            response = StreamingHttpResponse(Sending(together.in_portions(shown), held.pop_all().close))
+        return _text(response, None)
+
+
+class RunLogArchive(APIView):
+    content_negotiation_class = AnyAccept
+
+    @extend_schema(
+        operation_id="runs_log_archive",
+        summary="The logs of all tasks of a run, as one ZIP archive",
+        description="A file for each attempt of each task, with what it has written by now.",
+        parameters=[TIMESTAMPS, CLEAN],
+        responses={(200, "application/zip"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, code: str, name: str, run: int) -> HttpResponseBase:
+        row = run_for(person(request), code, name, run)
+        style = _style(request, searches=False)
+        return together.archive_response(row, person(request), style)
+
+
+def _since(request: Request) -> int | None:
+    """µs since 1970. Raises Invalid."""
+    if (text := request.query_params.get("since")) is None:
+        return None
+    try:
+        at = dt.datetime.fromisoformat(text)
+        return int((at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp() * 1_000_000)
+    except (ValueError, OverflowError) as error:
+        raise Invalid.at("since", message="This is no time; write it as 2026-11-23T15:42:49Z.") from error
+
+
+def _style(request: Request, *, searches: bool = True) -> Style:
+    words = text(request, "search", longest=MAX_SEARCH) if searches else ""
+    return Style(flag(request, "timestamps"), words, flag(request, "clean"))
 
 
 def _attempt(request: Request, run: Run, role: str, index: int) -> int:
@@ -103,10 +194,11 @@ def _is_over(run: Run, role: str, index: int) -> bool:
     return run.is_terminal
 
 
-def _text(response: HttpResponseBase, offset: int) -> HttpResponseBase:
+def _text(response: HttpResponseBase, first: LogChunk | None) -> HttpResponseBase:
     response["Content-Type"] = "text/plain; charset=utf-8"
     response["Cache-Control"] = "no-store"
     # For proxies that would otherwise collect a stream before they pass it on.
     response["X-Accel-Buffering"] = "no"
-    response["Log-Offset"] = str(offset)
+    if first is not None and first.placed:
+        response["Log-Offset"] = str(first.start)
     return response

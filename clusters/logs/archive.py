@@ -1,6 +1,7 @@
 """Where logs are kept whose cloud loses them with their pods: an object for each attempt in a bucket of the installation's own.
 
-    logs/<cloud>/<run id>/<role>-<index>-<attempt>.log
+    logs/<cloud>/<run id>/<role>-<index>-<attempt>.log      what the program wrote
+    logs/<cloud>/<run id>/<role>-<index>-<attempt>.times    when (clouds/drivers/marks.py), written before the log
 
 Objects are written in parts and read by ranges. There are no rows in here and no clouds; `collect.py` decides what is
 copied when.
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO
 
 from django.conf import settings
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, LogChunk
+from clusters.clouds.drivers.lines import Lines, Wanted
 from datastores.drivers.base import DriverError, NotThere
 from datastores.drivers.s3 import S3
 
@@ -24,25 +27,46 @@ class Archive:
     def __init__(self, store: S3) -> None:
         self._store = store
 
-    def keep(self, key: str, file: IO[bytes], size: int) -> None:
+    def keep(self, key: str, file: IO[bytes], size: int, times: IO[bytes], times_size: int) -> None:
         """Stores a log, replacing what was there; all of it or nothing."""
         with _told():
+            self._store.upload(_times_of(key), times, times_size)
             self._store.upload(key, file, size)
 
-    def read(self, key: str, size: int, *, offset: int, limit: int, tail: int | None) -> LogChunk:
+    def read(self, key: str, size: int, wanted: Wanted) -> LogChunk:
         """A piece of a log of `size` bytes; as `Cloud.log`."""
-        start = max(0, size - tail) if tail is not None else min(offset, size)
-        length = min(limit, size - start)
+        times = _times_of(key)
         try:
             with _told():
-                data = self._store.read_range(key, start, length) if length else b""
+                blocks = _Blocks(self._store, times)
+                count = self._store.look(times).size // marks.SIZE
+                return Lines(size, count, partial(self._store.read_range, key), blocks.read).piece(
+                    wanted, complete=True
+                )
         except Gone:
-            return LogChunk(b"", start, True, absent=True)
-        return LogChunk(data, start + len(data), start + len(data) >= size or not data)
+            return LogChunk(b"", min(wanted.offset, size), True, absent=True)
 
     def forget(self, folder: str) -> None:
         with _told():
             self._store.delete_folder(folder)
+
+
+class _Blocks:
+    """Marks in an object, asked for in blocks and each of these once: neighbours are often looked at together."""
+
+    def __init__(self, store: S3, path: str) -> None:
+        self._store, self._path = store, path
+        self._known: dict[int, bytes] = {}
+
+    def read(self, start: int, count: int) -> bytes:
+        found = b""
+        for number in range(start // marks.BLOCK, (start + count - 1) // marks.BLOCK + 1):
+            if number not in self._known:
+                begin = number * marks.BLOCK * marks.SIZE
+                self._known[number] = self._store.read_range(self._path, begin, marks.BLOCK * marks.SIZE)
+            found += self._known[number]
+        skipped = (start % marks.BLOCK) * marks.SIZE
+        return found[skipped : skipped + count * marks.SIZE]
 
 
 class Gone(CloudError):
@@ -55,6 +79,10 @@ def folder_of(cloud: str, run_id: int) -> str:
 
 def key_of(cloud: str, run_id: int, role: str, index: int, attempt: int) -> str:
     return f"{folder_of(cloud, run_id)}/{role}-{index}-{attempt}.log"
+
+
+def _times_of(key: str) -> str:
+    return f"{key.removesuffix('.log')}.times"
 
 
 def archive() -> Archive | None:

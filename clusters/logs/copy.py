@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
 from django.conf import settings
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
 from clusters.logs.archive import Archive, key_of
 from clusters.models import Task
@@ -64,10 +65,18 @@ def copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
     """The whole way; whatever fails is told by the outcome."""
     task = job.task
     try:
-        with _room.use() as room, tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
-            size, message = _collect(job, cloud, ref, file, room)
+        with ExitStack() as held:
+            room = held.enter_context(_room.use())
+            file, times = (held.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY)) for _ in range(2))
+            size, message = _collect(job, cloud, ref, file, times, room)
             key = key_of(cloud.name, ref.id, task.role, task.index, task.attempt)
-            return _store(job, lambda: store.keep(key, file, size), file, size, message)
+
+            def keep() -> None:
+                length = times.seek(0, 2)
+                times.seek(0)
+                store.keep(key, file, size, times, length)
+
+            return _store(job, keep, file, size, message)
     except _Absent:
         return Outcome(Task.LogState.LOST, message=GONE)
     except (CloudError, OSError) as error:
@@ -83,18 +92,26 @@ class _Absent(Exception):
     pass
 
 
-def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], room: Share) -> tuple[int, str]:
-    """Writes the whole log, to its end; its size, and what people should know of it."""
+def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], times: IO[bytes], room: Share) -> tuple[int, str]:
+    """Writes the whole log, to its end, and when its lines were written; its size, and what people should know of it."""
     task = job.task
-    left, said = settings.LOGS_MAX_BYTES, ""
+    left, said, marked = settings.LOGS_MAX_BYTES, "", -1
     follow: Callable[..., Iterator[LogChunk]] = functools.partial(_as_it_is, cloud) if job.early else cloud.follow
     for chunk in _patiently(job, follow(ref, task.role, task.index, attempt=task.attempt)):
         if chunk.absent and not file.tell():
             raise _Absent
-        if file.tell() + len(chunk.data) > IN_MEMORY and not room.take(len(chunk.data)):
+        # Chunks repeat the mark of what went before them, and of what is cut off there are none.
+        end = file.tell() + min(len(chunk.data), max(left, 0))
+        new = b"".join(
+            marks.RECORD.pack(*mark) for mark in marks.each(chunk.marks) if marked < mark[marks.OFFSET] < end
+        )
+        if file.tell() + len(chunk.data) > IN_MEMORY and not room.take(len(chunk.data) + len(new)):
             said = NO_ROOM
             break
         file.write(chunk.data[:left])
+        if new:
+            times.write(new)
+            marked = marks.RECORD.unpack(new[-marks.SIZE :])[marks.OFFSET]
         left -= len(chunk.data)
         if chunk.absent:
             file.write(BROKEN_OFF)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from clusters.clouds import registry
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
+from clusters.clouds.drivers.lines import Wanted
 from clusters.logs.archive import archive, key_of
 from clusters.logs.collect import is_wanted
 from clusters.models import Run, Task
@@ -101,25 +103,33 @@ class RunLogs:
         limit: int = CHUNK,
         tail: int | None = None,
         cursor: str = "",
+        since: int | None = None,
+        line: int | None = None,
+        before: str = "",
     ) -> LogChunk:
-        """As `Cloud.log`, of which it differs in that a log which is still to be copied is not complete before it is."""
+        """As `Cloud.log`, of which it differs in that a log which is still to be copied is not complete before it is. Positions
+        that are not placed are nowhere in a copy: who has one asks `is_kept` before, and begins anew."""
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.KEPT:
-            return self._copied((role, index, attempt), copy, offset=offset, limit=limit, tail=tail)
+            return self._copied((role, index, attempt), copy, Wanted(offset, limit, tail, since, line))
         if copy.state == Task.LogState.LOST:
             return LogChunk(b"", offset, True, absent=True)
         chunk = self.cloud.log(
-            self.ref, role, index, attempt=attempt, offset=offset, limit=limit, tail=tail, cursor=cursor
-        )
+            self.ref, role, index, attempt=attempt, offset=offset, limit=limit, tail=tail, cursor=cursor, since=since,
+            line=line, before=before,
+        )  # fmt: skip
         return replace(chunk, complete=False) if chunk.absent and copy.is_coming else chunk
 
-    def follow(self, role: str, index: int, attempt: int, *, offset: int, cursor: str) -> Iterator[LogChunk]:
-        """As `Cloud.follow`."""
+    def follow(
+        self, role: str, index: int, attempt: int, *, offset: int, cursor: str, placed: bool = True
+    ) -> Iterator[LogChunk]:
+        """As `Cloud.follow`. What was not placed goes on in the archive by its time, and lines of up to a second come twice."""
         key = (role, index, attempt)
-        copy = self.copies.get(key, Copy())
+        copy, time_ = self.copies.get(key, Copy()), 0
         while copy.state != Task.LogState.KEPT:
             for chunk in self.cloud.follow(self.ref, role, index, attempt=attempt, offset=offset, cursor=cursor):
                 offset, cursor = chunk.offset, chunk.cursor
+                time_ = marks.at(chunk.marks, chunk.offset) if chunk.data else time_
                 if not chunk.absent or self.keeps:
                     yield chunk
             if not chunk.absent or self.keeps:
@@ -131,12 +141,17 @@ class RunLogs:
                 if not copy.is_coming:
                     return
                 time.sleep(LONGEST_PAUSE)
+        since = None if placed else time_
         while True:
-            chunk = self._copied(key, copy, offset=offset, limit=CHUNK, tail=None)
+            chunk = self._copied(key, copy, Wanted(offset, CHUNK, None, since, None))
             yield chunk
             if chunk.complete:
                 return
-            offset = chunk.offset
+            offset, since = chunk.offset, None
+
+    def is_kept(self, role: str, index: int, attempt: int) -> bool:
+        """Whether it is read from the archive."""
+        return self.copies.get((role, index, attempt), Copy()).state == Task.LogState.KEPT
 
     def again(self, key: Key) -> Copy:
         """How far the copy is by now."""
@@ -159,12 +174,12 @@ class RunLogs:
             return NO_ARCHIVE
         return ""
 
-    def _copied(self, key: Key, copy: Copy, *, offset: int, limit: int, tail: int | None) -> LogChunk:
+    def _copied(self, key: Key, copy: Copy, wanted: Wanted) -> LogChunk:
         store = archive()
         if store is None:
             raise CloudError("This log was copied into an archive that the installation does not know any more.")
         where = key_of(self.run.cloud, self.run.pk, *key)
-        return store.read(where, copy.size, offset=offset, limit=limit, tail=tail)
+        return store.read(where, copy.size, wanted)
 
 
 @dataclass(frozen=True)
@@ -176,39 +191,52 @@ class LogSource:
     index: int
     attempt: int
 
-    def read(self, offset: int, cursor: str = "") -> LogChunk:
-        return self.logs.read(self.role, self.index, self.attempt, offset=offset, cursor=cursor)
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
 
-    def follow(self, offset: int, cursor: str) -> Iterator[LogChunk]:
-        return self.logs.follow(self.role, self.index, self.attempt, offset=offset, cursor=cursor)
+    def read(self, offset: int, cursor: str = "", *, limit: int = CHUNK, since: int | None = None) -> LogChunk:
+        where = {"offset": offset, "cursor": cursor, "limit": limit, "since": since}
+        return self.logs.read(self.role, self.index, self.attempt, **where)  # type: ignore[arg-type]
+
+    def follow(self, last: LogChunk) -> Iterator[LogChunk]:
+        """What comes after a chunk."""
+        place = {"offset": last.offset, "cursor": last.cursor, "placed": last.placed}
+        return self.logs.follow(self.role, self.index, self.attempt, **place)  # type: ignore[arg-type]
 
     def note(self, chunk: LogChunk) -> str:
         return self.logs.note(self.role, self.index, self.attempt, chunk)
 
     def last_lines(self, lines: int) -> LogChunk:
-        """The last `lines` lines, of at most TAIL_BYTES together."""
+        """The last `lines` lines, of about TAIL_BYTES together at most."""
         chunk = self.logs.read(self.role, self.index, self.attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
-        kept = chunk.data.splitlines(keepends=True)[-lines:] if lines else []
-        return replace(chunk, data=b"".join(kept))
+        kept = b"".join(chunk.data.splitlines(keepends=True)[-lines:]) if lines else b""
+        return without_start(chunk, len(chunk.data) - len(kept))
 
-    def everything(self, first: LogChunk) -> Iterator[bytes]:
+    def everything(self, first: LogChunk, limit: int = CHUNK) -> Iterator[LogChunk]:
         """What there is now, from a chunk that was read already. What cannot be read any more is missing."""
         chunk = first
         while chunk.data:
-            yield chunk.data
+            yield chunk
             try:
-                chunk = self.read(chunk.offset, chunk.cursor)
+                chunk = self.read(chunk.offset, chunk.cursor, limit=limit)
             except CloudError as error:
                 # The status has been sent already. Ending early is all that is left; the reader goes on at its offset.
                 log.warning("A log ends early: %s", error)
                 return
 
 
+def without_start(chunk: LogChunk, size: int) -> LogChunk:
+    """The chunk without its first `size` bytes."""
+    return replace(chunk, data=chunk.data[size:], line=chunk.line + chunk.data.count(b"\n", 0, size)) if size else chunk
+
+
 class LogStream:
     """An iterable of bytes for a streaming response, which calls `close` whatever happens.
 
     `first` was read already, so that an error of the cloud is still an error of the request. `is_over` says whether nothing
-    more can come although the cloud has no log yet, `is_gone` whether the reader hung up.
+    more can come although the cloud has no log yet, `is_gone` whether the reader hung up. `show` makes bytes of a chunk; given
+    None, of what it still holds.
     """
 
     def __init__(
@@ -220,21 +248,24 @@ class LogStream:
         is_over: Callable[[], bool],
         is_gone: Callable[[], bool],
         place: Place,
+        show: Callable[[LogChunk | None], bytes] = lambda chunk: chunk.data if chunk else b"",
     ) -> None:
         self.source, self.first, self.is_over, self.is_gone, self.place = source, first, is_over, is_gone, place
-        self.wants_more = follow
+        self.wants_more, self._show = follow, show
 
     def __iter__(self) -> Iterator[bytes]:
-        if not self.wants_more:
-            yield from self.source.everything(self.first)
-            return
+        yield from (self._followed() if self.wants_more else map(self._show, self.source.everything(self.first)))
+        if rest := self._show(None):
+            yield rest
+
+    def _followed(self) -> Iterator[bytes]:
         end = time.monotonic() + FOLLOW_SECONDS
         if self.first.data:
-            yield self.first.data
+            yield self._show(self.first)
         try:
             for chunk in self._all(end):
                 if chunk.data:
-                    yield chunk.data
+                    yield self._show(chunk)
                 elif self.is_gone():
                     return
                 if time.monotonic() > end:
@@ -248,8 +279,8 @@ class LogStream:
         while not (chunk.complete and over):
             # Asked before the log is: a task that begins in between has a log that was not there yet.
             offset, over = chunk.offset, self.is_over()
-            for news in self.source.follow(chunk.offset, chunk.cursor):
-                chunk = news
+            for news in self.source.follow(chunk):
+                chunk = replace(news, placed=chunk.placed)
                 yield chunk
             pause = SHORTEST_PAUSE if chunk.offset > offset else min(2 * pause, LONGEST_PAUSE)
             if not chunk.complete or time.monotonic() > end:

@@ -148,6 +148,11 @@ class TaskRow:
         return None if self.task is None or self.phase == "Stopped" else self.task.exit_code
 
     @property
+    def has_log(self) -> bool:
+        """Whether its program was started, now or before."""
+        return self.task is not None and (self.phase != "Pending" or self.task.attempt > 0)
+
+    @property
     def since(self) -> dt.datetime | None:
         """When it came into its phase, as far as is known."""
         if self.task is None:

@@ -1,15 +1,15 @@
 """The Logs tab: one task or all of them merged, followed by asking again for what came after a position.
 
-No thread of the web server waits for a log: a request reads what is there now, a bounded piece of each task's log, and goes.
-The browser keeps the positions. Search, wrapping and following happen in the browser (static/clusters/logs.js); the download is
-the whole log of a task as it is.
-"""
+No thread of the web server waits for a log: a request reads what is there now, a bounded piece of each task's log, and goes. The
+browser keeps the positions, merges by the times of lines, and shows what it has not as gaps (static/clusters/logs.js). A search
+looks at whole logs here; the download is the whole log of a task as it is, or an archive of all."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -18,8 +18,12 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, LogChunk
-from clusters.logs.read import CHUNK, LogSource, RunLogs
+from clusters.logs import search as searching
+from clusters.logs import together
+from clusters.logs.lines import Style
+from clusters.logs.read import CHUNK, LogSource, RunLogs, without_start
 from clusters.models import Run, Task
 from clusters.pages.cluster import Page, TaskRow, failed_first, page_of, task_rows
 from portal.api.problems import Unavailable
@@ -34,17 +38,30 @@ TAIL_BYTES = 256 * 1024
 MAX_TASKS = 200
 # Logs that one answer reads at the same time.
 AT_ONCE = 8
+# What a search may look for, and how many lines it names.
+MAX_WORDS, MAX_HITS = 200, 2000
 
 
 @dataclass(frozen=True)
 class Position:
-    """A byte of the log of one attempt (and the cloud's own word for it), and whether what lies before it is wanted rather
-    than what follows."""
+    """A byte of the log of one attempt, and the cloud's own word for it. `placed` as in LogChunk."""
 
     attempt: int
     offset: int
-    before: bool
     cursor: str = ""
+    placed: bool = True
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Lines from `low` to `high` (from 0; None: to the end) of which a piece is wanted: the one around line `at`, or else the
+    last. Where lines are not counted yet, `first` is the beginning of what lies behind them."""
+
+    attempt: int
+    low: int
+    high: int | None
+    at: int | None = None
+    first: str = ""
 
 
 @require_safe
@@ -78,9 +95,9 @@ def logs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def read(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """What comes after the positions in the body, a JSON object: {"worker-0": {"attempt": 0, "offset": 123}, "ps-0": null, …}.
 
-    null starts with the last lines of the newest attempt, {"attempt": 0, "before": 123} asks for lines further up. The answer
-    has a piece for every task that has news or is at its end. It is a POST only because an address has no room for hundreds
-    of positions.
+    null starts with the last lines of the newest attempt, {"attempt": 0, "low": 0, "high": 123} asks for lines in between. The
+    answer has a piece for every task that has news or is at its end, and the phases of all tasks. It is a POST only because an
+    address has no room for hundreds of positions.
     """
     shown = page_of(request, appcode, name)
     wanted = _positions(request.body)
@@ -89,7 +106,67 @@ def read(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     rows = {row.name: row for row in task_rows(shown.run)}
     reader = _Reader(shown.run, limit=max(LEAST_BYTES, min(CHUNK, ANSWER_BYTES // len(wanted))))
     pieces, error = reader.pieces([(rows[task], position) for task, position in wanted.items() if task in rows])
-    return JsonResponse({"pieces": pieces, "error": error})
+    phases = {row.name: row.phase for row in list(rows.values())[:MAX_TASKS]}
+    return JsonResponse({"pieces": pieces, "error": error, "phases": phases})
+
+
+@require_safe
+def search(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Lines of whole logs: `?q=` those with these words, `?errors=1` the first that looks like an error; `?task=` and `?attempt=`
+    as on the page. `hits` of each task are [line, time in µs, text], the first MAX_HITS of all tasks together; `total` says how
+    many there are."""
+    shown = page_of(request, appcode, name)
+    words = request.GET.get("q", "")[:MAX_WORDS]
+    errors = "errors" in request.GET
+    rows = (
+        [row for row in task_rows(shown.run) if request.GET.get("task", "all") in ("all", row.name)]
+        if shown.run
+        else []
+    )
+    if shown.run is None or not (words or errors) or not rows:
+        return JsonResponse({"tasks": [], "error": ""})
+    one = _attempt(request, _attempts(shown.run, rows[0])) if len(rows) == 1 else None
+    logs_ = RunLogs(shown.run)
+    most = max(1, MAX_HITS // len(rows))
+    found, error = [], ""
+    try:
+        with TRANSFERS.enter(person(request).pk), ThreadPoolExecutor(min(AT_ONCE, len(rows))) as threads:
+            logs_.load()
+            sought = []
+            for row in rows[:MAX_TASKS]:
+                attempt = one if one is not None else row.task.attempt if row.task else 0
+                source = LogSource(logs_, row.role, row.index, attempt)
+                read_ = partial(source.read, limit=searching.PIECE)
+                sought.append((row, attempt, threads.submit(_sought, read_, "" if errors else words, most)))
+            for row, attempt, finding in sought:
+                try:
+                    found.append({"task": row.name, "attempt": attempt, **_as_json(finding.result())})
+                except CloudError as trouble:
+                    error = error or str(trouble)
+    except (CloudError, Unavailable) as trouble:
+        return JsonResponse({"tasks": [], "error": str(trouble)})
+    return JsonResponse({"tasks": found, "error": error})
+
+
+def _sought(read_: searching.Read, words: str, most: int) -> searching.Found:
+    return searching.search(read_, words, most) if words else searching.first_error(read_)
+
+
+def _as_json(found: searching.Found) -> dict[str, Any]:
+    hits = [(hit.number, hit.time, hit.text.decode("utf-8", "replace")[: searching.SHOWN]) for hit in found.hits]
+    return {"hits": hits, "total": found.total, "lines": found.lines, "complete": found.complete}
+
+
+@require_safe
+def archive(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
+    """The logs of all attempts of all tasks, as one ZIP archive."""
+    shown = page_of(request, appcode, name)
+    if shown.run is None:
+        raise Http404(f"{name} has no run.")
+    try:
+        return together.archive_response(shown.run, person(request), Style())
+    except (CloudError, Unavailable) as error:
+        return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
 
 
 @require_safe
@@ -110,7 +187,7 @@ def download(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
             return render(request, "clusters/unreachable.html", {"page": shown, "error": str(error)}, status=503)
         if first.absent and first.complete and (why := source.note(first)):
             return render(request, "clusters/unreachable.html", {"page": shown, "error": why}, status=404)
-        stream = Sending(source.everything(first), held.pop_all().close)
+        stream = Sending((chunk.data for chunk in source.everything(first)), held.pop_all().close)
     file = f"{name}-{shown.run.number}-{row.name}" + (f"-attempt-{attempt + 1}" if attempt else "") + ".log"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
     return StreamingHttpResponse(stream, content_type="text/plain; charset=utf-8", headers=headers)
@@ -123,7 +200,7 @@ class _Reader:
         self.run, self.limit = run, limit
         self.logs = RunLogs(run)
 
-    def pieces(self, wanted: list[tuple[TaskRow, Position | None]]) -> tuple[list[dict[str, Any]], str]:
+    def pieces(self, wanted: list[tuple[TaskRow, Position | Gap | None]]) -> tuple[list[dict[str, Any]], str]:
         """Side by side, and the first trouble in words; what can be read comes all the same."""
         found: list[dict[str, Any]] = []
         error = ""
@@ -140,31 +217,60 @@ class _Reader:
                     error = error or str(trouble)
         return found, error
 
-    def piece(self, row: TaskRow, position: Position | None) -> dict[str, Any] | None:
+    def piece(self, row: TaskRow, position: Position | Gap | None) -> dict[str, Any] | None:
         """None when there is no news. Behind the end of an attempt's log comes the start of the next attempt's."""
         newest = row.task.attempt if row.task else 0
         if position is None:
-            chunk = from_line(self._read(row, newest, tail=min(TAIL_BYTES, self.limit)))
-            return self._piece(row, newest, whole_characters(chunk), at_end=True)
-        attempt, offset = position.attempt, position.offset
-        if position.before:
-            start = max(0, offset - self.limit)
-            chunk = from_line(self._read(row, attempt, offset=start, limit=offset - start))
-            return self._piece(row, attempt, chunk, at_end=False)
-        chunk = whole_characters(self._read(row, attempt, offset=offset, cursor=position.cursor))
+            return self._end_of(row, newest)
+        attempt = position.attempt
+        counted = position.placed if isinstance(position, Position) else not position.first
+        if not counted and self.logs.is_kept(row.role, row.index, attempt):
+            # Where that would be in the archive nobody knows, so it begins there anew.
+            return {**self._end_of(row, attempt), "anew": True}
+        if isinstance(position, Gap):
+            return self._piece(row, attempt, self._between(row, position), at_end=False)
+        chunk = whole_characters(self._read(row, attempt, offset=position.offset, cursor=position.cursor))
         if not chunk.data and chunk.complete and attempt < newest:
             return self._piece(row, attempt + 1, LogChunk(b"", 0, False), at_end=False)
         piece = self._piece(row, attempt, chunk, at_end=True)
         return piece if chunk.data or piece["ended"] or piece["note"] else None
+
+    def _end_of(self, row: TaskRow, attempt: int) -> dict[str, Any]:
+        chunk = from_line(self._read(row, attempt, tail=min(TAIL_BYTES, self.limit)))
+        return self._piece(row, attempt, whole_characters(chunk), at_end=True)
+
+    def _between(self, row: TaskRow, gap: Gap) -> LogChunk:
+        """Whole lines of a gap."""
+        if gap.first:
+            return from_line(self._read(row, gap.attempt, before=gap.first))
+
+        def offset_of(line: int) -> int:
+            return self.logs.read(row.role, row.index, gap.attempt, line=line, limit=0).offset if line else 0
+
+        low, high = offset_of(gap.low), None if gap.high is None else offset_of(gap.high)
+        if gap.at is None:
+            start = low if high is None else max(low, high - self.limit)
+        else:
+            start = max(low, offset_of(gap.at) - self.limit // 3)
+        most = self.limit if high is None else min(self.limit, high - start)
+        if most <= 0:
+            return LogChunk(b"", low, False, line=gap.low)
+        chunk = self._read(row, gap.attempt, offset=start, limit=most)
+        chunk = chunk if start == low else from_line(chunk)
+        cut = len(chunk.data) if chunk.offset == high else chunk.data.rfind(b"\n") + 1 or len(chunk.data)
+        return replace(chunk, data=chunk.data[:cut], offset=chunk.start + cut)
 
     def _piece(self, row: TaskRow, attempt: int, chunk: LogChunk, *, at_end: bool) -> dict[str, Any]:
         ended = at_end and self._ended(row, attempt, chunk)
         return {
             "task": row.name,
             "attempt": attempt,
-            "start": chunk.offset - len(chunk.data),
             "offset": chunk.offset,
             "cursor": chunk.cursor,
+            "line": chunk.line,
+            "placed": chunk.placed,
+            "first": chunk.first,
+            "times": times_of(chunk),
             "text": chunk.data.decode("utf-8", "replace"),
             "ended": ended,
             "note": self.logs.note(row.role, row.index, attempt, chunk),
@@ -186,19 +292,33 @@ class _Reader:
         limit: int = 0,
         tail: int | None = None,
         cursor: str = "",
+        before: str = "",
     ) -> LogChunk:
         if row.phase == "Pending" and not self.logs.keeps and attempt == (row.task.attempt if row.task else 0):
             # Its program has not been started, so nobody has to be asked.
             return LogChunk(b"", offset, True, absent=True)
         limit = limit or self.limit
-        return self.logs.read(row.role, row.index, attempt, offset=offset, limit=limit, tail=tail, cursor=cursor)
+        return self.logs.read(
+            row.role, row.index, attempt, offset=offset, limit=limit, tail=tail, cursor=cursor, before=before
+        )
+
+
+def times_of(chunk: LogChunk) -> list[tuple[int, int]]:
+    """(n, µs): from the nth line of the chunk on, lines were written at this time."""
+    found: dict[int, int] = {}
+    for offset, line, at in marks.each(chunk.marks):
+        inside = offset - chunk.start
+        if inside < len(chunk.data):
+            # Where a mark is within a line, it is about the next.
+            begins = inside <= 0 or chunk.data[inside - 1 : inside] == b"\n"
+            found[0 if inside <= 0 else line - chunk.line + (not begins)] = at
+    return sorted(found.items())
 
 
 def from_line(chunk: LogChunk) -> LogChunk:
     """The chunk without the line that is cut off at its start; a chunk that is one long line stays as it is."""
-    starts_inside = chunk.offset > len(chunk.data)
-    cut = chunk.data.find(b"\n", 0, -1) + 1 if starts_inside else 0
-    return replace(chunk, data=chunk.data[cut:])
+    starts_inside = chunk.start > 0
+    return without_start(chunk, chunk.data.find(b"\n", 0, -1) + 1 if starts_inside else 0)
 
 
 def whole_characters(chunk: LogChunk) -> LogChunk:
@@ -216,7 +336,7 @@ def whole_characters(chunk: LogChunk) -> LogChunk:
     return chunk
 
 
-def _positions(body: bytes) -> dict[str, Position | None]:
+def _positions(body: bytes) -> dict[str, Position | Gap | None]:
     """What the browser sent; anything that is not a position starts at the end of the log."""
     try:
         value = orjson.loads(body)
@@ -227,19 +347,27 @@ def _positions(body: bytes) -> dict[str, Position | None]:
     return {task: _position(item) for task, item in list(value.items())[:MAX_TASKS]}
 
 
-def _position(item: Any) -> Position | None:
+def _position(item: Any) -> Position | Gap | None:
     if not isinstance(item, dict):
         return None
-    attempt, before = item.get("attempt"), "before" in item
-    offset = item.get("before" if before else "offset")
-    if (
-        not isinstance(attempt, int)
-        or not isinstance(offset, int)
-        or not (0 <= attempt < 2**31 and 0 <= offset < 2**53)
-    ):
+    attempt, offset, low, high, at = (_number(item.get(name)) for name in ("attempt", "offset", "low", "high", "at"))
+    if attempt is None or attempt >= 2**31:
         return None
-    cursor = item.get("cursor")
-    return Position(attempt, offset, before, cursor if isinstance(cursor, str) and len(cursor) <= 100 else "")
+    if low is not None:
+        return Gap(attempt, low, high, at, _word(item.get("first")))
+    return (
+        Position(attempt, offset, _word(item.get("cursor")), item.get("placed") is not False)
+        if offset is not None
+        else None
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= 100 else ""
 
 
 def _attempts(run: Run, row: TaskRow) -> list[int]:

@@ -135,9 +135,9 @@ def test_who_follows_a_silent_log_and_hangs_up_is_noticed(rf: Any) -> None:
     followed: list[int] = []
 
     class Silent:
-        def follow(self, offset: int, cursor: str) -> Iterator[LogChunk]:
+        def follow(self, last: LogChunk) -> Iterator[LogChunk]:
             while True:
-                followed.append(offset)
+                followed.append(last.offset)
                 if len(followed) == 3:
                     theirs.close()
                 yield LogChunk(b"", 0, False)

@@ -86,8 +86,8 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     expect(page.locator("#log")).to_contain_text(re.compile(r"master-0\s+step \d+: loss = "), timeout=TRAINED)
     expect(head).to_contain_text("Succeeded", timeout=TRAINED)
     expect(page.locator("#log")).to_contain_text("Saved the model of step 3000")
-    page.get_by_label("Search in the log").fill("saved the model")
-    expect(page.locator("#log-hits")).to_have_text("1 line")
+    page.get_by_label("Search the whole log").fill("saved the model")
+    expect(page.locator("#log-hits")).to_have_text("1")
 
     tab(page, "Metrics")
     for tag in ("loss", "accuracy", "global_step/sec"):
@@ -147,7 +147,7 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
     page.reload()
     expect(log.get_by_text("count 3", exact=True)).to_be_visible()
     assert not log.evaluate("log => log.textContent.includes('xxx')")
-    page.get_by_role("button", name="Show earlier lines").click()
+    page.get_by_role("button", name="1 line before this not shown · show").click()
     expect(log.get_by_text("more characters; download the log")).to_have_count(1)
     assert log.evaluate("log => log.textContent.length") < 20_000
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.logs import Place, Text, is_over, nanoseconds
 
@@ -49,6 +50,10 @@ def test_what_was_cut_anywhere_goes_on_there(lines: list[tuple[int, bytes]], cut
     after = Text(place)
     assert first + fed(after, body(lines, place), size) == whole
     assert after.place.offset == len(whole)
+    assert after.place.line == len(lines)
+    for number, (at, _) in enumerate(lines[cut:], cut):
+        start = sum(len(text) + 1 for _, text in lines[:number])
+        assert 0 <= at // 1000 - marks.at(after.marks, start) <= marks.EVERY_US
 
 
 @given(LINES, st.integers(0, 30), st.integers(0, 30))
@@ -70,10 +75,10 @@ def test_an_unfinished_line_comes_as_it_grows() -> None:
     text = Text(Place())
     at = 1_800_000_000 * 10**9
     assert fed(text, body([(at, b"one")]) + stamp(at + 5) + b" two", 7) == b"one\ntwo"
-    assert text.place == Place(at, 1, 4)
+    assert text.place == Place(at, 1, 4, 1)
     again = Text(text.place)
     assert fed(again, body([(at, b"one"), (at + 5, b"two and a half")], text.place), 7) == b"two and a half\n"
-    assert again.place == Place(at + 5, 1, 19)
+    assert again.place == Place(at + 5, 1, 19, 2)
 
 
 def test_stamps_of_other_time_zones_and_streams_out_of_order() -> None:
@@ -82,10 +87,10 @@ def test_stamps_of_other_time_zones_and_streams_out_of_order() -> None:
     text = Text(Place())
     at = 1_800_000_000 * 10**9
     fed(text, body([(at + 5, b"b"), (at, b"a")]), 100)
-    assert text.place == Place(at + 5, 1, 4)
+    assert text.place == Place(at + 5, 1, 4, 2)
 
 
-@pytest.mark.parametrize("cursor", ["", "1", "a.b.c", "1.2.3.4", "-1.2.3", "1.2.3e5", "٣.1.1", "9" * 30 + ".1.1"])
+@pytest.mark.parametrize("cursor", ["", "1", "a.b.c", "1.2.3", "-1.2.3.4", "1.2.3.4e5", "٣.1.1.1", "9" * 30 + ".1.1.1"])
 def test_a_cursor_of_somebody_else_is_the_beginning(cursor: str) -> None:
     assert Place.read(cursor) == Place()
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from clusters import actions
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, ImageRef, LogChunk, RunRef, Session
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.runs import reconcile
@@ -126,7 +127,15 @@ class TestLogs:
         assert everything.data == text
         assert everything.offset == len(text)
         tail = cloud.log(run, "worker", 0, attempt=0, limit=100, tail=50)
-        assert (tail.data, tail.offset, tail.complete) == (text[-50:], len(text), True)
+        assert (tail.data, tail.placed, tail.complete) == (b"end", False, True)
+        everything_before = cloud.log(run, "worker", 0, attempt=0, limit=10**6, before=tail.first)
+        assert (everything_before.data + tail.data, everything_before.line) == (text, 0)
+        wide = cloud.log(run, "worker", 0, attempt=0, tail=10**6)
+        assert (wide.data, wide.placed, wide.line) == (text, True, 0)
+        at = cloud.log(run, "worker", 0, attempt=0, line=2990)
+        assert (at.data.splitlines()[0], at.line, at.placed) == (b"line 2990 of a log", 2990, True)
+        late = cloud.log(run, "worker", 0, attempt=0, since=marks.at(everything.marks, at.start))
+        assert late.data.endswith(at.data)
         # In pieces, with and without cursors, it is the same.
         for with_cursor in (True, False):
             found, chunk = b"", LogChunk(b"", 0, False)

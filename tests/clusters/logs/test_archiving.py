@@ -12,6 +12,7 @@ from django.utils.timezone import now
 
 from clusters import actions
 from clusters.clouds import registry
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
 from clusters.logs import collect, copy
@@ -37,7 +38,16 @@ def store(s3, bucket, settings, monkeypatch):
 
     def read():
         found = s3.client.list_objects_v2(Bucket=bucket).get("Contents", ())
-        return {item["Key"]: s3.client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read() for item in found}
+        kept = {item["Key"]: s3.client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read() for item in found}
+        logs = {key: data for key, data in kept.items() if key.endswith(".log")}
+        for key, data in logs.items():
+            # Each has its times beside it, from its first byte on.
+            times = list(marks.each(kept.pop(key.removesuffix(".log") + ".times")))
+            assert [mark[marks.OFFSET] for mark in times[:1]] == [0] * bool(data)
+            assert all(mark[marks.OFFSET] < len(data) for mark in times)
+            assert times == sorted(set(times))
+        assert kept == logs
+        return logs
 
     return read
 

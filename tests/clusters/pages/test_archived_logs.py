@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from clusters.clouds.drivers import marks
 from tests.api.client import api_of
 from tests.browser import assert_fits, chromium, give_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = "".join(f"step {n}: loss {1 / (n + 1):.4f}\n" for n in range(300)) + "Saved the model: ünï\n"
+# 2026-03-01T12:00:00Z; a line each second.
+BEGAN = 1_772_366_400_000_000
 LOST = "Its pod was gone before the log could be copied."
 PATH = "/appcodes/ops-demo/clusters/demo/runs/1/tasks"
 
@@ -38,7 +41,9 @@ def run(make_cluster: Any, s3: Any, bucket: str, settings: Any) -> Any:
     data = TEXT.encode()
     store = archive()
     assert store
-    store.keep(key_of("training", run.pk, "master", 0, 0), io.BytesIO(data), len(data))
+    marker = marks.Marker()
+    times = b"".join(marker.add(line, BEGAN + n * 1_000_000) for n, line in enumerate(data.splitlines(keepends=True)))
+    store.keep(key_of("training", run.pk, "master", 0, 0), io.BytesIO(data), len(data), io.BytesIO(times), len(times))
     for role, index, state, size, message in (
         ("master", 0, "kept", len(data), ""),
         ("worker", 0, "lost", None, LOST),
@@ -48,7 +53,7 @@ def run(make_cluster: Any, s3: Any, bucket: str, settings: Any) -> Any:
             run=run, role=role, index=index, uid=f"{role}-{index}", phase="Succeeded", started_at=run.started_at,
             finished_at=run.finished_at, log_state=state, log_size=size, log_message=message,
         )  # fmt: skip
-    store.keep(key_of("training", run.pk, "worker", 1, 0), io.BytesIO(b""), 0)
+    store.keep(key_of("training", run.pk, "worker", 1, 0), io.BytesIO(b""), 0, io.BytesIO(b""), 0)
     return run
 
 
@@ -63,6 +68,25 @@ def test_by_rest(run: Any, people: Any) -> None:
     assert bob.get(f"{PATH}/master/0/log?offset={10**9}")[1].content == b""
     assert b"".join(bob.get(f"{PATH}/master/0/log?follow=1")[1].streaming_content) == data
     assert bob.get(f"{PATH}/worker/1/log")[1].content == b""
+    late = bob.get(f"{PATH}/master/0/log?since=2026-03-01T12:04:59Z&timestamps=1")[1].content.decode()
+    assert (
+        late == "2026-03-01T12:04:59.000000Z step 299: loss 0.0033\n2026-03-01T12:05:00.000000Z Saved the model: ünï\n"
+    )
+    found = bob.get(f"{PATH}/master/0/log?search=SAVED")[1]
+    assert found.content.decode() == "Saved the model: ünï\n"
+    together = bob.get(f"{PATH.removesuffix('/tasks')}/log?merged=1&search=step 29&since=2026-03-01T12:01:00Z")[1]
+    lines = b"".join(together.streaming_content).decode().splitlines()
+    assert [line for line in lines if "step" in line] == [
+        f"master-0  step {n}: loss {1 / (n + 1):.4f}" for n in range(290, 300)
+    ]
+    assert f"worker-0  [{LOST}]" in lines
+    for wrong, where in (
+        ("since=tomorrow", "since"),
+        ("since=2026-03-01&tail=3", "tail"),
+        ("search=" + "x" * 999, "search"),
+    ):
+        status, answer = bob.get(f"{PATH}/master/0/log?{wrong}")
+        assert (status, answer["errors"][0]["path"]) == (422, where)
     status, answer = bob.get(f"{PATH}/worker/0/log")
     assert (status, answer["detail"]) == (404, LOST)
     assert api_of(people.mallory).get(f"{PATH}/master/0/log")[0] == 404
@@ -108,7 +132,57 @@ def test_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
         log = page.locator("#log")
         expect(log).to_contain_text("Saved the model: ünï")
         expect(log.locator(".note")).to_have_text(f"worker-0  — {LOST} —")
-        expect(page.locator("#log-state")).to_have_text("302 lines. The end.")
+        expect(page.locator("#log-state")).to_have_text("302 lines · finished")
         assert_fits(page)
         page.goto("/clusters/ops-demo/demo/logs?task=worker-0")
         expect(log).to_contain_text(LOST)
+
+
+def test_a_long_log_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
+    """Two tasks in turn, of which the page holds the ends: what is missing is said where it is missing, found by a search, and
+    fetched; and everything stands in the order of its times, also after a reload."""
+    from clusters.logs.archive import archive, key_of
+    from clusters.models import Task
+
+    store, count = archive(), 60_000
+    assert store
+    for role, index, late in (("master", 0, 0), ("worker", 1, 500)):
+        marker, data, times = marks.Marker(), b"", b""
+        lines = [f"{role} wrote line {n}" + (" Error: odd" if n == 4321 else "") + "\n" for n in range(count)]
+        for n, line in enumerate(lines):
+            times += marker.add(line.encode(), BEGAN + 2000 * n + late)
+        data = "".join(lines).encode()
+        key = key_of("training", run.pk, role, index, 0)
+        store.keep(key, io.BytesIO(data), len(data), io.BytesIO(times), len(times))
+        Task.objects.filter(run=run, role=role, index=index).update(log_size=len(data))
+    with chromium() as browser:
+        page = browser.new_page(base_url=live_server.url)
+        give_session(page.context, live_server.url, "victor")
+
+        def in_order() -> bool:
+            """Every line behind those that were written before it, none twice; whichever of them are there."""
+            found = page.evaluate(
+                "[...document.querySelectorAll('#log > div:not(.gap, .note)')].map(d => [d.task.name, d.no])"
+            )
+            times = [2000 * no + (500 if task == "worker-1" else 0) for task, no in found]
+            return bool(times) and times == sorted(set(times))
+
+        for _ in range(2):
+            page.goto("/clusters/ops-demo/demo/logs")
+            log = page.locator("#log")
+            expect(log).to_contain_text(f"worker wrote line {count - 1}")
+            expect(log.locator(".gap")).to_have_count(2)
+            assert in_order()
+        expect(log.locator(".gap").first).to_contain_text("lines of master-0 before this not shown · show")
+        page.get_by_label("Search the whole log").fill("WORKER wrote line 3000")
+        hits = page.locator("#log-hits")
+        # 3000 and 30000 to 30009.
+        expect(hits).to_have_text("1 of 11")
+        expect(log.locator(".at mark")).to_have_text("worker wrote line 3000")
+        assert in_order()
+        page.get_by_label("Search the whole log").press("Enter")
+        expect(hits).to_have_text("2 of 11")
+        expect(log.locator(".at")).to_contain_text("worker wrote line 30000")
+        page.get_by_role("button", name="Previous match").click()
+        expect(hits).to_have_text("1 of 11")
+        assert in_order()

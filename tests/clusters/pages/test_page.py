@@ -191,18 +191,22 @@ class TestLogs:
     def log(self, node_agent, make_cluster, people, as_person, tasks_of, monkeypatch):
         """log(b"…") → a function that asks the page for what comes after a position of worker-0's log."""
         from clusters.clouds import registry
-        from clusters.clouds.drivers.base import LogChunk
+        from clusters.clouds.drivers import marks
+        from clusters.clouds.drivers.lines import Lines, Wanted
 
         cluster = make_cluster("demo", phase="Running", workers=1)
         tasks_of(cluster, ("worker", 0, 0, "Running", {}))
         content = {0: b"", 1: b""}
 
         class Written:
-            def log(self, run, role, index, *, attempt, offset=0, limit=262144, tail=None, cursor=""):
+            def log(self, run, role, index, *, attempt, offset, limit, tail, line, since, **_):
                 data = content[attempt] if role == "worker" else b""
-                start = max(0, len(data) - tail) if tail is not None else min(offset, len(data))
-                piece = data[start : start + limit]
-                return LogChunk(piece, start + len(piece), True)
+                found = marks.Marker().add(data, 1_000_000)
+                lines = Lines(
+                    len(data), len(found) // marks.SIZE, lambda at, n: data[at : at + n],
+                    lambda at, n: found[at * marks.SIZE : (at + n) * marks.SIZE],
+                )  # fmt: skip
+                return lines.piece(Wanted(offset, limit, tail, since, line), complete=True)
 
         monkeypatch.setattr(registry, "cloud_of", lambda run: Written())
 
@@ -225,17 +229,48 @@ class TestLogs:
         piece = log(None, lines)
         assert piece["text"].startswith("line ")
         assert piece["text"].endswith("line 59999\n")
-        assert piece["start"] + len(piece["text"]) == piece["offset"] == len(lines)
-        earlier = log({"attempt": 0, "before": piece["start"]})
-        assert earlier["offset"] == piece["start"]
+        assert piece["offset"] == len(lines)
+        assert piece["text"].startswith(f"line {piece['line']}\n")
+        assert piece["times"] == [[0, 1_000_000]]
+        # What is missing is said in lines and comes in pieces, until nothing is.
+        earlier = log({"attempt": 0, "low": 0, "high": piece["line"]})
         assert lines.decode().endswith(earlier["text"] + piece["text"])
+        assert earlier["text"].startswith(f"line {earlier['line']}\n")
+        around = log({"attempt": 0, "low": 0, "high": earlier["line"], "at": 5000})
+        assert "\nline 5000\n" in around["text"]
+        assert around["text"].startswith(f"line {around['line']}\n")
+        between = log({"attempt": 0, "low": 5, "high": 9})
+        assert between["text"] == "line 5\nline 6\nline 7\nline 8\n"
+        assert log({"attempt": 0, "low": 9, "high": 9})["text"] == ""
 
     def test_lines_further_up_may_be_one_long_line(self, log):
         data = b"x" * 1_000_000 + b"\nend\n"
         assert log(None, data)["text"] == "end\n"
-        earlier = log({"attempt": 0, "before": 1_000_001})
-        assert earlier["text"] == "x" * 262_143 + "\n"
-        assert (earlier["start"], earlier["offset"]) == (1_000_001 - 262_144, 1_000_001)
+        earlier = log({"attempt": 0, "low": 0, "high": 1})
+        assert (earlier["text"], earlier["line"]) == ("x" * 262_143 + "\n", 0)
+
+    def test_a_search_looks_at_the_whole_log(self, log, as_person, people):
+        """Also at what no browser was sent; the numbers are those of lines, and all of them are counted."""
+        lines = [f"line {n} of a log" + (" has FAILED" if n % 1000 == 7 else "") for n in range(500_000)]
+        lines[400_123] = "ValueError: no data"
+        log(None, "\n".join(lines).encode())
+
+        def found(query):
+            answer = as_person(people.victor).get(f"/clusters/ops-demo/demo/logs/search?task=worker-0&{query}").json()
+            assert answer["error"] == ""
+            [task] = answer["tasks"]
+            assert (task["lines"], task["complete"]) == (400_124 if "errors" in query else 500_000, True)
+            return task
+
+        failed = found("q=has failed")
+        assert failed["total"] == 500
+        assert [hit[0] for hit in failed["hits"]] == list(range(7, 500_000, 1000))
+        assert failed["hits"][3] == [3007, 1_000_000, "line 3007 of a log has FAILED"]
+        every = found("q=log")
+        assert (every["total"], len(every["hits"])) == (499_999, 2000)
+        assert found("q=line 499999 of a log")["hits"][0][0] == 499_999
+        assert found("q=nowhere")["hits"] == []
+        assert found("errors=1")["hits"] == [[400_123, 1_000_000, "ValueError: no data"]]
 
     def test_what_comes_later_comes_once(self, log):
         first = log(None, b"one\ntw")

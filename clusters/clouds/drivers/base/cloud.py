@@ -158,9 +158,14 @@ class Cloud(Protocol):
         limit: int = 262_144,
         tail: int | None = None,
         cursor: str = "",
+        since: int | None = None,
+        line: int | None = None,
+        before: str = "",
     ) -> LogChunk:
-        """At most `limit` bytes of the log of one attempt, from `offset`, or the last `tail` bytes. `complete` is True when
-        the task has ended and nothing is left to read. An absent log is empty and complete; an offset behind the end is the
+        """At most `limit` bytes of the log of one attempt: from `offset`; or about the last `tail` bytes, which may not be
+        placed; or from the first line that is not older than `since` (µs since 1970); or from line `line` (from 0); or, of a log
+        whose chunk was not placed, what ends where that begins, `before` being its `first`. `complete` is True when the task has
+        ended and nothing is left to read. An absent log is empty and complete; an offset, line or time behind the end is the
         end."""
 
     @abstractmethod

@@ -245,13 +245,26 @@ class LogChunk:
     `cursor` belongs to `offset`: given back with it, a cloud that has no offsets of its own goes on there without reading
     everything before. It is opaque and may be ""; that of another offset or of an earlier chunk does no harm. `absent` when there
     is no such log, not yet or not any more.
-    """
+
+    `line` is how many lines end before the chunk, and `marks` say when its lines were written (drivers/marks.py; maybe some
+    before and behind it, too). A chunk is not `placed` when the cloud would have to read everything before it to count: then
+    offsets and lines are counted from where it was begun at the end of the log, and `first` is the cursor of its beginning, by
+    which `Cloud.log` reads what lies before."""
 
     data: bytes
     offset: int
     complete: bool
     cursor: str = ""
     absent: bool = False
+    line: int = 0
+    marks: bytes = b""
+    placed: bool = True
+    first: str = ""
+
+    @property
+    def start(self) -> int:
+        """The offset of its first byte."""
+        return self.offset - len(self.data)
 
 
 @dataclass(frozen=True)

@@ -441,11 +441,14 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         limit: int = 262_144,
         tail: int | None = None,
         cursor: str = "",
+        since: int | None = None,
+        line: int | None = None,
+        before: str = "",
     ) -> LogChunk:
         pod = self._pods.find(run, role, index, attempt)
         if pod is None:
             return LogChunk(b"", offset, True, cursor, absent=True)
-        return logs.read_log(self._client, pod, offset=offset, limit=limit, tail=tail, cursor=cursor)
+        return logs.read_log(self._client, pod, logs.Wanted(offset, limit, tail, cursor, since, line, before))
 
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""

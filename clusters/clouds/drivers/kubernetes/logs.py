@@ -1,8 +1,8 @@
 """Logs of pods: places in a stream that the API can only begin at a second.
 
-Every line comes with the time at which the node wrote it down. A `Place` is a line's time and the number of bytes before
-it; it travels as the cursor of a `LogChunk`. So whoever goes on reads what is new and a second more, also when the node has
-begun a new file meanwhile (kubelets keep 10 MiB for each, and the API only reads the newest) or the program was started
+Every line comes with the time at which the node wrote it down. A `Place` is a line's time and the number of bytes before it; with
+the lines before, it travels as the cursor of a `LogChunk`. So whoever goes on reads what is new and a second more, also when the
+node has begun a new file meanwhile (kubelets keep 10 MiB for each, and the API only reads the newest) or the program was started
 again in its pod. Of lines that two threads write in the same microsecond, one may be missed where a reader stops between them.
 """
 
@@ -14,7 +14,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import urllib3
@@ -24,9 +26,14 @@ from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
+from clusters.clouds.drivers.marks import SIZE, Marker
 from portal.breaker import Breaker, NotCalled
 
 CONTAINER = "task"
+# Bytes of a line, as a guess, when the end of a log is asked for.
+USUAL_LINE = 100
+# What a place ends with whose log was not read from its beginning.
+LATE = ".late"
 # A follower is told after so many seconds that nothing has come.
 SILENCE = urllib3.Timeout(connect=3.0, read=8.0)
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
@@ -45,22 +52,26 @@ Pod = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Behind a line: `stamp` is its time in ns, of `same` lines so far; `offset` bytes of the log lie before."""
+    """Behind a line: `stamp` is its time in ns, of `same` lines so far; `offset` bytes and `line` lines of the log lie before.
+    They are counted from its beginning, or, when it is not `placed`, from where somebody began to read near its end."""
 
     stamp: int = 0
     same: int = 0
     offset: int = 0
+    line: int = 0
+    placed: bool = True
 
     @classmethod
     def read(cls, cursor: str) -> Place:
         """The beginning for what is none of ours: cursors come back by people."""
-        words = cursor.split(".")
-        if len(words) != 3 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
+        words = cursor.removesuffix(LATE).split(".")
+        if len(words) != 4 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
             return cls()
-        return cls(*map(int, words))
+        stamp, same, offset, line = map(int, words)
+        return cls(stamp, same, offset, line, placed=not cursor.endswith(LATE))
 
     def __str__(self) -> str:
-        return f"{self.stamp}.{self.same}.{self.offset}"
+        return f"{self.stamp}.{self.same}.{self.offset}.{self.line}{'' if self.placed else LATE}"
 
     @property
     def since(self) -> str:
@@ -68,14 +79,20 @@ class Place:
 
 
 class Text:
-    """Takes stamps off a body and leaves out what lies before a place.
+    """Takes stamps off a body, makes marks of them, and leaves out what lies before a place.
 
-    `feed` gives text piece by piece; with the last piece of a line `place` has moved behind it.
+    `feed` gives text piece by piece; with the last piece of a line `place` has moved behind it. With `until`, a time in ns, it is
+    `over` with the first line that is not older.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, until: int | None = None) -> None:
         self.begin = place
+        # What `place` is made of: nothing of it is made for each line of millions.
+        self._last, self._same, self._begins, self._line = place.stamp, place.same, place.offset, place.line
+        self.until, self.over = until, False
+        self.marker, self.marks = Marker(place.offset, place.line), b""
+        # The time of the first line that came.
+        self.first = 0
         self._passed = not place.stamp
         self._seen = 0
         self._rest = b""
@@ -83,23 +100,35 @@ class Text:
         self._length = 0
 
     @property
+    def place(self) -> Place:
+        """Behind the last whole line."""
+        return Place(self._last, self._same, self._begins, self._line, self.begin.placed)
+
+    @property
     def cursor(self) -> str:
-        return str(self.place) if self.place.stamp else ""
+        return str(self.place) if self._last else ""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         data, at = self._rest + data, 0
-        while at < len(data):
+        while at < len(data) and not self.over:
             if self._stamp is None:
                 space = data.find(b" ", at, at + STAMP)
                 if space < 0 and len(data) - at < STAMP:
                     break
-                self._stamp = nanoseconds(data[at : max(space, at)])
-                self._passed = self._passed or self._is_new(self._stamp)
+                stamp = nanoseconds(data[at : max(space, at)])
+                if self.until is not None and stamp >= self.until:
+                    self.over = True
+                    break
+                self._stamp = stamp
+                self._passed = self._passed or self._is_new(stamp)
                 at, self._length = space + 1, 0
             end = data.find(b"\n", at) + 1
             piece = data[at : end or None]
             at += len(piece)
             self._length += len(piece)
+            if self._passed:
+                self.first = self.first or self._stamp
+                self.marks += self.marker.add(piece, self._stamp // 1000)
             if end:
                 self._end_line()
             if self._passed:
@@ -119,11 +148,13 @@ class Text:
     def _end_line(self) -> None:
         stamp, self._stamp = self._stamp or 0, None
         if self._passed:
-            before = self.place
             # Two streams of one program may be stamped in another order than they were written down.
-            last = max(stamp, before.stamp)
-            same = before.same + (stamp == last) if last == before.stamp else 1
-            self.place = Place(last, same, before.offset + self._length)
+            if stamp <= self._last:
+                self._same += stamp == self._last
+            else:
+                self._last, self._same = stamp, 1
+            self._begins += self._length
+            self._line = self.marker.line
 
 
 class NoLog(CloudError):
@@ -132,11 +163,21 @@ class NoLog(CloudError):
 
 def nanoseconds(stamp: bytes) -> int:
     """RFC 3339 with up to nine digits of a second. Raises NoLog for what is no time."""
+    if len(stamp) == 30 and stamp[19:20] == b"." and stamp[29:] == b"Z" and stamp[20:29].isdigit():
+        return _second(stamp[:19] + b"Z") + int(stamp[20:29])
     found = _STAMP.fullmatch(stamp.decode("ascii", "replace"))
     if not found:
         raise NoLog("The node does not give the log.")
-    seconds = dt.datetime.fromisoformat(found[1] + found[3]).timestamp()
-    return int(seconds) * 10**9 + int((found[2] or "").ljust(9, "0"))
+    return _second((found[1] + found[3]).encode()) + int((found[2] or "").ljust(9, "0"))
+
+
+@lru_cache(maxsize=64)
+def _second(stamp: bytes) -> int:
+    """In ns. Lines of a log have few different ones."""
+    try:
+        return int(dt.datetime.fromisoformat(stamp.decode()).timestamp()) * 10**9
+    except ValueError as error:
+        raise NoLog("The node does not give the log.") from error
 
 
 class Pods:
@@ -212,32 +253,119 @@ class _Listing:
             self._lock.release()
 
 
-def read_log(client: Client, pod: Pod, *, offset: int, limit: int, tail: int | None, cursor: str = "") -> LogChunk:
-    """A piece of the log as it is now. Without a cursor, and for `tail`, everything before it is read too."""
-    if tail is not None:
-        return _tail(client, pod, limit, tail)
-    kept = bytearray()
-    # The last cursor that lies in what is answered.
-    chunk, known = LogChunk(b"", offset, False), ""
-    pieces = _pieces(client, pod, offset, cursor)
+@dataclass(frozen=True)
+class Wanted:
+    """Which piece of a log, as `Cloud.log` says it."""
+
+    offset: int
+    limit: int
+    tail: int | None
+    cursor: str
+    since: int | None
+    line: int | None
+    before: str
+
+
+def read_log(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
+    """A piece of the log as it is now. To find an offset without a cursor, a line, or what lies before a chunk that is not
+    placed, everything before is read; the end and a time the API finds by itself."""
+    if wanted.tail is not None:
+        return _tail(client, pod, wanted.tail)
+    if wanted.before:
+        return _before(client, pod, wanted)
+    place = Place.read(wanted.cursor)
+    if wanted.since is not None:
+        place = Place(wanted.since * 1000 - 1, placed=False) if wanted.since > 0 else Place()
+    elif place.offset > wanted.offset or wanted.line is not None:
+        place = Place()
+    reading = _Reading(place, 0 if wanted.since is not None else wanted.offset)
+    found, last, lines = _Gathered(), "", wanted.line or 0
+    pieces = _pieces(client, pod, reading)
     for chunk in pieces:
-        kept += chunk.data
-        if len(kept) > limit:
+        if lines and not found.data and chunk.data:
+            if chunk.line + chunk.data.count(b"\n") < lines:
+                continue
+            rest = chunk.data.split(b"\n", lines - chunk.line)[-1]
+            chunk = replace(chunk, data=rest, line=lines)
+            if not rest:
+                continue
+        found.add(chunk)
+        if len(found.data) > wanted.limit:
             pieces.close()
-            return LogChunk(bytes(kept[:limit]), chunk.offset - len(kept) + limit, False, known)
-        known = chunk.cursor
-    return replace(chunk, data=bytes(kept))
+            return found.cut(wanted.limit, last)
+        last = chunk.cursor
+    return found.whole(chunk)
 
 
-def _tail(client: Client, pod: Pod, limit: int, tail: int) -> LogChunk:
-    kept = bytearray()
-    chunk = LogChunk(b"", 0, False)
-    for chunk in _pieces(client, pod, 0, ""):
+class _Gathered:
+    """Chunks that follow one another, as one."""
+
+    def __init__(self) -> None:
+        self.data, self.marks = bytearray(), bytearray()
+        self._begun: LogChunk | None = None
+
+    def add(self, chunk: LogChunk) -> None:
+        if chunk.data and self._begun is None:
+            self._begun = chunk
+        self.data += chunk.data
+        self.marks += chunk.marks
+
+    def whole(self, last: LogChunk) -> LogChunk:
+        first = self._begun or last
+        # Of marks that came twice, the first time as those of what went before, one is enough.
+        marks = b"".join(dict.fromkeys(bytes(self.marks[at : at + SIZE]) for at in range(0, len(self.marks), SIZE)))
+        return replace(last, data=bytes(self.data), line=first.line, marks=marks, first=first.first)
+
+    def cut(self, limit: int, cursor: str) -> LogChunk:
+        first = self._begun
+        assert first is not None
+        end = LogChunk(b"", first.start + limit, False, cursor, placed=first.placed)
+        del self.data[limit:]
+        return self.whole(end)
+
+
+def _before(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
+    """The last lines before the one at which `wanted.before` was begun, and where that is."""
+    reading = _Reading(Place(), 0, until=Place.read(wanted.before).stamp)
+    kept, chunk = bytearray(), LogChunk(b"", 0, False)
+    marks = bytearray()
+    for chunk in _pieces(client, pod, reading):
         kept += chunk.data
-        del kept[: max(0, len(kept) - tail)]
-    if len(kept) <= limit:
-        return replace(chunk, data=bytes(kept))
-    return LogChunk(bytes(kept[:limit]), chunk.offset - len(kept) + limit, False)
+        marks += chunk.marks
+        del kept[: max(0, len(kept) - wanted.limit)]
+    end = reading.text.place
+    return LogChunk(
+        bytes(kept), end.offset, False, str(end), absent=chunk.absent, line=end.line - kept.count(b"\n"), marks=bytes(marks)
+    )  # fmt: skip
+
+
+def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
+    """About the last `tail` bytes: so many lines as they usually are, and fewer where they are longer."""
+    lines = max(1, tail // USUAL_LINE)
+    while True:
+        most = 2 * tail + lines * STAMP
+        try:
+            with closing(_open(client, pod, Place(), TIMEOUT, tailLines=str(lines), limitBytes=str(most))) as answer:
+                body = answer.read()
+        except (Missing, Refused):  # it has not been started yet, or its log is gone
+            return LogChunk(b"", 0, is_over(pod), absent=True)
+        except (HTTPError, OSError) as error:
+            raise Unavailable(f"The API server was cut off: {error}") from error
+        is_cut = len(body) >= most
+        if not is_cut or lines == 1:
+            break
+        lines = max(1, lines // 16)
+    whole = body.count(b"\n") < lines and not is_cut and not _was_restarted(pod)
+    text = Text(Place(placed=whole))
+    try:
+        data = b"".join(text.feed(body))
+    except NoLog:
+        return LogChunk(b"", 0, is_over(pod), absent=True)
+    first = str(Place(text.first, placed=False)) if not whole else ""
+    # Of a line that is longer than all that was asked for, its beginning; the rest comes with what is read next.
+    return LogChunk(
+        data, len(data), is_over(pod) and not is_cut, text.cursor or first, marks=text.marks, placed=whole, first=first
+    )
 
 
 def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
@@ -252,7 +380,7 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
             yield replace(chunk, data=b"", complete=True, absent=not at_end)
             return
         if not at_end and (not runs(pod) or _was_restarted(pod)):
-            for news in _pieces(client, pod, chunk.offset, chunk.cursor):
+            for news in _pieces(client, pod, _Reading.after(chunk)):
                 chunk = news
                 yield chunk
         if runs(pod):
@@ -270,23 +398,41 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
 
 
 class _Reading:
-    """A log from a chunk on: bytes of bodies become chunks."""
+    """A log from a byte on: bytes of bodies become chunks."""
 
-    def __init__(self, offset: int, cursor: str) -> None:
-        place = Place.read(cursor)
-        self.text = Text(place if place.offset <= offset else Place())
-        self.position, self.done = self.text.place.offset, offset
+    def __init__(self, place: Place, offset: int, until: int | None = None) -> None:
+        self.text = Text(place, until)
+        self.position, self.done, self.until = place.offset, offset, until
+        self._last = b""
+
+    @classmethod
+    def after(cls, chunk: LogChunk) -> _Reading:
+        place = Place.read(chunk.cursor)
+        return cls(place if place.offset <= chunk.offset else Place(), chunk.offset)
+
+    def again(self) -> None:
+        """Goes on with another body."""
+        self.text = Text(self.text.place, self.until)
 
     def chunks(self, answer: urllib3.BaseHTTPResponse) -> Iterator[LogChunk]:
         """Raises NoLog, urllib3's errors and OSError. The answer is closed."""
         try:
             for data in answer.stream(65536):
                 piece = b"".join(self.text.feed(data))
+                marks, self.text.marks = self._last + self.text.marks, b""
+                self._last = marks[-SIZE:]
                 self.position += len(piece)
                 if self.position > self.done:
                     piece = piece[-(self.position - self.done) :]
                     self.done = self.position
-                    yield LogChunk(piece, self.done, False, self.text.cursor)
+                    line = self.text.marker.line - piece.count(b"\n")
+                    placed = self.text.place.placed
+                    first = "" if placed else str(Place(self.text.first, placed=False))
+                    yield LogChunk(
+                        piece, self.done, False, self.text.cursor, line=line, marks=marks, placed=placed, first=first
+                    )
+                if self.text.over:
+                    return
         finally:
             answer.close()
 
@@ -296,7 +442,7 @@ class _Stream:
 
     def __init__(self, client: Client, pod: Pod, chunk: LogChunk) -> None:
         self._client, self._pod = client, pod
-        self._reading = _Reading(chunk.offset, chunk.cursor)
+        self._reading = _Reading.after(chunk)
         self.has_begun = self.has_ended = False
 
     def __iter__(self) -> Iterator[LogChunk]:
@@ -316,26 +462,31 @@ class _Stream:
             raise Unavailable(f"The API server was cut off: {error}") from error
 
 
-def _pieces(client: Client, pod: Pod, offset: int, cursor: str) -> Generator[LogChunk]:
-    """What the pod's program has written by now, from `offset` on, by one connection for its last start and one for the start
-    before; the last piece is empty and says whether that is all."""
-    reading, found = _Reading(offset, cursor), False
+def _pieces(client: Client, pod: Pod, reading: _Reading) -> Generator[LogChunk]:
+    """What the pod's program has written by now, by one connection for its last start and one for the start before; the last
+    piece is empty and says whether that is all."""
+    offset, found = reading.done, False
     for previous in [True, False] if _was_restarted(pod) else [False]:
         asked = {"previous": "true"} if previous else {}
         try:
             answer = _open(client, pod, reading.text.place, TIMEOUT, **asked)
-            reading.text = Text(reading.text.place)
+            reading.again()
             yield from reading.chunks(answer)
             found = True
         except (Missing, Refused, NoLog):  # it has not been started yet, or its log is gone
             found = found or reading.position > reading.text.begin.offset
         except (HTTPError, OSError) as error:
             raise Unavailable(f"The API server was cut off: {error}") from error
+        if reading.text.over:
+            break
         if previous:
             reading.text.end()
     # An offset behind the end is the end.
     end = min(reading.done, reading.position) if found else offset
-    yield LogChunk(b"", end, is_over(pod), reading.text.cursor, absent=not found)
+    text = reading.text
+    yield LogChunk(
+        b"", end, is_over(pod), text.cursor, absent=not found, line=text.marker.line, placed=text.place.placed
+    )
 
 
 def _open(client: Client, pod: Pod, place: Place, timeout: urllib3.Timeout, **query: str) -> urllib3.BaseHTTPResponse:

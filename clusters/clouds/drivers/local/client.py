@@ -35,6 +35,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
     WatchExpired,
 )
+from clusters.clouds.drivers.lines import Wanted
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.session import LocalSession
 
@@ -140,12 +141,15 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
         limit: int = 262_144,
         tail: int | None = None,
         cursor: str = "",
+        since: int | None = None,
+        line: int | None = None,
+        before: str = "",
     ) -> LogChunk:
-        fields = {"attempt": attempt, "offset": offset, "limit": limit, "tail": tail}
-        with self._request("log", TIMEOUT, run=run, role=role, index=index, **fields) as answer:
+        fields = {"run": run, "role": role, "index": index, "attempt": attempt}
+        with self._request("log", TIMEOUT, **fields, wanted=Wanted(offset, limit, tail, since, line)) as answer:
             head = _line(answer)
-            data = _bytes(answer, head.pop("size"))
-            return LogChunk(data, **head)
+            data, marks = _bytes(answer, head.pop("size")), _bytes(answer, head.pop("marks"))
+            return LogChunk(data, marks=marks, **head)
 
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""

@@ -10,8 +10,41 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, RunGone, TaskSeen, WatchExpired
+from clusters.clouds.drivers import marks
+from clusters.clouds.drivers.base import CloudError, CloudRefused, ImageRef, LogChunk, RunGone, TaskSeen, WatchExpired
 from tests.clusters.clouds.local.agents import Agent, next_batch, role
+
+
+def test_lines_have_the_times_at_which_they_were_written(agent: Agent) -> None:
+    """The clock of the test is that of the task: each line says when it was written."""
+    say = "import time\nfor n in range(60):\n print(n, time.time(), flush=True)\n time.sleep(0.03)\n"
+    say += "print(*range(9**5), sep='\\n')"
+    run = agent.apply(role(f'python -c "{say}"'))
+    assert agent.ended(run).phase == "Succeeded"
+
+    def read(**where: int) -> LogChunk:
+        return agent.cloud.log(run, "worker", 0, attempt=0, limit=1 << 20, **where)
+
+    whole = read()
+    lines = whole.data.splitlines(keepends=True)
+    starts = [sum(map(len, lines[:n])) for n in range(60)]
+    said = [float(line.split()[1]) * 1e6 for line in lines[:60]]
+    told = [marks.at(whole.marks, start) for start in starts]
+    assert all(-2e3 < time - written < 1e6 for time, written in zip(told, said, strict=True))
+    assert told == sorted(told)
+    assert len(set(told)) > 50
+    assert len(whole.marks) < len(whole.data) / 2
+    for n in (0, 1, 30, 59, 60, 40_000):
+        at = read(line=n)
+        assert (at.data.splitlines()[0], at.line) == (lines[n].strip(), n)
+        assert read(offset=at.start).line == n
+    assert read(line=10**9).start == len(whole.data)
+    late = read(since=told[30])
+    assert marks.at(late.marks, late.start) == told[30]
+    assert late.line == told.index(told[30])
+    assert read(since=told[30] + 1).line == next(n for n, time in enumerate(told) if time > told[30])
+    assert read(since=2**60).data == b""
+    assert read(since=0).start == 0
 
 
 @pytest.mark.as_user
@@ -194,7 +227,7 @@ def test_logs_stay_until_the_purge(agent: Agent) -> None:
     agent.cloud.delete(run)
     agent.gone(run)
     assert agent.output(run) == "keep me\n"
-    assert os.listdir(agent.task_folder(run)) == ["log"]
+    assert sorted(os.listdir(agent.task_folder(run))) == ["log", "log.times"]
     agent.cloud.purge(run)
     agent.cloud.purge(run)
     assert agent.output(run) == ""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef, VolumeRef, WatchExpired
+from clusters.clouds.drivers.lines import Wanted
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import gpu_meter, gpus, handlers, logs
 from clusters.clouds.drivers.local.agent.machine import Options
@@ -89,9 +90,10 @@ class Server:
             return None, b""
         task = (request["role"], request["index"])
         if op == "log":
-            chunk = logs.read(node, ref, *task, *(request[name] for name in ("attempt", "offset", "limit", "tail")))
-            head = {"offset": chunk.offset, "complete": chunk.complete, "absent": chunk.absent}
-            return {"size": len(chunk.data), **head}, chunk.data
+            chunk = logs.read(node, ref, *task, request["attempt"], Wanted(**request["wanted"]))
+            head = {name: getattr(chunk, name) for name in ("offset", "complete", "absent", "line")}
+            sizes = {"size": len(chunk.data), "marks": len(chunk.marks)}
+            return {**sizes, **head}, chunk.data + chunk.marks
         raise CloudRefused(f"The node agent does not know how to {op}.")
 
     async def exec(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
+from clusters.clouds.drivers.lines import Lines, Wanted
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.task import exec as task_exec
@@ -17,23 +21,38 @@ from clusters.clouds.drivers.local.task import exec as task_exec
 _waiting: set[asyncio.Task[int]] = set()
 
 
-def read(
-    node: Node, ref: RunRef, role: str, index: int, attempt: int, offset: int, limit: int, tail: int | None
-) -> LogChunk:
+def read(node: Node, ref: RunRef, role: str, index: int, attempt: int, wanted: Wanted) -> LogChunk:
     """See `Cloud.log`."""
     folder = node.folder / "runs" / str(ref.id) / "tasks" / f"{role}-{index}-{attempt}"
     running = folder.is_dir() and ref.id in node.runs and not (folder / "seen.json").exists()
     try:
-        with open(folder / "log", "rb") as file:
-            size = file.seek(0, 2)
-            if tail is not None:
-                offset, limit = max(0, size - tail), min(limit, tail) if limit else tail
-            file.seek(min(offset, size))
-            data = file.read(limit)
-            end = min(offset, size) + len(data)
+        with ExitStack() as held:
+            log = held.enter_context(open(folder / "log", "rb")).fileno()
+            # Before the marks are counted: what was written by now has its own.
+            size = os.fstat(log).st_size
+            count, read_marks = held.enter_context(_marks(folder / "log.times", log))
+            lines = Lines(size, count, lambda offset, n: os.pread(log, n, offset), read_marks)
+            return lines.piece(wanted, complete=not running)
     except FileNotFoundError:
         return LogChunk(b"", 0, not running, absent=True)
-    return LogChunk(data, end, not running and end >= size)
+
+
+@contextmanager
+def _marks(path: Path, log: int) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
+    """A log without any (that of an attempt that was removed) was written at once."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        only = marks.RECORD.pack(0, 0, os.fstat(log).st_mtime_ns // 1000)
+        yield 1, lambda number, n: only[number * marks.SIZE :]
+        return
+    try:
+        yield (
+            os.fstat(handle).st_size // marks.SIZE,
+            lambda number, n: os.pread(handle, n * marks.SIZE, number * marks.SIZE),
+        )
+    finally:
+        os.close(handle)
 
 
 def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:

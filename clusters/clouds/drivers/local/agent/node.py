@@ -179,7 +179,7 @@ class Node(Machine):
                 self.discard(path)
         for task in folder.glob("tasks/*"):
             for path in task.iterdir():
-                if path.name != "log":
+                if path.name not in ("log", "log.times"):
                     self.discard(path)
 
     def probe(self) -> None:

@@ -293,6 +293,7 @@ class Task:
         """Puts a sentence in the place of the log of an old attempt."""
         if attempt >= FIRST_LOGS:
             log = self.folder.with_name(f"{self.role.role}-{self.index}-{attempt}") / "log"
+            log.with_name("log.times").unlink(missing_ok=True)
             log.write_text(LOG_REMOVED)
 
     def _end(self, status: dict[str, Any], asked: str, witnessed: bool) -> TaskSeen:

@@ -1,9 +1,9 @@
 """The owner of one attempt of one task: starts it in its sandbox, keeps its log, and writes down what happened.
 
-Run as `python -I -S shim.py FOLDER LOCK` with the descriptor LOCK holding the lock of FOLDER (see processes.py). It leaves
-the session of its parent, so neither the node agent's end nor the portal's touches the task. In FOLDER it reads
-spec.json and writes `log` and status.json; SIGTERM asks it to stop the task. When it dies itself, the kernel takes the
-task along (see `sandbox.die_with_parent`), so a task without a shim does not exist.
+Run as `python -I -S shim.py FOLDER LOCK` with the descriptor LOCK holding the lock of FOLDER (see processes.py). It leaves the
+session of its parent, so neither the node agent's end nor the portal's touches the task. In FOLDER it reads spec.json and writes
+`log`, `log.times` and status.json; SIGTERM asks it to stop the task. When it dies itself, the kernel takes the task along (see
+`sandbox.die_with_parent`), so a task without a shim does not exist.
 
     shim ── fork ──► init (PID 1 of the new PID namespace) ── fork, exec ──► the task
 """
@@ -22,6 +22,7 @@ import time
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
+from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.local.network import netns
 from clusters.clouds.drivers.local.task import rlimits, sandbox
 
@@ -34,37 +35,58 @@ EXIT_NOT_STARTED = 127
 
 
 class Log:
-    """The task's output on disk, up to `limit` bytes; of what comes after them only the last 64 KiB are kept."""
+    """The task's output on disk with its times beside it, up to `limit` bytes; of what comes after them only the last 64 KiB."""
 
     def __init__(self, path: str, limit: int) -> None:
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.file, self.times = os.open(path, flags, 0o600), os.open(path + ".times", flags, 0o600)
+        self.marker = marks.Marker()
         self.left = limit
         self.limit = limit
         self.dropped = 0
-        self.tail = b""
+        # With their times, and how many bytes they are together.
+        self.tail: list[tuple[int, bytes]] = []
+        self.kept = 0
 
     def write(self, data: bytes) -> None:
+        now = time.time_ns() // 1000
         if self.left > 0:
             head, data = data[: self.left], data[self.left :]
             self.left -= len(head)
-            self._append(head)
+            self._append(head, now)
             if self.left == 0:
-                self._append(b"\n[The log is longer than %d bytes; only its end follows.]\n" % self.limit)
-        self.tail = (self.tail + data)[-TAIL:]
+                self._append(b"\n[The log is longer than %d bytes; only its end follows.]\n" % self.limit, now)
+        if not data:
+            return
         self.dropped += len(data)
+        if self.tail and now - self.tail[-1][0] < marks.CLOSE_US:
+            data = self.tail.pop()[1] + data
+        self.tail.append((now, data[-TAIL:]))
+        self.kept = sum(len(each) for _, each in self.tail)
+        while self.kept > TAIL:
+            at, first = self.tail[0]
+            beyond = self.kept - TAIL
+            self.tail[:1] = [(at, first[beyond:])] if len(first) > beyond else []
+            self.kept -= min(beyond, len(first))
 
     def close(self) -> None:
-        if self.dropped > len(self.tail):
-            self._append(b"[%d bytes left out.]\n" % (self.dropped - len(self.tail)))
-        self._append(self.tail)
+        if self.dropped > self.kept:
+            at = self.tail[0][0] if self.tail else time.time_ns() // 1000
+            self._append(b"[%d bytes left out.]\n" % (self.dropped - self.kept), at)
+        for at, data in self.tail:
+            self._append(data, at)
         os.close(self.file)
+        os.close(self.times)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes, now: int) -> None:
         while data:
             try:
-                data = data[os.write(self.file, data) :]
+                written = os.write(self.file, data)
+                if mark := self.marker.add(data[:written], now):
+                    os.write(self.times, mark)
             except OSError:  # a full disk costs lines of the log, never the task
                 return
+            data = data[written:]
 
 
 def leave_parent(lock: int) -> None:
@@ -152,7 +174,7 @@ def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until PID 1 has its own handler
     init = os.fork()
     if init == 0:
-        for handle in (lock, wake_read, wake_write, log.file, log_read, result_read, go_write):
+        for handle in (lock, wake_read, wake_write, log.file, log.times, log_read, result_read, go_write):
             os.close(handle)
         signal.set_wakeup_fd(-1)
         _init(folder, spec, go_read, log_write, result_write)
