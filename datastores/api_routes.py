@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/files", files.Files.as_view()),
     path(f"{ONE}/uploads", uploads_api.Uploads.as_view()),
     path(f"{ONE}/uploads/<int:upload>", uploads_api.OneUpload.as_view()),
+    path(f"{ONE}/uploads/<int:upload>/urls", uploads_api.UploadUrls.as_view()),
     path(f"{ONE}/uploads/<int:upload>/finish", uploads_api.FinishUpload.as_view()),
     path(f"{ONE}/trash", trash_api.Trash.as_view()),
     path(f"{ONE}/trash/<int:removal>", trash_api.OneRemoval.as_view()),

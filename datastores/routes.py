@@ -12,6 +12,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("datastores", views.datastores, name="datastores"),
     path("datastores/new", views.new_datastore, name="new_datastore"),
     path("datastores/cost", views.volume_cost, name="volume_cost"),
+    path("datastores/parquet.js", files.parquet_worker, name="datastore_parquet_worker"),
     path(ONE, files.browse, name="datastore"),
     path(f"{ONE}/change", views.change_datastore, name="change_datastore"),
     path(f"{ONE}/test", views.test_datastore, name="test_datastore"),

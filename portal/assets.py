@@ -1,8 +1,8 @@
 """What browsers run and no Python package brings: files of npm packages, by their hashes, beside the packages of Python.
 
 `python -m portal.assets` fetches them; `make run` and docker/portal/Dockerfile call it once. They come from the registry
-that npm uses on this machine, or that NPM_CONFIG_REGISTRY names. Without these files everything works but terminals, and
-their page says so.
+that npm uses on this machine, or that NPM_CONFIG_REGISTRY names. Without these files everything works but terminals and the
+preview of Parquet files, and their pages say so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,17 @@ class Package:
         return f"{self.name}/-/{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
 
-# Both are under the MIT licence.
+_HYPARQUET = (
+    "assemble", "bloom", "column", "constants", "convert", "datapage", "delta", "encoding", "filter", "geoparquet", "index",
+    "indexes", "metadata", "plain", "plan", "query", "read", "rowgroup", "scan", "schema", "snappy", "thrift", "utils", "variant",
+    "wkb", "xxhash",
+)  # fmt: skip
+_COMPRESSORS = (
+    "brotli", "brotli.bitreader", "brotli.blocks", "brotli.context", "brotli.contextmap", "brotli.dictionary", "brotli.huffman",
+    "brotli.prefix", "brotli.streams", "brotli.transform", "gzip", "gzip.huffman", "lz4",
+)  # fmt: skip
+
+# All are under the MIT licence.
 PACKAGES = (
     Package(
         "@xterm/xterm", "6.0.0",
@@ -59,11 +69,37 @@ PACKAGES = (
         "jYcgT6xtVYhnhgxh3QgYDnnNMYTcf8ElbxxFzX0IZo+vabQqSPAjC3c1wJrKB5E19VwQei89QCiZZP86DCPF7g==",
         {"lib/addon-fit.js": "xterm/addon-fit.js"},
     ),
+    # Reads Parquet in the browser, where a hostile file meets a sandbox that is there anyway; no C++ in a web process.
+    Package(
+        "hyparquet", "1.31.5",
+        "KPVfaxW8xOiO2/4fjeiBfFNEXhGVw9tfcb9ha2iNZdJ3J/yBjEwIeAnTyyuhllFFTb9YO9wg0DfRAOnm6KCvBg==",
+        {f"src/{name}.js": f"parquet/hyparquet/{name}.js" for name in _HYPARQUET} | {"LICENSE": "parquet/hyparquet/LICENSE"},
+    ),
+    Package(
+        "hyparquet-compressors", "1.1.2",
+        "0Hx6w0ZpVpNCefKy5xBYLTp6rKeZn/tsUzuliNzfKqSCdLcTQSfwATEoeedS703Y17k1qNS61HwRME5aOeNkPg==",
+        {f"src/{name}.js": f"parquet/compressors/{name}.js" for name in _COMPRESSORS}
+        | {"LICENSE": "parquet/compressors/LICENSE"},
+    ),
+    Package(
+        "fzstd", "0.1.1",
+        "dkuVSOKKwh3eas5VkJy1AW1vFpet8TA/fGmVA5krThl8YcOVE/8ZIoEA1+U1vEn5ckxxhLirSdY837azmbaNHA==",
+        {"esm/index.mjs": "parquet/fzstd.js", "LICENSE": "parquet/fzstd.LICENSE"},
+    ),
 )  # fmt: skip
 
 
 def has_xterm() -> bool:
-    return all((FOLDER / path).exists() for package in PACKAGES for path in package.files.values())
+    return _has("xterm")
+
+
+def has_parquet() -> bool:
+    return _has("parquet")
+
+
+def _has(folder: str) -> bool:
+    places = (place for package in PACKAGES for place in package.files.values())
+    return all((FOLDER / place).exists() for place in places if place.startswith(f"{folder}/"))
 
 
 def unpack(package: Package, archive: bytes) -> dict[str, bytes]:
@@ -115,4 +151,6 @@ if __name__ == "__main__":
             raise OSError("this machine has no npm, and NPM_CONFIG_REGISTRY names no registry")
         fetch(source)
     except (OSError, HTTPException, ValueError) as error:
-        sys.exit(f"xterm.js could not be fetched, so terminals in the browser do not work yet: {error}")
+        sys.exit(
+            f"xterm.js and hyparquet could not be fetched, so terminals and previews of Parquet do not work yet: {error}"
+        )

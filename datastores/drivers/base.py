@@ -9,7 +9,8 @@ seconds: no caller holds a transaction.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from typing import Protocol
 CHUNK = 256 * 1024
 # Seconds that a connection may take to be made; how long an answer may take says patience.py.
 CONNECT_SECONDS = 3
+# What is entered while a file comes to be under its name, where nobody wants to know when that is.
+ANY_TIME: AbstractContextManager[object] = nullcontext()
 
 
 class DriverError(Exception):
@@ -130,13 +133,21 @@ class Unseen:
     def read_range(self, path: str, start: int, length: int) -> bytes:
         raise NotPossible(self.why)
 
-    def upload(self, path: str, stream: Stream, size: int) -> None:
+    def upload(
+        self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
+    ) -> None:
         raise NotPossible(self.why)
 
     def begin(self, path: str) -> str:
         raise NotPossible(self.why)
 
     def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
+        raise NotPossible(self.why)
+
+    def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
+        raise NotPossible(self.why)
+
+    def parts(self, path: str, upload: str, after: int = 0) -> Mapping[int, tuple[int, str]]:
         raise NotPossible(self.why)
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
@@ -180,8 +191,11 @@ class Driver(Protocol):
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """At most `length` bytes from `start`, fewer at the end, none behind it. Raises NotThere."""
 
-    def upload(self, path: str, stream: Stream, size: int) -> None:
-        """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing."""
+    def upload(
+        self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
+    ) -> None:
+        """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing. When all have come `appears` is
+        entered, and left when the file lies there: what it raises lets nothing be stored."""
 
     def begin(self, path: str) -> str:
         """Begins to store a file in parts; what to call that by."""
@@ -189,6 +203,14 @@ class Driver(Protocol):
     def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
         """Stores part `number`, from 1, whose first byte is byte `start` of the file, or replaces it; the part's ETag. Raises
         NotThere for an upload that was finished or aborted."""
+
+    def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
+        """An address at which part `number`, of exactly `size` bytes, can be PUT by whoever has it, for so long. Asks nobody.
+        Raises NotPossible where there is none."""
+
+    def parts(self, path: str, upload: str, after: int = 0) -> Mapping[int, tuple[int, str]]:
+        """The parts that have come, from number `after` + 1 on: number → bytes and ETag. Raises NotThere, and NotPossible where
+        nobody but `write_part` knows."""
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
         """Makes the file of its parts, replacing one of that name. Raises NotThere as above."""

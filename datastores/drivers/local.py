@@ -14,12 +14,13 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import PurePosixPath
 
 from datastores import trees
 from datastores.drivers.base import (
+    ANY_TIME,
     CHUNK,
     Carried,
     Content,
@@ -100,7 +101,9 @@ class Local:
         finally:
             os.close(fd)
 
-    def upload(self, path: str, stream: Stream, size: int) -> None:
+    def upload(
+        self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
+    ) -> None:
         self._writable()
         above, _, name = path.rpartition("/")
         partial = PARTIAL + secrets.token_hex(8)
@@ -109,7 +112,8 @@ class Local:
             try:
                 with open(fd, "wb") as file:
                     _copy(stream, file.fileno(), size)
-                os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+                with appears:
+                    os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 os.unlink(partial, dir_fd=folder)
                 raise
@@ -132,6 +136,12 @@ class Local:
                     written = os.pwrite(file.fileno(), view, start)
                     view, start = view[written:], start + written
         return str(number)
+
+    def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
+        raise NotPossible("A folder of this machine has no address of its own.")
+
+    def parts(self, path: str, upload: str, after: int = 0) -> Mapping[int, tuple[int, str]]:
+        raise NotPossible("What was written into a file of this machine does not say which parts it was.")
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
         self._writable()

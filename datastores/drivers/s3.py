@@ -10,12 +10,13 @@ import datetime as dt
 import re
 import threading
 import time
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from functools import lru_cache
 from itertools import islice
+from math import ceil
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from datastores.drivers import addresses
 from datastores.drivers.base import (
+    ANY_TIME,
     CHUNK,
     CONNECT_SECONDS,
     Carried,
@@ -50,8 +52,10 @@ from datastores.drivers.patience import (
 )
 from datastores.listing import TRASH
 
-# One piece at a time in memory for each upload.
-TRANSFER = TransferConfig(multipart_threshold=8 * 2**20, multipart_chunksize=8 * 2**20, use_threads=False)
+# What is stored at once; of a larger file one piece at a time is in memory, and there are at most so many.
+PIECE, PIECES = 8 * 2**20, 10_000
+# Bodies that fit into a connection's buffers are sent without asking first whether they may be: an answer less to wait for.
+UNASKED = 2**20
 # The server copies by itself, but for what is larger than Amazon's takes in one piece.
 COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
@@ -164,9 +168,25 @@ class S3:
             with answer["Body"] as body:
                 return bytes(body.read(length))
 
-    def upload(self, path: str, stream: Stream, size: int) -> None:
-        with self._told(), for_files():
-            self._client.upload_fileobj(_Whole(stream, size), self.bucket, self._key(path), Config=TRANSFER)
+    def upload(
+        self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
+    ) -> None:
+        if size <= PIECE:
+            data = _exactly(stream, size)
+            with appears, self._told(), for_files():
+                self._client.put_object(Bucket=self.bucket, Key=self._key(path), Body=data)
+            return
+        piece, upload, etags = max(PIECE, ceil(size / PIECES)), self.begin(path), list[str]()
+        try:
+            for start in range(0, size, piece):
+                data = _exactly(stream, min(piece, size - start))
+                etags.append(self.write_part(path, upload, len(etags) + 1, start, data))
+            with appears:
+                self.finish(path, upload, etags)
+        except BaseException:
+            with suppress(DriverError):
+                self.abort(path, upload)
+            raise
 
     def begin(self, path: str) -> str:
         with self._told():
@@ -178,6 +198,25 @@ class S3:
                 Bucket=self.bucket, Key=self._key(path), UploadId=upload, PartNumber=number, Body=data
             )
             return str(answer["ETag"])
+
+    def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
+        # The length is signed, too: another one makes it another request.
+        wanted = {"Bucket": self.bucket, "Key": self._key(path), "UploadId": upload, "PartNumber": number}
+        with self._told():
+            return str(
+                self._client.generate_presigned_url(
+                    "upload_part", Params={**wanted, "ContentLength": size}, ExpiresIn=seconds
+                )
+            )
+
+    def parts(self, path: str, upload: str, after: int = 0) -> Mapping[int, tuple[int, str]]:
+        asked = self._client.get_paginator("list_parts").paginate(
+            Bucket=self.bucket, Key=self._key(path), UploadId=upload, PartNumberMarker=after
+        )
+        with self._told():
+            return {
+                each["PartNumber"]: (each["Size"], each["ETag"]) for answer in asked for each in answer.get("Parts", ())
+            }
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
@@ -358,24 +397,19 @@ def _is_copy(copy: Entry, of: Entry) -> bool:
     return copy.etag == of.etag or bool(copy.modified and of.modified and copy.modified > of.modified)
 
 
-class _Whole:
+def _exactly(stream: Stream, size: int) -> bytes:
     """A stream that ends early, because a browser went away, is an error and not a short file."""
-
-    def __init__(self, stream: Stream, size: int) -> None:
-        self._stream, self._left = stream, size
-
-    def read(self, size: int = -1) -> bytes:
-        if self._left == 0:
-            return b""
+    data = bytearray()
+    while len(data) < size:
         try:
-            data = self._stream.read(min(size, self._left) if size >= 0 else self._left)
+            more = stream.read(size - len(data))
         except OSError:
             # Whoever sends it said nothing for too long.
-            data = b""
-        self._left -= len(data)
-        if not data:
+            more = b""
+        if not more:
             raise DriverError("The upload was cut off; nothing was stored.")
-        return data
+        data += more
+    return bytes(data)
 
 
 class _Patient:
@@ -443,6 +477,8 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
         s3={"addressing_style": "path"},
+        # By itself botocore signs addresses in the older way, which leaves headers out.
+        signature_version="s3v4",
         # Servers other than Amazon's do not all know the newer checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -457,6 +493,7 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
             config=config,
         )
     client.meta.events.register("before-call.s3", _stay_here)
+    client.meta.events.register_last("before-call.s3", _unasked)
     # botocore has no public way to look at a connection's address; a test watches over this one.
     session = client._endpoint.http_session
     session._pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
@@ -467,6 +504,11 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
 def _stay_here(params: dict[str, Any], **_: Any) -> None:
     """Tells botocore that a redirect to another region was followed already: what redirects for ever would never end."""
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _unasked(params: dict[str, Any], **_: Any) -> None:
+    if isinstance(params["body"], bytes) and len(params["body"]) <= UNASKED:
+        params["headers"].pop("Expect", None)
 
 
 def _facts(size: int, etag: str) -> tuple[int, str]:

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from pydantic import Field, model_validator
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -33,7 +34,7 @@ from datastores.models import Removal
 from portal.access import OPERATE
 from portal.api.documents import Answer
 from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, number, page_elsewhere, text, whole
-from portal.api.problems import Unavailable, problem
+from portal.api.problems import TooLarge, Unavailable, problem
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Conflict, Invalid
@@ -42,6 +43,8 @@ from portal.manifests import Strict, parse
 
 # One part; who asks for several at once is given the whole file, as HTTP allows.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
+# Of many small files together: what a gateway reads whole before it passes it on (portal/up/programs.py).
+MANY_BYTES = 4 * 2**20
 RANGE = OpenApiParameter(
     "Range", str, OpenApiParameter.HEADER, description="One part of it: bytes=0-99, bytes=100-, bytes=-100."
 )
@@ -115,6 +118,8 @@ class AnotherName(Strict):
 
 
 class Files(APIView):
+    parser_classes = (MultiPartParser,)
+
     @extend_schema(
         operation_id="files_list",
         summary="The files and folders in one folder of a datastore, by name",
@@ -147,6 +152,30 @@ class Files(APIView):
 
         with told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             return page_elsewhere(request, found, render=document)
+
+    @extend_schema(
+        operation_id="files_write_many",
+        summary="Store many small files at once",
+        description="As a form (`multipart/form-data`): each file in a field whose name is its path, percent-encoded as in an "
+        f"address. At most 100 files and {MANY_BYTES // 2**20} MiB together. 204 when all are stored; where one is not, the "
+        "others are, and it may be sent again.",
+        request={
+            "multipart/form-data": {"type": "object", "additionalProperties": {"type": "string", "format": "binary"}}
+        },
+        responses={204: None},
+    )
+    def post(self, request: Request, code: str, name: str) -> HttpResponse:
+        user = person(request)
+        store = datastore_for(user, code, name, OPERATE)
+        length = request.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) > MANY_BYTES:
+            raise TooLarge(f"Files that come together have at most {MANY_BYTES // 2**20} MiB.")
+        with told(), TRANSFERS.enter(user.pk):
+            files = {unquote(path): file for path, file in request.FILES.items()}
+            if not files:
+                raise Invalid.at("files", message="Send files, each in a field that is called as its path.")
+            contents.store_files(store, files, acting_user=user)
+        return HttpResponse(status=HTTPStatus.NO_CONTENT)
 
 
 class Sizes(APIView):

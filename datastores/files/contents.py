@@ -5,13 +5,18 @@ Storage and database cannot change in one step. The storage goes first, so that 
 
 from __future__ import annotations
 
+import contextvars
+import posixpath
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 
 from django.conf import settings
-from django.db import transaction
+from django.core.files import File
+from django.db import OperationalError, connection, transaction
 from zipstream import ZipStream
 
 from datastores.actions import open_store
@@ -19,6 +24,7 @@ from datastores.drivers.base import Driver, Entry, NotThere, Stream
 from datastores.models import Datastore
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
+from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import User
@@ -30,6 +36,11 @@ MOST_AT_ONCE = 10_000
 REMOVE_SECONDS = 60
 # Files that one search or one sum looks at: of S3 a question for every thousand.
 MOST_LOOKED_AT = 50_000
+# Of small files that come together: how many are on their way to the store at a time.
+TOGETHER = 8
+# The class of advisory locks of datastores, so that none of somebody else's is meant; how long making a version waits for those
+# who store just now; and PostgreSQL's word for who waited too long.
+_LOCKS, REST_SECONDS, _LOCKED = 0x5705, 20, "55P03"
 
 
 @dataclass(frozen=True)
@@ -86,13 +97,71 @@ def require_changeable(store: Datastore, *paths: str) -> None:
             )
 
 
+@contextmanager
+def changing(store: Datastore, *paths: str) -> Iterator[None]:
+    """While files come to be at `paths`, or go from there: no version is made meanwhile. Raises Conflict as `require_changeable`,
+    and Unavailable while one is made."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock_shared(%s, %s)", [_LOCKS, store.pk])
+        if not cursor.fetchone()[0]:
+            raise Unavailable(f"A version of {store.name} is made just now; try again in a few seconds.")
+        try:
+            require_changeable(store, *paths)
+            yield
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock_shared(%s, %s)", [_LOCKS, store.pk])
+
+
+@contextmanager
+def at_rest(store: Datastore) -> Iterator[None]:
+    """The other side of `changing`: what began before has ended, and nothing begins. Both end with the session of who dies.
+    Raises Conflict where somebody does not come to an end."""
+    with connection.cursor() as cursor:
+        try:
+            with transaction.atomic():
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{REST_SECONDS}s"])
+                cursor.execute("SELECT pg_advisory_lock(%s, %s)", [_LOCKS, store.pk])
+        except OperationalError as error:
+            if getattr(error.__cause__, "pgcode", "") != _LOCKED:
+                raise
+            raise Conflict(f"Files are stored in {store.name} just now; try again when they are.") from error
+        try:
+            yield
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCKS, store.pk])
+
+
 def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:
     """Stores `size` bytes, replacing a file of that name. Raises Invalid, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     path = checked_new(path, size)
     require_changeable(store, path)
-    open_store(store).upload(path, stream, size)
+    open_store(store).upload(path, stream, size, appears=changing(store, path))
     record_stored(store, path, size, acting_user)
+
+
+def store_files(store: Datastore, files: Mapping[str, File[bytes]], *, acting_user: User) -> None:
+    """Stores small files by their paths, replacing those of the same names; each of them by all of it or by nothing. One event
+    tells of all. Raises Invalid before any is stored; DriverError where one was not, after all others were tried."""
+    require(acting_user, store.appcode, OPERATE)
+    wanted = {checked_new(path, file.size): file for path, file in files.items()}
+    stored = list[str]()
+
+    def one(path: str) -> None:
+        driver.upload(path, wanted[path], wanted[path].size)
+        stored.append(path)
+
+    driver = open_store(store)
+    with changing(store, *wanted), ThreadPoolExecutor(TOGETHER) as pool:
+        # How long servers may take is said in the context of whoever asks.
+        tried = [pool.submit(contextvars.copy_context().run, one, path) for path in wanted]
+    if stored:
+        size = sum(wanted[path].size for path in stored)
+        folder = posixpath.commonpath(stored) if len(stored) > 1 else stored[0]
+        said = f"{len(stored):,} files{f' in {folder}' if folder else ''}" if len(stored) > 1 else folder
+        record_of("datastore.file-stored", store, acting_user, f"Stored {said}.", size=size, files=len(stored))
+    for each in tried:
+        each.result()
 
 
 def record_stored(store: Datastore, path: str, size: int, user: User) -> None:
@@ -107,15 +176,15 @@ def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: 
     path, to = checked_path(path), checked_path(to, field=field)
     if not to or to == path:
         raise Invalid.at(field, message="Give it another name.")
-    require_changeable(store, *([path, to] if move else [to]))
     driver = open_store(store)
-    try:
-        driver.look(to)
-    except NotThere:
-        pass
-    else:
-        raise Conflict(f"There is a file {to} already; remove it first, or choose another name.")
-    (driver.move if move else driver.copy)(path, to)
+    with changing(store, *([path, to] if move else [to])):
+        try:
+            driver.look(to)
+        except NotThere:
+            pass
+        else:
+            raise Conflict(f"There is a file {to} already; remove it first, or choose another name.")
+        (driver.move if move else driver.copy)(path, to)
     verb, said = ("datastore.file-moved", "Moved") if move else ("datastore.file-copied", "Copied")
     record_of(verb, store, acting_user, f"{said} {path} to {to}.")
     return driver.look(to)

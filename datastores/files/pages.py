@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
+from csp.decorators import csp_update
 from django.conf import settings
 from django.contrib import messages
 from django.core.files.uploadedfile import UploadedFile
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.templatetags.static import static
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -35,6 +37,7 @@ from datastores.models import TRASH_KEPT, Datastore, Removal
 from datastores.views import address, may_operate
 from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
+from portal.assets import has_parquet
 from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
@@ -47,7 +50,7 @@ PLAIN_UPLOAD_BYTES = 100 * 2**20
 
 
 @require_GET
-def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     user = person(request)
     store = datastore_for(user, appcode, name)
     folder = _path(request, "folder")
@@ -88,7 +91,16 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         page["impossible"] = str(error)
     except (DriverError, Unavailable) as error:
         page["trouble"] = str(error)
-    return render(request, "datastores/browse.html", page)
+    if not (operates and store.kind == Datastore.Kind.S3):
+        return render(request, "datastores/browse.html", page)
+    # Parts of large files go there by themselves, where it lets pages of ours in.
+    server = urlsplit(store.spec["server"])
+
+    @csp_update({"connect-src": [f"{server.scheme}://{server.netloc}"]})
+    def direct(request: HttpRequest) -> HttpResponse:
+        return render(request, "datastores/browse.html", page | {"direct": True})
+
+    return direct(request)
 
 
 @require_GET
@@ -129,8 +141,18 @@ def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "crumbs": _crumbs(store, path),
         "may_operate": may_operate(user, store),
         "shown": previews.preview(entry.name, data, entry.size),
+        "has_parquet": has_parquet(),
     }
     return render(request, "datastores/preview.html", page)
+
+
+@require_GET
+def parquet_worker(request: HttpRequest) -> HttpResponse:
+    """The script that reads Parquet files in the browser, with a policy of its own: it may load what it is made of, and reach
+    nothing else. A worker and no frame: it can be ended when a file keeps it busy, and has no document to be changed."""
+    script = f'import "{static("datastores/parquet.js")}";\n'
+    policy = {"Content-Security-Policy": "default-src 'none'; script-src 'self'", "X-Content-Type-Options": "nosniff"}
+    return HttpResponse(script, content_type="text/javascript", headers=policy)
 
 
 @require_GET
@@ -181,7 +203,7 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
     except Invalid as error:
         messages.error(request, " ".join(item.message for item in error.errors))
         folder = ""
-    except DriverError as error:
+    except (Conflict, DriverError) as error:
         messages.error(request, str(error))
     if stored:
         messages.success(request, f"{stored} file{'s'[: stored != 1]} stored.")
@@ -383,6 +405,8 @@ def _put(request: HttpRequest, store: Datastore) -> HttpResponse:
         contents.store_file(store, request.GET.get("path", ""), request, int(length), acting_user=person(request))
     except Invalid as error:
         return _refused(" ".join(item.message for item in error.errors), HTTPStatus.UNPROCESSABLE_ENTITY)
+    except Conflict as error:
+        return _refused(str(error), HTTPStatus.CONFLICT)
     except DriverError as error:
         return _refused(str(error), HTTPStatus.BAD_GATEWAY)
     return HttpResponse(status=HTTPStatus.NO_CONTENT)

@@ -34,6 +34,7 @@ PICTURES = {
     "png": "png", "jpg": "jpeg", "jpeg": "jpeg", "gif": "gif", "webp": "webp", "avif": "avif", "bmp": "bmp", "svg": "svg+xml",
 }  # fmt: skip
 SOUNDS = {"wav": "wav", "mp3": "mpeg", "ogg": "ogg", "oga": "ogg", "opus": "ogg", "flac": "flac", "m4a": "mp4"}
+PARQUET = {"parquet", "pq"}
 RECORDS = {"tfrecord", "tfrecords"}
 # Of a record: values of a feature, and features.
 VALUES, FEATURES = 10, 50
@@ -52,24 +53,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preview:
-    """One of `text`, `rows` (the first one is the header), `cells`, `picture` and `sound` (`data:` addresses); or `why` there is
-    none. `more`: the file goes on."""
+    """`is_parquet`, which the browser reads; or one of `text`, `rows` (the first one is the header), `cells`, `picture` and
+    `sound` (`data:` addresses); or `why` there is none. `more`: the file goes on."""
 
     text: str = ""
     rows: tuple[tuple[str, ...], ...] = ()
     cells: tuple[Cell, ...] = ()
     picture: str = ""
     sound: str = ""
+    is_parquet: bool = False
     more: bool = False
     why: str = ""
 
 
 def kind_of(name: str) -> str:
-    """notebook, table, text, records, picture, sound, or "" where nothing is shown."""
+    """notebook, table, text, records, picture, sound, parquet, or "" where nothing is shown."""
     name = name.lower()
     ending = name.rpartition(".")[2]
     if ending == "ipynb":
         return "notebook"
+    if ending in PARQUET:
+        return "parquet"
     # Parts of a data set are called digits.tfrecord-00003-of-00010.
     if RECORDS & set(name.replace("-", ".").split(".")[1:]):
         return "records"
@@ -81,13 +85,22 @@ def kind_of(name: str) -> str:
 
 def wanted(name: str) -> int:
     """How many bytes `preview` needs of a file of this name, 0 for none."""
-    sizes = {"notebook": NOTEBOOK_BYTES, "records": RECORDS_BYTES, "picture": MEDIA_BYTES, "sound": MEDIA_BYTES, "": 0}
+    sizes = {
+        "notebook": NOTEBOOK_BYTES,
+        "records": RECORDS_BYTES,
+        "picture": MEDIA_BYTES,
+        "sound": MEDIA_BYTES,
+        "parquet": 0,
+        "": 0,
+    }
     return sizes.get(kind_of(name), TEXT_BYTES)
 
 
 def preview(name: str, data: bytes, size: int) -> Preview:
     """`data` are the first bytes of a file of `size` bytes, as many as `wanted`."""
     kind, more = kind_of(name), len(data) < size
+    if kind == "parquet":
+        return Preview(is_parquet=True)
     if not kind:
         return Preview(why="There is no preview for files of this kind.")
     if kind in ("picture", "sound"):

@@ -1,5 +1,8 @@
 """Large files in parts, so that a lost connection or a closed laptop costs one part: begun, sent part by part, finished.
 
+Where the store can be reached by whoever sends, parts go straight to it: by addresses that are good for some minutes and for one
+part of one upload, of exactly its size. The store is asked then which have come, and the file is made by us, as of all others.
+
 The store keeps the parts and the database says which have come, so whoever sends the same file again goes on where it broke,
 without remembering anything. What nobody goes on with is given up after a day, and its parts with it. A process that dies
 between the store's word and ours leaves a part that is sent again, or a file that is finished again; only one that dies while
@@ -10,6 +13,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
 
 from django.db import IntegrityError
@@ -32,6 +37,8 @@ MIB = 2**20
 # S3 takes 10,000 parts. One is in memory while it is stored.
 LEAST_PART, LARGEST_PART, MAX_PARTS = 8 * MIB, 64 * MIB, 10_000
 MAX_OPEN = 200
+# How long an address of a part is good, and how many are made at once.
+URL_SECONDS, MAX_URLS = 15 * 60, 100
 GIVEN_UP, FORGOTTEN = dt.timedelta(days=1), dt.timedelta(days=8)
 # How much a store's clock and ours may differ; S3 says of a file when its upload began.
 CLOCKS = dt.timedelta(minutes=1)
@@ -47,6 +54,11 @@ def part_size(size: int) -> int:
 def count_of(upload: Upload) -> int:
     """How many parts it has; an empty file has one."""
     return max(1, ceil(upload.size / upload.part_size))
+
+
+def size_of(upload: Upload, number: int) -> int:
+    """The bytes of part `number`, from 1."""
+    return min(upload.part_size, upload.size - (number - 1) * upload.part_size)
 
 
 def begin(store: Datastore, path: str, size: int, fingerprint: str, *, acting_user: User) -> Upload:
@@ -87,8 +99,7 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
     count = count_of(upload)
     if not 1 <= number <= count:
         raise Invalid.at("part", message=f"This upload has the parts 1 to {count}.")
-    start = (number - 1) * upload.part_size
-    wanted = min(upload.part_size, upload.size - start)
+    start, wanted = (number - 1) * upload.part_size, size_of(upload, number)
     if size != wanted:
         raise Invalid.at("part", message=f"Part {number} has {wanted:,} bytes, and {size:,} are sent.")
     data = bytearray()
@@ -110,17 +121,62 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
     Upload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
 
 
+def urls(upload: Upload, numbers: Sequence[int], *, acting_user: User) -> dict[int, str]:
+    """Addresses at the store itself, each for one of these parts. Notes which parts the store has by now. Raises Invalid,
+    Conflict as `begin`, NotPossible where the store has none, NotThere, DriverError."""
+    require(acting_user, upload.datastore.appcode, OPERATE)
+    contents.require_changeable(upload.datastore, upload.path)
+    if not all(1 <= number <= count_of(upload) for number in numbers):
+        raise Invalid.at("parts", message=f"This upload has the parts 1 to {count_of(upload)}.")
+    driver = open_store(upload.datastore)
+    made = {n: driver.part_url(upload.path, upload.remote, n, size_of(upload, n), URL_SECONDS) for n in numbers}
+    try:
+        _note_parts(upload, driver)
+    except NotThere:
+        upload.delete()
+        raise
+    Upload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
+    return made
+
+
+def _note_parts(upload: Upload, driver: Driver) -> None:
+    """Asks the store for those that came without us, behind the last one before which none is missing."""
+    known = set(upload.parts.values_list("number", flat=True))
+    first = next(number for number in range(1, MAX_PARTS + 2) if number not in known)
+    found = driver.parts(upload.path, upload.remote, first - 1)
+    count = count_of(upload)
+    rows = [
+        UploadPart(upload=upload, number=number, etag=etag)
+        for number, (size, etag) in found.items()
+        if number <= count and size == size_of(upload, number)
+    ]
+    try:
+        UploadPart.objects.bulk_create(
+            rows, update_conflicts=True, unique_fields=["upload", "number"], update_fields=["etag"]
+        )
+    except IntegrityError as error:
+        raise NotThere("This upload was dropped meanwhile.") from error
+
+
+def _missing(upload: Upload) -> list[int]:
+    known = set(upload.parts.values_list("number", flat=True))
+    return [number for number in range(1, count_of(upload) + 1) if number not in known]
+
+
 def finish(upload: Upload, *, acting_user: User) -> Entry:
     """Makes the file of its parts. Raises Conflict while some are missing or a version keeps what is there, NotThere,
     DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
-    contents.require_changeable(upload.datastore, upload.path)
-    parts = dict(upload.parts.order_by("number").values_list("number", "etag"))
-    if missing := [number for number in range(1, count_of(upload) + 1) if number not in parts]:
-        raise Conflict(f"{len(missing)} parts are missing; the first of them is part {missing[0]}.")
     driver = open_store(upload.datastore)
     try:
-        driver.finish(upload.path, upload.remote, list(parts.values()))
+        if _missing(upload):
+            with suppress(NotPossible):
+                _note_parts(upload, driver)
+        if missing := _missing(upload):
+            raise Conflict(f"{len(missing)} parts are missing; the first of them is part {missing[0]}.")
+        etags = list(upload.parts.order_by("number").values_list("etag", flat=True))
+        with contents.changing(upload.datastore, upload.path):
+            driver.finish(upload.path, upload.remote, etags)
     except NotThere:
         if not _made(driver, upload):
             upload.delete()

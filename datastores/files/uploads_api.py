@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from http import HTTPStatus
 from typing import Annotated, Any
 
+from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, extend_schema
 from pydantic import Field, StringConstraints
 from rest_framework.request import Request
@@ -82,6 +84,47 @@ class OneUpload(APIView):
         return Response(status=HTTPStatus.NO_CONTENT)
 
 
+class WantedUrls(Strict):
+    """Numbers of parts."""
+
+    parts: Annotated[list[int], Field(min_length=1, max_length=uploads.MAX_URLS)] = Field(examples=[[1, 2]])
+
+
+class PartUrl(Answer):
+    part: int
+    url: str
+
+
+class PartUrls(Answer):
+    """`PUT` each part to its `url`, with no header but its Content-Length. `stored` are those that have come by now."""
+
+    items: list[PartUrl]
+    expires: dt.datetime
+    stored: list[int]
+
+
+class UploadUrls(APIView):
+    @extend_schema(
+        operation_id="uploads_urls",
+        summary="Addresses at the store itself, for parts of an upload",
+        description="Each is good for one part, of exactly its size, for a quarter of an hour, and for nothing else. 409 where "
+        "the store has none: a folder. Finish the upload as any other; the store is asked then what has come.",
+        request=WantedUrls,
+        responses=PartUrls,
+    )
+    def post(self, request: Request, code: str, name: str, upload: int) -> Response:
+        user = person(request)
+        found = upload_for(user, code, name, upload)
+        wanted = parse(WantedUrls, request.data)
+        expires = timezone.now() + dt.timedelta(seconds=uploads.URL_SECONDS)
+        with told(), LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            made = uploads.urls(found, wanted.parts, acting_user=user)
+        items = [PartUrl(part=number, url=url) for number, url in made.items()]
+        response = Response(PartUrls(items=items, expires=expires, stored=_stored(found)).json_value())
+        response["Cache-Control"] = "no-store"
+        return response
+
+
 class FinishUpload(APIView):
     @extend_schema(
         operation_id="uploads_finish",
@@ -105,5 +148,9 @@ def _upload(upload: Upload) -> dict[str, Any]:
         size=upload.size,
         part_size=upload.part_size,
         parts=uploads.count_of(upload),
-        stored=list(upload.parts.order_by("number").values_list("number", flat=True)),
+        stored=_stored(upload),
     ).json_value()
+
+
+def _stored(upload: Upload) -> list[int]:
+    return list(upload.parts.order_by("number").values_list("number", flat=True))

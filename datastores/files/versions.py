@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 
 from datastores.actions import open_store
 from datastores.drivers.base import Driver
-from datastores.files.contents import MOST_LOOKED_AT, checked_path, record_of
+from datastores.files.contents import MOST_LOOKED_AT, at_rest, checked_path, record_of
 from datastores.listing import listing_of
 from datastores.models import Datastore, Version
 from datastores.specs import VERSION
@@ -34,22 +34,23 @@ def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Ve
         raise Conflict("Only what lies in S3 can be frozen: what is mounted is not compared when it is read.")
     if store.versions.count() >= MAX_VERSIONS:
         raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
-    found = listing_of(_rows(open_store(store), folder))
-    if not found.files:
-        raise Invalid.at("path", message="Nothing lies there.")
     try:
-        with transaction.atomic():
-            made = Version.objects.create(
-                datastore=store,
-                name=name,
-                folder=folder,
-                digest=found.digest,
-                files=found.files,
-                bytes=found.size,
-                created_by=acting_user,
-            )
-            where = f" of {folder}" if folder else ""
-            record_of("datastore.frozen", store, acting_user, f"Version {name}{where}: {found.files:,} files.")
+        with at_rest(store):
+            found = listing_of(_rows(open_store(store), folder))
+            if not found.files:
+                raise Invalid.at("path", message="Nothing lies there.")
+            with transaction.atomic():
+                made = Version.objects.create(
+                    datastore=store,
+                    name=name,
+                    folder=folder,
+                    digest=found.digest,
+                    files=found.files,
+                    bytes=found.size,
+                    created_by=acting_user,
+                )
+                where = f" of {folder}" if folder else ""
+                record_of("datastore.frozen", store, acting_user, f"Version {name}{where}: {found.files:,} files.")
     except IntegrityError:
         raise Invalid.at("name", message=f"{store.name} has a version {name} already.") from None
     return made

@@ -34,6 +34,8 @@ def main(folder: str, sockets: str, weed: str) -> None:
     argv = ["weed", "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
     argv += [f"-s3.localSocket=/proc/self/fd/{run}/s3", "-filer.localSocket=/tmp/filer.sock", "-s3.iam.readOnly=false"]
     argv += [
+        # Which pages of a browser come in says the gateway.
+        "-s3.allowedOrigins=",
         "-s3.autoCreateBucket=false",
         "-s3.allowDeleteBucketNotEmpty=false",
         "-s3.port.iceberg=0",

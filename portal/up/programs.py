@@ -205,7 +205,17 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
         "rule": "PathPrefix(`/`)",
         "entryPoints": [*entries],
         "service": "storage",
-        "middlewares": ["storage-door", "storage-proof"],
+        "middlewares": ["storage-cors", "storage-door", "storage-proof"],
+    }
+    # Pages of the portal send parts of files here, at addresses that were signed for them; pages of nobody else.
+    port = data.origin.removeprefix("http://" + host_of(data.origin))
+    routes["middlewares"]["storage-cors"] = {
+        "headers": {
+            "accessControlAllowOriginList": [data.origin, f"http://localhost{port}", f"http://127.0.0.1{port}"],
+            "accessControlAllowMethods": ["PUT"],
+            "accessControlMaxAge": 600,
+            "addVaryHeader": True,
+        }
     }
     routes["middlewares"]["storage-door"] = {
         "forwardAuth": {

@@ -1,5 +1,5 @@
 // Uploads of the file browser: files and folders, chosen or dropped; two at a time, a bar for each, a sum of all, and the list renewed at
-// the end. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten. Large
+// the end. Small files go many at a time. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten. Large
 // files go in parts: the portal knows which have come, so that the same file, chosen again another day, goes on where it broke.
 (function () {
   "use strict";
@@ -8,9 +8,13 @@
   const list = form.querySelector(".uploads"), sum = form.querySelector(".uploads-sum"), again = form.querySelector(".uploads-again");
   const token = form.querySelector("input[name=csrfmiddlewaretoken]").value;
   // Stored ones that are still shown; tries of one file, and seconds before the next one, doubled each time.
-  const SHOWN = 5, TRIES = 6, PAUSE = 1, LARGE = 16 * 2 ** 20;
+  const SHOWN = 5, TRIES = 6, PAUSE = 1, PLACES = 16, LARGE = 16 * 2 ** 20;
+  // Files that go together: how large each of them may be, how many they are, and their bytes with what stands around them.
+  const SMALL = 2 ** 18, MANY = 100, MANY_BYTES = 3 * 2 ** 20, AROUND = 1024;
   const waiting = [], failed = [], pausing = new Set(), shownDone = [];
-  let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, halted = "";
+  let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, soon = 0, halted = "";
+  // Whether the store itself takes parts of large files from this page; known after the first one that it takes, or does not.
+  let direct = "direct" in form.dataset;
 
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   function size(bytes) {
@@ -57,14 +61,31 @@
     if (file.size > Number(form.dataset.largest)) return wrong(line(path), "Too large: " + size(file.size) + ".");
     files += 1;
     bytes += file.size;
-    waiting.push({ file, path, tries: 0, shown: null });
-    next();
+    waiting.push({ files: [{ file, path }], size: file.size, title: path, tries: 0, shown: null });
+    // Whoever adds a folder adds many, one after the other.
+    if (!soon) soon = setTimeout(() => { soon = 0; next(); }, 0);
+  }
+
+  const is_small = (job) => job.files.length === 1 && !job.alone && job.size <= SMALL;
+
+  // The next file, with small ones that wait behind it.
+  function take() {
+    const first = waiting.shift(), jobs = [first];
+    let room = MANY_BYTES - first.size - AROUND;
+    if (!is_small(first)) return first;
+    while (waiting.length && jobs.length < MANY && is_small(waiting[0]) && room >= waiting[0].size + AROUND) {
+      room -= waiting[0].size + AROUND;
+      jobs.push(waiting.shift());
+    }
+    if (jobs.length === 1) return first;
+    const title = jobs.length + " files: " + first.title + " …";
+    return { files: jobs.map((job) => job.files[0]), size: jobs.reduce((sum, job) => sum + job.size, 0), title, tries: 0, shown: null };
   }
 
   function next() {
-    while (!halted && running < 2 && waiting.length) send(waiting.shift());
+    while (!halted && running < 2 && waiting.length) send(take());
     tell();
-    if (running || waiting.length || pausing.size || stored === renewed) return;
+    if (running || waiting.length || soon || pausing.size || stored === renewed) return;
     renewed = stored;
     window.htmx.ajax("GET", location.href, { target: "#files", select: "#files", swap: "outerHTML" });
   }
@@ -87,10 +108,10 @@
   }
 
   function done(job) {
-    stored += 1;
-    storedBytes += job.file.size;
+    stored += job.files.length;
+    storedBytes += job.size;
     job.shown.bar.value = 1;
-    job.shown.said.textContent = size(job.file.size) + " stored";
+    job.shown.said.textContent = size(job.size) + " stored";
     job.shown.stop.remove();
     shownDone.push(job.shown);
     if (shownDone.length > SHOWN) shownDone.shift().item.remove();
@@ -102,39 +123,91 @@
       const request = job.request = new XMLHttpRequest();
       request.open(method, url);
       request.setRequestHeader("X-CSRFToken", token);
-      request.setRequestHeader("Content-Type", body instanceof Blob ? "application/octet-stream" : "application/json");
+      const is_form = body instanceof FormData, is_bytes = body instanceof Blob;
+      if (!is_form) request.setRequestHeader("Content-Type", is_bytes ? "application/octet-stream" : "application/json");
       if (moved) request.upload.addEventListener("progress", (event) => moved(event.loaded));
       request.addEventListener("load", () => {
         if (request.status >= 300) return reject(request);
         resolve(request.responseText ? JSON.parse(request.responseText) : null);
       });
       ["error", "abort"].forEach((kind) => request.addEventListener(kind, () => reject(request)));
-      request.send(body instanceof Blob ? body : JSON.stringify(body));
+      request.send(is_form || is_bytes ? body : JSON.stringify(body));
     });
   }
 
+  // A part at an address that is good for it alone; no header of ours goes there.
+  function put(job, url, part, moved) {
+    return new Promise((resolve, reject) => {
+      const request = job.request = new XMLHttpRequest();
+      request.open("PUT", url);
+      request.upload.addEventListener("progress", (event) => moved(event.loaded));
+      request.addEventListener("load", () => request.status < 300 ? resolve() : reject(request));
+      ["error", "abort"].forEach((kind) => request.addEventListener(kind, () => reject(request)));
+      request.send(part);
+    });
+  }
+
+  // Whether the store has taken the part. What it does not take goes through the portal, and after the second time all does.
+  let untaken = 0;
+  async function straight(job, upload, n, stored, part, moved) {
+    if (!direct) return false;
+    try {
+      if (!job.urls.has(n)) {
+        const next = [];
+        for (let m = n; m <= upload.parts && next.length < PLACES; m += 1) if (!stored.has(m)) next.push(m);
+        const made = await ask(job, "POST", job.upload + "/urls", { parts: next });
+        job.urls = new Map(made.items.map((item) => [item.part, item.url]));
+        if (made.stored.includes(n)) return true;
+      }
+      await put(job, job.urls.get(n), part, moved);
+      untaken = 0;
+      return true;
+    } catch (request) {
+      if (!(request instanceof XMLHttpRequest)) throw request;
+      if (job.cancelled || request.status === 401) throw request;
+      job.urls.clear();
+      untaken += 1;
+      direct = untaken < 2;
+      return false;
+    }
+  }
+
   function show(job, loaded) {
-    const total = job.file.size;
+    const total = job.size;
     job.shown.bar.value = total ? loaded / total : 1;
     job.shown.said.textContent = loaded < total ? size(loaded) + " of " + size(total) : "being stored";
   }
 
   async function in_parts(job) {
-    const { file, path } = job, api = form.dataset.api;
+    const { file, path } = job.files[0], api = form.dataset.api;
     const upload = await ask(job, "POST", api + "/uploads", { path, size: file.size, fingerprint: String(file.lastModified) });
     job.upload = api + "/uploads/" + upload.id;
+    job.urls = new Map();
     const address = api + "/files/" + path.split("/").map(encodeURIComponent).join("/") + "?upload=" + upload.id + "&part=";
     const stored = new Set(upload.stored);
     let sent = [...stored].reduce((sum, n) => sum + Math.min(upload.partSize, file.size - (n - 1) * upload.partSize), 0);
     for (let n = 1; n <= upload.parts; n += 1) {
       if (stored.has(n)) continue;
       const part = file.slice((n - 1) * upload.partSize, n * upload.partSize), before = sent;
-      await ask(job, "PUT", address + n, part, (loaded) => show(job, before + loaded));
+      const moved = (loaded) => show(job, before + loaded);
+      if (!await straight(job, upload, n, stored, part, moved)) await ask(job, "PUT", address + n, part, moved);
       sent += part.size;
       job.tries = 0;
       show(job, sent);
     }
     await ask(job, "POST", job.upload + "/finish", {});
+  }
+
+  function together(job) {
+    const body = new FormData();
+    job.files.forEach(({ file, path }) => body.append(encodeURIComponent(path), file));
+    return ask(job, "POST", form.dataset.api + "/files", body, (loaded) => show(job, Math.min(loaded, job.size)));
+  }
+
+  // What is wrong with one of them is said of that one.
+  function apart(job) {
+    job.shown.item.remove();
+    waiting.unshift(...job.files.map((each) => ({ files: [each], size: each.file.size, title: each.path, tries: 0, shown: null, alone: true })));
   }
 
   function refused(job, request) {
@@ -151,24 +224,26 @@
     } else if (request.status === 429 || request.status >= 500) later(job, sentence);
     // Dropped meanwhile: it begins anew.
     else if (request.status === 404 && job.upload) later(job, sentence);
+    else if (job.files.length > 1) apart(job);
     else give_up(job, sentence);
   }
 
   async function send(job) {
-    const shown = job.shown = job.shown || line(job.path), is_large = job.file.size > LARGE;
+    const shown = job.shown = job.shown || line(job.title), is_large = job.size > LARGE && job.files.length === 1;
     const cancel = () => { job.cancelled = true; job.request.abort(); };
     running += 1;
     shown.stop.addEventListener("click", cancel);
     shown.stop.hidden = false;
     try {
       if (is_large) await in_parts(job);
-      else await ask(job, "PUT", form.action + "?path=" + encodeURIComponent(job.path), job.file, (loaded) => show(job, loaded));
+      else if (job.files.length > 1) await together(job);
+      else await ask(job, "PUT", form.action + "?path=" + encodeURIComponent(job.title), job.files[0].file, (loaded) => show(job, loaded));
       done(job);
     } catch (request) {
       if (!(request instanceof XMLHttpRequest)) throw request;
       if (job.cancelled) {
-        files -= 1;
-        bytes -= job.file.size;
+        files -= job.files.length;
+        bytes -= job.size;
         wrong(shown, "Cancelled; nothing was stored.");
         if (job.upload) ask(job, "DELETE", job.upload, {}).catch(() => { /* it is dropped after a day */ });
       } else refused(job, request);

@@ -478,3 +478,46 @@ def test_a_path_is_read_as_the_store_reads_it_or_not_at_all(path: str) -> None:
         bucket, key = split_path(path)
         assert bucket == "own"
         assert os.path.normpath(f"/own/{key}").startswith("/own")
+
+
+def test_an_address_of_a_part_is_good_for_that_part_alone_and_for_pages_of_the_portal(
+    portal_up: Portal, own: Bucket
+) -> None:
+    rest, parts = Client(portal_up, "alice"), [os.urandom(8 * 2**20), b"the end"]
+    name = rest.call("GET", f"/appcodes/{own.code}/storage")["datastore"]
+    path = f"/appcodes/{own.code}/datastores/{name}"
+    begun = rest.call("POST", f"{path}/uploads", {"path": "direct/x", "size": sum(map(len, parts))})
+    made = rest.call("POST", f"{path}/uploads/{begun['id']}/urls", {"parts": [1, 2]})
+    first, last = (item["url"] for item in made["items"])
+
+    def ask(method: str, url: str, data: bytes | None = None, **headers: str) -> tuple[int, Any]:
+        request = urllib.request.Request(url, method=method, data=data, headers=headers)
+        request.add_unredirected_header("Content-type", "")
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers
+
+    other = last.replace("partNumber=2", "partNumber=1")
+    elsewhere = last.replace("direct/x", "direct/y")
+    longer = last.replace("X-Amz-Expires=900", "X-Amz-Expires=90000")
+    for method, url, data in (
+        ("PUT", last, parts[1] + b"!"), ("PUT", last, parts[1][1:]), ("PUT", other, parts[1]), ("PUT", elsewhere, parts[1]),
+        ("PUT", longer, parts[1]), ("PUT", last.partition("?")[0], parts[1]), ("GET", last, None), ("DELETE", last, None),
+        ("POST", last, b""),
+    ):  # fmt: skip
+        assert ask(method, url, data)[0] in (400, 403, 501), (method, url)
+    assert rest.call("POST", f"{path}/uploads/{begun['id']}/urls", {"parts": [1]})["stored"] == []
+
+    named = "Access-Control-Allow-Origin"
+    for origin, allowed in ((portal_up.origin, portal_up.origin), ("http://elsewhere.example", None)):
+        preflight = {"Origin": origin, "Access-Control-Request-Method": "PUT"}
+        assert ask("OPTIONS", last, **preflight)[1][named] == allowed
+        status, headers = ask("PUT", last, parts[1], Origin=origin)
+        assert (status, headers[named]) == (200, allowed)
+    assert ask("PUT", first, parts[0])[0] == 200
+    assert rest.call("POST", f"{path}/uploads/{begun['id']}/finish")["size"] == begun["size"]
+    assert own.client().get_object(Bucket=own.name, Key="direct/x")["Body"].read() == b"".join(parts)
+    # What it was for has ended.
+    assert ask("PUT", last, parts[1])[0] == 404

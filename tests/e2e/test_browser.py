@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
@@ -233,28 +235,30 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(page: Page) -> 
 def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
     browser: Browser, portal_up: Any, tmp_path: Path
 ) -> None:
-    """And comes back as one archive."""
-    files = {f"{n % 7}/{n}.txt": f"{n}\n".encode() * n for n in range(150)}
+    """2,000 small files; and they come back as one archive."""
+    files = {f"{n % 7}/{n}.txt": f"{n}\n".encode() * (n % 50) for n in range(2000)}
     for name, data in files.items():
         (tmp_path / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "digits" / name).write_bytes(data)
-    cut: list[str] = []
+    sent: list[str] = []
 
     def break_some(route: Route) -> None:
-        """One broken connection, one portal that is away, for each of a few files."""
-        path = route.request.url
-        if "5.txt" in path and cut.count(path) < 2:
-            cut.append(path)
-            route.abort("connectionreset") if cut.count(path) == 1 else route.fulfill(status=503, body="{}")
-        else:
-            route.continue_()
+        """Each third time the connection is cut, or the portal is away; one portion is refused, and sent file by file."""
+        sent.append(route.request.url)
+        match len(sent) % 6 if len(sent) < 12 else 4:
+            case 0:
+                route.abort("connectionreset")
+            case 3:
+                route.fulfill(status=422 if len(sent) == 3 else 503, body="{}")
+            case _:
+                route.continue_()
 
     with signed_in(browser, portal_up, "alice", expected=("Failed to load resource",)) as page:
         page.goto("/datastores/ops-demo/demo-output?folder=uploads")
-        page.route("**/uploads/ops-demo/demo-output?**", break_some)
+        page.route("**/datastores/demo-output/files", break_some)
         page.locator("input[webkitdirectory]").set_input_files(tmp_path / "digits")
-        expect(page.locator(".uploads-sum")).to_contain_text("150 of 150 files stored", timeout=120_000)
-        assert len(cut) == 2 * len([name for name in files if name.endswith("5.txt")])
+        expect(page.locator(".uploads-sum")).to_contain_text("2,000 of 2,000 files stored", timeout=240_000)
+        assert len(sent) < 40
         expect(page.locator(".uploads .is-wrong")).to_have_count(0)
         page.get_by_role("link", name="digits/", exact=True).click()
         assert_fits(page)
@@ -276,7 +280,9 @@ def test_a_large_file_goes_on_where_the_browser_was_closed(browser: Browser, por
         route.continue_()
 
     page_of = "/datastores/ops-demo/demo-output?folder=large"
-    with signed_in(browser, portal_up, "alice", expected=("Failed to load resource",)) as page:
+    with signed_in(
+        browser, portal_up, "alice", expected=("Failed to load resource", "Access to XMLHttpRequest")
+    ) as page:
         page.goto(page_of)
         page.route("**/files/large/weights.bin?*part=3", lambda route: route.abort("connectionreset"))
         page.locator("input[name=files]").set_input_files(large)
@@ -294,3 +300,35 @@ def test_a_large_file_goes_on_where_the_browser_was_closed(browser: Browser, por
         assert download.value.path().read_bytes() == large.read_bytes()
         page.goto(page_of)
         expect(page.get_by_text("not finished")).to_have_count(0)
+
+
+def test_a_parquet_file_shows_its_first_rows_and_a_damaged_one_what_is_wrong(
+    browser: Browser, portal_up: Any, tmp_path: Path
+) -> None:
+    """In a worker that reaches nothing, whatever a file makes of it."""
+    rows = {"id": [*range(300)], "said": ["<b>hello</b>"] * 300, "raw": [bytes([255, 0, n % 256]) for n in range(300)]}
+    for packing in ("snappy", "zstd", "lz4"):
+        pq.write_table(pa.table(rows), tmp_path / f"{packing}.parquet", compression=packing)
+    whole = (tmp_path / "zstd.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[len(whole) // 2 :])
+    # Much larger than what lies there.
+    pq.write_table(
+        pa.table({"z": ["a" * 10**6] * 300}), tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False
+    )
+    with signed_in(
+        browser, portal_up, "alice", expected=("Failed to load resource", "Content Security Policy")
+    ) as page:
+        page.goto("/datastores/ops-demo/demo-output?folder=tables")
+        page.locator("input[name=files]").set_input_files(sorted(tmp_path.glob("*.parquet")))
+        page.get_by_role("link", name="zstd.parquet").wait_for(timeout=60_000)
+        table = page.locator("#parquet table")
+        for packing in ("snappy", "zstd", "lz4"):
+            page.goto(f"/datastores/ops-demo/demo-output/preview?path=tables/{packing}.parquet")
+            expect(page.locator("#parquet")).to_contain_text("300 rows; the first 100 are shown.", timeout=30_000)
+            expect(table.locator("th")).to_have_text(["idint64", "saidstring", "rawbyte_array"])
+            expect(table.locator("tbody tr").nth(1).locator("td")).to_have_text(["1", "<b>hello</b>", "3 bytes"])
+        for name, said in (("cut", "cannot be read"), ("bomb", "Not read, because they are large: z (string).")):
+            page.goto(f"/datastores/ops-demo/demo-output/preview?path=tables/{name}.parquet")
+            expect(page.locator("#parquet")).to_contain_text(said, timeout=30_000)
+        worker = page.request.get("/datastores/parquet.js")
+        assert worker.headers["content-security-policy"] == "default-src 'none'; script-src 'self'"

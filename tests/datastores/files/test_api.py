@@ -8,12 +8,18 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
 from django.test import Client
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 
+from datastores.actions import open_store
 from datastores.drivers import local
-from datastores.files import contents
+from datastores.files import contents, versions
+from portal.errors import Conflict
 from portal.models import Event
 from tests.datastores.files.conftest import ROOT
 
@@ -206,3 +212,70 @@ def test_files_are_found_and_counted_in_all_folders_below(at: str, bob: Any, mon
     assert not bob("GET", f"{at}?search=nowhere&below=1").json()["complete"]
     counted = bob("GET", sizes).json()
     assert (counted["files"], counted["complete"]) == (2, False)
+
+
+def test_many_small_files_come_together_and_one_event_tells_of_them(at: str, bob: Any) -> None:
+    wanted = {f"many/{n}/a b%.txt": str(n).encode() for n in range(40)}
+    form = {quote(path, safe=""): SimpleUploadedFile("x", data) for path, data in wanted.items()}
+    body, kind = encode_multipart(BOUNDARY, form), MULTIPART_CONTENT
+    assert bob("POST", at, body, kind).status_code == 204
+    assert {path: bob("GET", f"{at}/{quote(path)}").content_ for path in wanted} == wanted
+    event = Event.objects.get(verb="datastore.file-stored")
+    assert (event.message, event.data["files"]) == ("Stored 40 files in many.", 40)
+
+    # All of them are judged before one is stored.
+    form = {"fine": SimpleUploadedFile("x", b"x"), quote("../out", safe=""): SimpleUploadedFile("x", b"x")}
+    refused = bob("POST", at, encode_multipart(BOUNDARY, form), kind)
+    assert (refused.status_code, bob("GET", f"{at}/fine").status_code) == (422, 404)
+    large = encode_multipart(BOUNDARY, {"large": SimpleUploadedFile("x", bytes(4 * 2**20))})
+    assert bob("POST", at, large, kind).status_code == 413
+
+
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_of_many_files_one_that_cannot_be_stored_keeps_no_other_from_it(at: str, bob: Any) -> None:
+    bob("PUT", f"{at}/file", b"no folder")
+    form = {quote(path, safe=""): SimpleUploadedFile("x", b"new") for path in ("first", "file/below", "last")}
+    refused = bob("POST", at, encode_multipart(BOUNDARY, form), MULTIPART_CONTENT)
+    assert (refused.status_code, "where a folder should be" in refused.content_.decode()) == (503, True)
+    assert [bob("GET", f"{at}/{path}").content_ for path in ("first", "last")] == [b"new", b"new"]
+    assert Event.objects.latest("id").message == "Stored 2 files."
+
+
+@pytest.mark.parametrize("size", [3, 9 * 2**20])
+def test_nothing_is_stored_that_was_under_way_when_its_folder_was_frozen(store: Any, people: Any, size: int) -> None:
+    contents.store_file(store, "in/a", io.BytesIO(b"1"), 1, acting_user=people.alice)
+
+    class Freezing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if not store.versions.exists():
+                versions.freeze(store, "v1", "in", acting_user=people.alice)
+            return super().read(size)
+
+    with pytest.raises(Conflict, match="belongs to the version data@v1"):
+        contents.store_file(store, "in/b", Freezing(bytes(size)), size, acting_user=people.alice)
+    assert [entry.path for entry in open_store(store).walk("")] == ["in/a"]
+
+
+def test_who_freezes_waits_for_those_who_store_and_nobody_begins_meanwhile(
+    store: Any, people: Any, bob: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob("PUT", f"{ROOT}/in/a", b"1")
+    monkeypatch.setattr(contents, "REST_SECONDS", 1)
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock_shared(%s, %s)", [contents._LOCKS, store.pk])
+            assert bob("PUT", f"{ROOT}/in/a", b"2").status_code == 204
+            with pytest.raises(Conflict, match="Files are stored in data just now"):
+                versions.freeze(store, "v1", "in", acting_user=people.alice)
+            cursor.execute("SELECT pg_advisory_unlock_shared(%s, %s)", [contents._LOCKS, store.pk])
+            cursor.execute("SELECT pg_advisory_lock(%s, %s)", [contents._LOCKS, store.pk])
+            refused = bob("PUT", f"{ROOT}/in/a", b"3")
+            assert (refused.status_code, "A version of data is made just now" in refused.content_.decode()) == (
+                503,
+                True,
+            )
+    finally:
+        other.close()
+    versions.freeze(store, "v1", "in", acting_user=people.alice)
+    assert bob("GET", f"{ROOT}/in/a").content_ == b"2"

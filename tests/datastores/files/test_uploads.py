@@ -189,3 +189,31 @@ def test_many_that_are_not_finished_and_files_that_are_too_large_are_refused(
     assert (refused.status_code, "1 uploads to data" in refused.content_.decode()) == (409, True)
     large = bob("POST", UPLOADS, b'{"path": "x", "size": 9000000000000}', "application/json")
     assert (large.status_code, large.json()["errors"][0]["path"]) == (422, "size")
+
+
+@S3_ONLY
+def test_parts_that_went_straight_to_the_store_are_counted_where_their_size_is_right(
+    begun: dict[str, Any], bob: Any, s3: Any, bucket: str
+) -> None:
+    one, upload = f"{UPLOADS}/{begun['id']}", Upload.objects.get()
+    facts = {"Bucket": bucket, "Key": upload.path, "UploadId": upload.remote}
+    s3.client.upload_part(**facts, PartNumber=1, Body=FIRST)
+    s3.client.upload_part(**facts, PartNumber=2, Body=LAST + b"!")
+    answer = bob("POST", f"{one}/urls", b'{"parts": [2]}', "application/json")
+    assert (answer.json()["stored"], [item["part"] for item in answer.json()["items"]]) == ([1], [2])
+    assert bob("POST", f"{one}/finish").status_code == 409
+    assert bob("DELETE", one).status_code == 204
+    begun = bob("POST", UPLOADS, BODY.encode(), "application/json").json()
+    one, upload = f"{UPLOADS}/{begun['id']}", Upload.objects.get()
+    for number, data in ((1, FIRST), (2, LAST)):
+        s3.client.upload_part(Bucket=bucket, Key=upload.path, UploadId=upload.remote, PartNumber=number, Body=data)
+    assert bob("POST", f"{one}/finish").status_code == 201
+    assert bob("GET", PATH).content_ == FIRST + LAST
+    assert bob("POST", f"{one}/urls", b'{"parts": [2]}', "application/json").status_code == 404
+
+
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_a_folder_has_no_addresses_for_parts(begun: dict[str, Any], bob: Any) -> None:
+    refused = bob("POST", f"{UPLOADS}/{begun['id']}/urls", b'{"parts": [1]}', "application/json")
+    assert (refused.status_code, "no address of its own" in refused.content_.decode()) == (409, True)
+    assert bob("POST", f"{UPLOADS}/{begun['id']}/urls", b'{"parts": [3]}', "application/json").status_code == 422
