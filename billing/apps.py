@@ -12,6 +12,7 @@ class BillingConfig(AppConfig):
         from billing.sums import metrics
         from portal import hooks
 
+        hooks.steps.add(book.steps)
         hooks.gpu_prices.add(book.gpu_prices)
         hooks.metrics.add(metrics.metrics)
         hooks.mail.add(mails.tell)

@@ -287,7 +287,7 @@ def _new_run(
         wait_reason=wait[0],
         wait_message=wait[1],
         reason=wait[0] or "Submitted",
-        message=wait[1] or "Waits to be looked at.",
+        message=wait[1] or "Waiting for the scheduler.",
     )
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])

@@ -10,7 +10,7 @@ class ClustersConfig(AppConfig):
         from billing import hooks as billing_hooks
         from clusters import hooks, metrics
         from clusters.applications import inside
-        from clusters.clouds import registry
+        from clusters.clouds import health, registry
         from clusters.gateway import middleware
         from clusters.runs import telling
         from clusters.volumes import lifecycle, metering
@@ -27,5 +27,7 @@ class ClustersConfig(AppConfig):
         portal_hooks.closed_networks.add(hooks.closed_networks)
         portal_hooks.gpu_use.add(hooks.gpus_held)
         portal_hooks.gpu_pool.add(hooks.gpu_pool)
+        portal_hooks.steps.add(hooks.steps)
+        portal_hooks.notes.add(health.notes)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))
         portal_hooks.news.add(telling.news)

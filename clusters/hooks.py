@@ -18,7 +18,7 @@ from clusters.access import clusters_for
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.registry import rows
 from clusters.input import input_of
-from clusters.models import CloudState, Cluster, Run
+from clusters.models import Cloud, CloudState, Cluster, Flavor, Image, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
 from datastores import hooks as datastore_hooks
@@ -51,6 +51,15 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_h
             use = datastore_hooks.Use(cluster.name if is_own else str(cluster), cluster_url(cluster))
             found[keys[name]].append(use)
     return found
+
+
+def steps() -> list[portal_hooks.Step]:
+    """What of the catalogue is set up."""
+    return [
+        portal_hooks.Step("Register a cloud", Cloud.objects.filter(enabled=True).exists(), reverse("admin_clouds")),
+        portal_hooks.Step("Offer flavors", Flavor.objects.exists(), reverse("admin_flavors")),
+        portal_hooks.Step("Offer images", Image.objects.exists(), reverse("admin_images")),
+    ]
 
 
 def _uses_any(names: Collection[str], outputs: Collection[str]) -> Q:

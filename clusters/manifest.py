@@ -250,7 +250,7 @@ class ClusterSpec(Strict):
     def _command(cls, value: str, info: ValidationInfo) -> str:
         framework = FRAMEWORKS.get(info.data.get("framework", ""))
         if not value.strip() and (framework is None or framework.needs_command):
-            raise ValueError("Say what to run; it is appended after bash -c." if value else "Fill this in.")
+            raise ValueError('Say what to run, as in bash -c "…".' if value else "Fill this in.")
         if len(value.encode()) > MAX_COMMAND_BYTES:
             raise ValueError(f"A command has at most {MAX_COMMAND_BYTES // 1024} KiB; put a longer one into a file.")
         return value if value.strip() else ""
@@ -391,20 +391,21 @@ def check_env_name(name: str) -> None:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """`PYTHONPATH=/demo | DATA_DIR=/elearn/output` as a dictionary, as the New Cluster form takes it.
+    """`PYTHONPATH=/demo | DATA_DIR=/elearn/output` as a dictionary, as the New Cluster form takes it: divided by `|` or by
+    lines.
 
-    Spaces around `|` and around names go; a value may contain `=`. A `|` inside a value is written `\\|`. Raises
+    Spaces around parts and around names go; a value may contain `=`. A `|` inside a value is written `\\|`. Raises
     ValueError naming the part that has no `=` or a name that is given twice.
     """
     env: dict[str, str] = {}
-    for part in re.split(r"(?<!\\)\|", text):
+    for part in re.split(r"(?<!\\)\||[\r\n]+", text):
         part = part.replace("\\|", "|").strip()
         if not part:
             continue
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals:
-            raise ValueError(f"“{part}” has no '='; write NAME=value and divide several by |.")
+            raise ValueError(f"“{part}” has no '='; write NAME=value, one a line or divided by |.")
         check_env_name(name)
         if name in env:
             raise ValueError(f"{name} is given twice.")
@@ -413,5 +414,5 @@ def parse_env(text: str) -> dict[str, str]:
 
 
 def format_env(env: dict[str, str]) -> str:
-    """The inverse of `parse_env` (for values without leading or trailing spaces), for a form that is filled again."""
+    """The inverse of `parse_env` (for values of one line without leading or trailing spaces), for a form that is filled again."""
     return " | ".join(f"{name}={value}".replace("|", "\\|") for name, value in env.items())

@@ -251,7 +251,7 @@ def _ending(
     elif run.storage_state == "failed":
         step = f"Storing the output fails and is tried again: {run.storage_message}"
     elif left:
-        step = f"{left} of {sum(run.counts.values())} tasks are being ended."
+        step = f"Stopping, {left} task{'s'[: left != 1]} left."
         silent = [task for task in newest.values() if task.phase == "Running" and task.reason == "NodeLost"]
         if silent:
             step += f" {silent[0].message}"
@@ -281,7 +281,7 @@ def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:
 
 def _all_run(run: RunState, wanted: int, newest: Mapping[tuple[str, int], TaskState]) -> tuple[str, str]:
     """Reason and sentence of a run whose tasks all run."""
-    message = (f"All {wanted} tasks run." if wanted > 1 else "The task runs.") + _most_often(newest)
+    message = (f"{wanted} of {wanted} tasks running." if wanted > 1 else "1 task running.") + _most_often(newest)
     if run.unanswered:
         return "NotAnswering", f"{message} {' and '.join(run.unanswered)} cannot be opened yet."
     return "", message

@@ -29,6 +29,7 @@ VERBS = "|".join(act.ACTS)
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", listing.clusters, name="clusters"),
     path("clusters/rows", listing.rows, name="cluster_rows"),
+    re_path(r"^clusters/(?P<verb>disable|deploy|delete)-several\Z", act.several, name="act_on_several"),
     path("clusters/spent", listing.spent, name="clusters_spent"),
     path("clusters/new", create.new_cluster, name="new_cluster"),
     path("clusters/start", create.start, name="start_card"),

@@ -198,7 +198,7 @@ class RenameForm(forms.Form):
 
     to = Words(
         label="New name, with its folder",
-        help_text="From the top of the datastore. A new folder comes to be with its first file; no file is replaced.",
+        help_text="From the top of the datastore. A new folder is created with its first file; no file is replaced.",
         widget=forms.TextInput(attrs={**_PLAIN, "class": "code"}),
     )
 

@@ -16,7 +16,7 @@ from datastores import actions, hooks, sharing
 from datastores.access import datastore_for, datastores_for
 from datastores.forms import FORMS, DatastoreForm, SharingForm
 from datastores.models import Datastore
-from portal.access import MANAGE, OPERATE, appcodes_for, may, roles_of
+from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.hooks import Hit
 from portal.models import Appcode, User
@@ -70,6 +70,7 @@ def new_datastore(request: HttpRequest) -> HttpResponse:
     user, kind = person(request), request.GET.get("kind", "s3")
     if kind not in FORMS:
         raise Http404("There is no such kind of datastore.")
+    require_somewhere(user, OPERATE)
     appcodes = list(appcodes_for(user, OPERATE).filter(state=Appcode.State.ACTIVE))
     form = FORMS[kind](
         request.POST if request.method == "POST" else None, appcodes=appcodes, chosen=layout.selected_appcode(request)

@@ -66,6 +66,18 @@ def require(user: User, appcode: Appcode, capability: Capability) -> None:
         raise PermissionDenied(f"You need to be {needed} of {appcode.code} to do this.")
 
 
+def may_somewhere(user: User, capability: Capability) -> bool:
+    """Whether there is an appcode in which `user` has `capability`: pages offer no button to others. One query."""
+    return appcodes_for(user, capability).exists()
+
+
+def require_somewhere(user: User, capability: Capability) -> None:
+    """Raises PermissionDenied unless `may_somewhere`: a form for it would have nothing to choose from."""
+    if not may_somewhere(user, capability):
+        needed = "owner" if capability is MANAGE else "developer or owner"
+        raise PermissionDenied(f"You need to be {needed} of an appcode to do this; its owners can change your role.")
+
+
 def may(user: User, appcode: Appcode, capability: Capability) -> bool:
     if user.is_administrator:
         return True

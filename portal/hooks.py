@@ -81,6 +81,19 @@ class News:
     url: str
 
 
+@dataclass(frozen=True)
+class Step:
+    """Something to set up: whether that is done, and where it is done ("": in the environment of the portal)."""
+
+    title: str
+    done: bool
+    url: str
+
+
+# What is to be set up, in its order.
+steps: Hook[Callable[[], Iterable[Step]]] = Hook()
+# Sentences about the machines that everybody should know.
+notes: Hook[Callable[[], Iterable[str]]] = Hook()
 # A title ("Clusters"), and a function (user, words, limit) to at most so many hits that the user may see.
 searches: Hook[tuple[str, Callable[[User, str, int], list[Hit]]]] = Hook()
 # What has happened to runs of a person since a time, the oldest first, at most NEWS_AT_ONCE: phases are those in small letters.

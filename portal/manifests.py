@@ -91,14 +91,24 @@ def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
         "unexpected_keyword_argument": "There is no such field.",
         "string_too_short": "Fill this in.",
         "too_short": "Fill this in.",
-        "int_parsing": "Give a whole number.",
-        "decimal_parsing": "Give a number, for example 500.00.",
+        **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "Give a whole number."),
+        **dict.fromkeys(("decimal_parsing", "decimal_type"), "Give a number, for example 500.00."),
+        **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "Give a number."),
+        **dict.fromkeys(("bool_parsing", "bool_type"), "Say true or false."),
+        **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "Give an object, {…}."),
+        "string_type": "Give text.",
+        "list_type": "Give a list, […].",
         **dict.fromkeys(("date_type", "date_parsing", "date_from_datetime_parsing"), "Give a day like 2027-03-31."),
     }
     limits = {
         "less_than_equal": "At most {le}.",
         "greater_than_equal": "At least {ge}.",
+        "greater_than": "More than {gt}.",
+        "less_than": "Less than {lt}.",
         "string_too_long": "At most {max_length} characters.",
+        "too_long": "At most {max_length}.",
+        "literal_error": "One of {expected}.",
+        "decimal_max_places": "At most {decimal_places} decimal places.",
     }
     if kind in limits:
         return limits[kind].format(**facts)

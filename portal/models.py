@@ -42,6 +42,12 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
         default=False, help_text="The password was made by an administrator and opens nothing but its own change."
     )
 
+    time_zone = models.CharField(
+        max_length=64,
+        blank=True,
+        db_default="",
+        help_text="IANA name of the zone in which pages show times; empty: the browser's.",
+    )
     session_epoch = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Sessions that were begun in an earlier one have ended."
     )

@@ -3,7 +3,7 @@
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.urls.converters import StringConverter
 
-from portal.pages import admin, appcodes
+from portal.pages import admin, appcodes, help_page
 
 
 class Username(StringConverter):
@@ -31,6 +31,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/requests", admin.waiting, name="frame_requests"),
     path("frame/theme", appcodes.set_theme, name="set_theme"),
     path("search", appcodes.search, name="search"),
+    path("search/suggestions", appcodes.suggestions, name="suggestions"),
+    path("help", help_page.help_page, name="help"),
     path("appcodes", appcodes.appcodes, name="appcodes"),
     path("appcodes/new", appcodes.new_appcode, name="new_appcode"),
     path("appcodes/<slug:code>", appcodes.appcode, name="appcode"),
@@ -42,6 +44,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/<verdict:verdict>", admin.decide, name="decide_appcode"),
     path("profile", appcodes.profile, name="profile"),
     path("profile/notifications", appcodes.notifications, name="notifications"),
+    path("profile/zone", appcodes.set_zone, name="set_zone"),
     path("profile/tokens/<slug:token_key>/revoke", appcodes.revoke_token, name="revoke_token"),
     path("admin/appcodes", admin.requests, name="admin_appcodes"),
     path("admin/orgs", admin.org_nodes, name="admin_orgs"),

@@ -111,6 +111,7 @@ MIDDLEWARE = [
     "portal.metrics.MetricsMiddleware",
     "portal.pages.layout.RequestIdMiddleware",
     "portal.headers.HeadersMiddleware",
+    "portal.headers.CompressionMiddleware",
     "clusters.gateway.middleware.ApplicationsMiddleware",
     "portal.gateway.GatewayMiddleware",
     "portal.limits.RequestLimits",

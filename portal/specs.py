@@ -189,3 +189,11 @@ class Answered(Strict):
 
     revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
     note: Annotated[Line, Field(description=f"1 to {MAX_REASON} characters; the owners read it.")]
+
+
+class MeChange(Strict):
+    """What one may change of oneself."""
+
+    time_zone: str = Field(
+        max_length=64, description="IANA name; empty: that of the browser.", examples=["Asia/Shanghai"]
+    )

@@ -225,6 +225,10 @@ class Shown:
         return max(Decimal(0), self.budget.amount - self.figures.spent)
 
     @property
+    def overspent(self) -> Decimal:
+        return max(Decimal(0), self.figures.spent - self.budget.amount)
+
+    @property
     def parts(self) -> tuple[float, float, float]:
         """Of the bar's width in per cent: what was spent, what is forecast, and where the amount is."""
         amount, spent, expected = self.budget.amount, self.figures.spent, self.figures.forecast

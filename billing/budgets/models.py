@@ -22,7 +22,7 @@ class Budget(models.Model):
     """
 
     class Policy(models.TextChoices):
-        NOTIFY = "notify", "Only tell"
+        NOTIFY = "notify", "Notify only"
         BLOCK = "block", "Block new runs"
         STOP_SERVICES = "stop_services", "Block, then stop services"
         STOP_ALL = "stop_all", "Block, stop services, then everything"

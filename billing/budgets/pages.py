@@ -15,7 +15,7 @@ from django.views.decorators.http import conditional_page, require_POST, require
 from billing.budgets import access, figures, turn
 from billing.budgets.forms import BudgetForm, BudgetReasonForm
 from billing.budgets.models import Budget
-from portal.access import MANAGE, appcodes_for
+from portal.access import MANAGE, appcodes_for, require_somewhere
 from portal.errors import Conflict, Invalid
 from portal.models import User
 from portal.pages.appcodes import attempt, get_or_post, person
@@ -56,6 +56,7 @@ def _matching(rows: QuerySet[Budget], typed: str) -> QuerySet[Budget]:
 @get_or_post
 def new_budget(request: HttpRequest) -> HttpResponse:
     user = person(request)
+    require_somewhere(user, MANAGE)
     given = {"appcode": words(request, "appcode"), "business_line": words(request, "business_line")}
     form = BudgetForm(request.POST if request.method == "POST" else None, user=user, initial=given)
     if request.method == "POST" and form.is_valid():

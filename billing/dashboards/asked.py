@@ -71,11 +71,11 @@ class Asked:
 
     @property
     def title(self) -> str:
-        """ "November 2026" or "5 October to 24 December 2026"."""
+        """ "November 2026" or "2026-10-05 to 2026-12-24"."""
         first, last = self.range.since, self.range.last_day
         if first.day == 1 and self.range.until == periods.following(first):
             return f"{first:%B %Y}"
-        return f"{first.day} {first:%B %Y} to {last.day} {last:%B %Y}"
+        return f"{first} to {last}"
 
     @property
     def step_word(self) -> str:

@@ -1,4 +1,4 @@
-"""What was held for nothing."""
+"""Wasted cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Case:
 
 @require_safe
 def wasted(request: HttpRequest) -> HttpResponseBase:
-    """What was held for nothing, and what is at this moment."""
+    """Wasted cost, and what is at this moment."""
     asked = ask(request)
     known = measured.forgotten_before(asked.range.since, asked.now)
     table = request.GET.get("table", "")
@@ -90,7 +90,7 @@ def wasted(request: HttpRequest) -> HttpResponseBase:
         "idle_more": len(idle_cases) > SHOWN, "idle_percent": measured.IDLE_PERCENT, "busy_notes": busy_notes(request),
         "looked": _looked(asked) and (known is None or known < asked.range.until),
         "known": known,
-        "chart": draw_columns("What was held for nothing", drawn, urls=column_urls(request, asked), unit=settings.CURRENCY),
+        "chart": draw_columns("Wasted cost", drawn, urls=column_urls(request, asked), unit=settings.CURRENCY),
         "columns": [(label, found.columns[since], idle.columns[since][1]) for label, since in labelled(asked.range)],
     }  # fmt: skip
     return render(request, "billing/dashboard_waste.html", context)

@@ -91,7 +91,7 @@ class Migration(migrations.Migration):
                     "policy",
                     models.CharField(
                         choices=[
-                            ("notify", "Only tell"),
+                            ("notify", "Notify only"),
                             ("block", "Block new runs"),
                             ("stop_services", "Block, then stop services"),
                             ("stop_all", "Block, stop services, then everything"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from django.db import connection
+from django.urls import reverse
 from django.utils import timezone
 
 from billing.metering.models import UsageSegment
+from billing.prices.models import Price
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices
-from portal.hooks import GpuPrices
+from portal.hooks import GpuPrices, Step
 from portal.models import Appcode
 
 # One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.
@@ -38,6 +40,11 @@ def price_book() -> Prices:
             else:
                 owners.append(Owner(appcode_id, since, line))
     return Prices(tuple(prices), tuple(discounts), tuple(owners))
+
+
+def steps() -> list[Step]:
+    """What of billing is set up."""
+    return [Step("Set prices", Price.objects.exists(), reverse("admin_prices"))]
 
 
 def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:

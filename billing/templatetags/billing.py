@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 from billing.money import price_text
 
 register = template.Library()
+WORDS = {"gpu": "GPU", "cpu": "CPU", "memory": "Memory", "storage": "Storage"}
 
 
 @register.filter
@@ -46,6 +47,13 @@ def sign(value: Decimal) -> str:
 def plain(value: Decimal) -> str:
     """ "12.5": without zeros that say nothing."""
     return f"{value.normalize():f}"
+
+
+@register.filter
+def sku(value: str) -> str:
+    """A SKU as people call it: "GPU A100" for "gpu:A100", "Memory" for "memory"."""
+    kind, _, model = value.partition(":")
+    return f"{WORDS.get(kind, kind)} {model}".strip()
 
 
 @register.simple_tag

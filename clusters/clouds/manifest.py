@@ -64,8 +64,8 @@ class KubernetesSpec(Strict):
         default=False,
         description="Let a kubeconfig pass that does not check the server's certificate. Only for trying out.",
     )
-    enabled: bool = Field(default=True, description="Whether it takes new runs; those that live there go on anyway.")
-    default: bool = Field(default=False, description="Whether business lines run here that are placed nowhere.")
+    enabled: bool = Field(default=True, description="Whether it takes new runs; existing runs continue.")
+    default: bool = Field(default=False, description="Whether business lines without a cloud of their own use it.")
     settings: Settings = Settings()
     prometheus_token: SecretStr | None = Field(
         default=None,

@@ -5,16 +5,18 @@ With JavaScript the question is a dialog, which then sends `confirmed`; without 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
+from django_htmx.http import HttpResponseClientRedirect
 
 from clusters import actions
 from clusters.access import cluster_for
@@ -22,13 +24,13 @@ from clusters.clouds.drivers.base import Plan
 from clusters.frameworks import APPLICATIONS
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
-from portal.pages.appcodes import person
+from portal.pages.appcodes import person, safe_next
 
 
 @dataclass(frozen=True)
 class Act:
-    """`label` names it on a button, `yes` on the one that confirms it; `lost` is said before it is done ("" when nothing is
-    lost), `done` afterwards."""
+    """`label` names it on a button, which `hint` explains, `yes` on the one that confirms it; `lost` is said before it is done
+    ("" when nothing is lost), `done` afterwards, `many` when it was done with several."""
 
     verb: str
     do: Callable[..., Any]
@@ -36,9 +38,18 @@ class Act:
     done: str
     lost: str = ""
     yes: str = ""
+    hint: str = ""
+    many: str = ""
 
 
-DEPLOY = Act("deploy", actions.deploy, "Re-Deploy", "{name} has been submitted again.", yes="Re-Deploy")
+DEPLOY = Act(
+    "deploy",
+    actions.deploy,
+    "Re-Deploy",
+    "{name} has been submitted again.",
+    yes="Re-Deploy",
+    many="{count} clusters have been submitted again.",
+)
 NEWEST = Act(
     "deploy-newest",
     partial(actions.deploy, newest=True),
@@ -57,11 +68,13 @@ CANCEL = Act(
 DISABLE = Act(
     "disable",
     actions.disable,
-    "Disable",
-    "{name} is being ended.",
+    "Stop",
+    "{name} is stopping.",
     f"Its tasks are asked to end and get {Plan.grace_seconds} seconds for it. What is in /elearn/output is stored first; what "
     "a program holds only in memory is lost.",
-    "Disable",
+    "Stop",
+    hint="Called disable in REST. It can be deployed again.",
+    many="{count} clusters are stopping.",
 )
 KEEP = Act("keep", actions.keep, "Keep", "{name} is kept; its idle time begins anew.", yes="Keep")
 DELETE = Act(
@@ -72,8 +85,55 @@ DELETE = Act(
     "The definition, its runs and their logs are lost; a living run is ended. What lies in its datastores stays, and so "
     "do its bills.",
     "Delete",
+    many="{count} clusters have been deleted.",
 )
 ACTS = {act.verb: act for act in (DEPLOY, NEWEST, CANCEL, DISABLE, KEEP, DELETE)}
+
+# What is done with several at once; Stop also takes those that still wait out of the queue.
+SEVERAL = (DISABLE, DEPLOY, DELETE)
+MOST = 200
+# How many of the messages a page that stays shows, and how long one may be: they go in a header.
+TOASTS, SAID = 5, 300
+
+
+@require_POST
+def several(request: HttpRequest, verb: str) -> HttpResponse:
+    """The same for the clusters that are ticked in a list (`cluster=APPCODE/NAME`, several times): each by itself, so that what
+    cannot be done with one says so and keeps no other from it. Repeating it does what was left."""
+    user, wanted = person(request), ACTS[verb]
+    names = list(dict.fromkeys(request.POST.getlist("cluster")))[:MOST]
+    back = safe_next(request, reverse("clusters"))
+    if wanted.lost and names and "confirmed" not in request.POST:
+        return render(request, "clusters/ask_several.html", {"names": names, "act": wanted, "back": back})
+    done, said = [], []
+    for name in names:
+        try:
+            cluster = cluster_for(user, *name.partition("/")[::2], OPERATE)
+            if wanted is DISABLE and (cluster.current_run is None or cluster.current_run.is_terminal):
+                raise Conflict(f"{cluster.name} does not run.")
+            wanted.do(cluster, acting_user=user)
+        except Http404:
+            said.append((messages.WARNING, f"{name} is not there any more."))
+        except Conflict as conflict:
+            said.append((messages.WARNING, str(conflict)))
+        except Invalid as invalid:
+            said.append((messages.ERROR, f"{name}: {' '.join(error.message for error in invalid.errors)}"))
+        else:
+            done.append(cluster.name)
+    if done:
+        words = wanted.done if len(done) == 1 else wanted.many
+        said.insert(0, (messages.SUCCESS, words.format(name=done[0], count=len(done))))
+    return _told(request, said, back)
+
+
+def _told(request: HttpRequest, said: list[tuple[int, str]], back: str) -> HttpResponse:
+    """How it went, as messages: on the page that is open when it stays, else on the one that follows."""
+    if not request.htmx:  # type: ignore[attr-defined]
+        for level, text in said:
+            messages.add_message(request, level, text)
+        return redirect(back)
+    shown = [(messages.DEFAULT_TAGS[level], text[:SAID]) for level, text in said[:TOASTS]]
+    return HttpResponse(status=204, headers={"HX-Trigger": json.dumps({"said": shown, "acted": True})})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -88,11 +148,14 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     try:
         wanted.do(cluster, acting_user=user)
     except Conflict as conflict:
-        messages.error(request, str(conflict))
+        said = messages.ERROR, str(conflict)
     except Invalid as invalid:
-        # The definition names what is gone by now: to be mended in the form.
-        messages.error(request, " ".join(error.message for error in invalid.errors))
-        back = reverse(f"change_{kind}", args=[appcode, name]) if wanted in (DEPLOY, NEWEST) else back
+        said = messages.ERROR, " ".join(error.message for error in invalid.errors)
+        if wanted in (DEPLOY, NEWEST):
+            # The definition names what is gone by now: to be mended in the form.
+            messages.add_message(request, *said)
+            form = reverse(f"change_{kind}", args=[appcode, name])
+            return HttpResponseClientRedirect(form) if request.htmx else redirect(form)  # type: ignore[attr-defined]
     else:
-        messages.success(request, wanted.done.format(name=name))
-    return redirect(back)
+        said = messages.SUCCESS, wanted.done.format(name=name)
+    return _told(request, [said], back)

@@ -157,9 +157,9 @@ class ApplicationForm(forms.Form):
         widget=forms.TextInput(attrs={**PLAIN, "class": "code"}),
     )
     env = Words(
-        label="Env",
+        label="Environment variables",
         required=False,
-        help_text="multiple envs are divided by |, e.g. PYTHONPATH=/demo | DATA_DIR=/elearn/output",
+        help_text="One NAME=value per line, or separated by |.",
         widget=_code(2),
     )
     flavor = Words(label="Flavor", widget=forms.Select())

@@ -320,7 +320,7 @@ def _manifest(cluster: Cluster) -> ApplicationManifest:
 
 def _found(request: HttpRequest) -> dict[str, Any]:
     roles = roles_of(person(request))
-    return listing.found(request, applications_in(clusters_in(roles)), roles)
+    return listing.found(request, "application", applications_in(clusters_in(roles)), roles)
 
 
 def _idle(cluster: Cluster, run: Run | None, now: dt.datetime) -> dict[str, Any]:

@@ -126,10 +126,10 @@ class KubernetesForm(forms.Form):
         help_text="Let a kubeconfig pass that does not check the server's certificate. Only for trying out.",
     )
     enabled = forms.BooleanField(
-        label="Takes new runs", required=False, initial=True, help_text="Those that live there go on anyway."
+        label="Takes new runs", required=False, initial=True, help_text="Existing runs continue."
     )
     default = forms.BooleanField(
-        label="Default", required=False, help_text="Business lines run here that are placed nowhere."
+        label="Default", required=False, help_text="Used by business lines without a cloud of their own."
     )
 
     prometheus_token = Words(

@@ -27,7 +27,7 @@ from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
 from clusters.api.documents import to_manifest
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
-from clusters.clouds.health import notes, silence_of
+from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
 from clusters.code import code_of
 from clusters.frameworks import FRAMEWORKS, ROLES
@@ -44,6 +44,7 @@ from portal.access import OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout
 from portal.pages.appcodes import person
+from portal.templatetags.portal import elapsed, money, state
 
 TABS = (
     ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
@@ -209,15 +210,22 @@ def progress(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @require_safe
 def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
-    rows = usage_of([consumer(shown.run)], shown.now) if shown.run else []
+    titles, order = flavor_titles(), list(ROLES)
+    rows = sorted(
+        usage_of([consumer(shown.run)], shown.now) if shown.run else [],
+        key=lambda row: (
+            order.index(str(row.segment.labels["role"])),
+            int(row.segment.labels["index"]),
+            row.segment.started,
+        ),
+    )
     context = {
         "page": shown,
-        "segments": rows,
+        "segments": [(row, titles.get(flavor := str(row.segment.labels["flavor"]), flavor)) for row in rows],
         "busy": busy_of(rows),
         "makeup": makeup.parts(shown.now, consumers=[consumer(shown.run)]) if shown.run else [],
         "total": sum((row.cost for row in rows), Decimal(0)),
         "gpu_seconds": sum(row.gpu_seconds for row in rows),
-        "notes": notes(shown.run.cloud) if shown.run else (),
     }
     return render(request, "clusters/usage.html", context)
 
@@ -239,7 +247,12 @@ def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
     found, next_cursor = layout.page_of(request, shown.cluster.runs.select_related("created_by"), "-id", RUNS)
     lines = [(run, run.cost_at(shown.now), run.gpu_seconds_at(shown.now)) for run in found]
-    context = {"page": shown, "runs": lines, "next_cursor": next_cursor, "comparison": _compare(request, shown.cluster)}
+    context = {
+        "page": shown,
+        "runs": lines,
+        "next_cursor": next_cursor,
+        "comparison": _compare(request, shown.cluster, shown.now),
+    }
     return render(request, "clusters/runs.html", context)
 
 
@@ -404,7 +417,7 @@ def _completion(spec: dict[str, Any]) -> str:
     return FRAMEWORKS[spec["framework"]].completion(spec["completion"]).title
 
 
-def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:
+def _compare(request: HttpRequest, cluster: Cluster, now: dt.datetime) -> dict[str, Any] | None:
     numbers = [
         int(text)
         for key in "ab"
@@ -414,12 +427,36 @@ def _compare(request: HttpRequest, cluster: Cluster) -> dict[str, Any] | None:
     if len(numbers) != 2 or len(found) != 2:
         return None
     first, second = (found[number] for number in sorted(numbers))
-    before, after = (
-        json.dumps({**run.spec, "code": _program(run)}, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
-        for run in (first, second)
-    )
-    changes = [(line[0], line[2:]) for line in difflib.ndiff(before, after) if line[0] in "+-"]
-    return {"first": first, "second": second, "changes": changes, "files": list(_changed_files(first, second))}
+    before, after = (flat({**run.spec, "code": _program(run)}) for run in (first, second))
+    changes = [
+        (what, before.get(what), after.get(what))
+        for what in sorted({*before, *after})
+        if before.get(what) != after.get(what)
+    ]
+    results = [
+        ("State", *(state(run.phase, run.reason) for run in (first, second))),
+        ("Ran for", *(elapsed(run.started_at, run.finished_at) for run in (first, second))),
+        ("Cost", *(money(run.cost_at(now)) for run in (first, second))),
+    ]
+    return {
+        "first": first,
+        "second": second,
+        "changes": changes,
+        "results": results,
+        "files": list(_changed_files(first, second)),
+    }
+
+
+def flat(spec: Any, path: str = "") -> dict[str, str]:
+    """A manifest as one line for each value: "roles.worker.count" → "4". What is empty says nothing."""
+    if isinstance(spec, dict):
+        found: dict[str, str] = {}
+        for key, value in spec.items():
+            found |= flat(value, f"{path}.{key}" if path else key)
+        return found
+    if spec is None or spec is False or spec in ("", []):
+        return {}
+    return {path: spec if isinstance(spec, str) else json.dumps(spec, ensure_ascii=False)}
 
 
 def _program(run: Run) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class ClusterForm(forms.Form):
     output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
     command = Words(
         label="Command",
-        help_text="appended after bash -c",
+        help_text='Run as bash -c "…".',
         widget=forms.Textarea(attrs={"rows": 4, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     code_git = Words(
@@ -156,9 +156,9 @@ class ClusterForm(forms.Form):
         ),
     )
     env = Words(
-        label="Env",
+        label="Environment variables",
         required=False,
-        help_text="multiple envs are divided by |, e.g. PYTHONPATH=/demo | DATA_DIR=/elearn/output",
+        help_text="One NAME=value per line, or separated by |.",
         widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     framework = _choice(label="Framework", initial=next(iter(COMPUTING)))
@@ -194,6 +194,10 @@ class ClusterForm(forms.Form):
         required=False,
         help_text="The first deployment waits until this time.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}),
+    )
+    # The zone of that time: the browser says the person's own.
+    schedule_zone = Words(
+        initial="UTC", required=False, widget=forms.HiddenInput(attrs={"data-zone-of": "id_schedule_after"})
     )
     output_path = Words(
         label="Output folder",

@@ -18,6 +18,7 @@ from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLE
 from clusters.input import InputSpec, read_where
 from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
+from portal.zones import zone_of
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -99,7 +100,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "completion": values.get("completion") or next(iter(COMPUTING_COMPLETIONS)),
         "retries": values.get("retries", ""),
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
-        "scheduleAfter": _utc(values.get("schedule_after", "")),
+        "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
     }
     metadata = {"name": values.get("name", ""), "appcode": values.get("appcode", "")}
     return {"kind": "cluster", "metadata": metadata, "spec": spec}, complaints
@@ -128,6 +129,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",
         "time_limit_unit": unit,
         "schedule_after": _local(spec.schedule_after),
+        "schedule_zone": "UTC",
         "home": spec.home or "",
         "output_path": spec.output_path,
         "notebook": json.dumps(spec.notebook.model_dump(mode="json"), ensure_ascii=False) if spec.notebook else "",
@@ -184,7 +186,7 @@ def read_code(values: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def read_env(text: str) -> dict[str, Any]:
-    """`A=1 | B=2`, or a JSON object for values that this cannot say (such as spaces at their ends). Raises ValueError."""
+    """`A=1 | B=2`, or a JSON object for values that this cannot say (spaces at their ends, several lines). Raises ValueError."""
     if text.lstrip().startswith("{"):
         try:
             value = orjson.loads(text)
@@ -201,7 +203,7 @@ def write_env(env: Mapping[str, str]) -> str:
     """The inverse of `read_env`, in its simpler form wherever that is exact."""
     text = format_env(dict(env))
     try:
-        exact = "\r" not in text and parse_env(text) == env and not text.lstrip().startswith("{")
+        exact = parse_env(text) == env and not text.lstrip().startswith("{")
     except ValueError:
         exact = False
     return text if exact else json.dumps(env, ensure_ascii=True)
@@ -271,8 +273,8 @@ def seconds(number: str, unit: str) -> str | int | None:
     return text or None
 
 
-def _utc(text: str) -> str | None:
-    """A time without a zone, as datetime-local gives it, is UTC; what is no time goes on as it is."""
+def _utc(text: str, zone: str) -> str | None:
+    """A time without a zone of its own, as datetime-local gives it, is one in `zone`; what is no time goes on as it is."""
     text = text.strip()
     if not text:
         return None
@@ -280,7 +282,10 @@ def _utc(text: str) -> str | None:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
         return text
-    return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).isoformat()
+    try:
+        return (time if time.tzinfo else time.replace(tzinfo=zone_of(zone))).astimezone(dt.UTC).isoformat()
+    except OverflowError:  # the first and the last day that dates know
+        return time.replace(tzinfo=dt.UTC).isoformat()
 
 
 def _local(time: dt.datetime | None) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Count, F, Q, QuerySet, Sum
-from django.db.models.functions import JSONObject
+from django.db.models import BooleanField, Case, Count, F, FloatField, Q, QuerySet, Sum, Value, When
+from django.db.models.functions import Cast, Coalesce, Extract, JSONObject
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import get_template
@@ -31,7 +31,7 @@ from billing.budgets.access import Tightest, tightest
 from billing.periods import month
 from billing.sums.access import Amount, usage_by_appcode
 from clusters.access import clusters_in
-from clusters.clouds.health import notes_of, silences_of
+from clusters.clouds.health import silences_of
 from clusters.clouds.kinds import OWN
 from clusters.frameworks import APPLICATIONS, COMPUTING_ROLES, ROLES
 from clusters.frameworks.jupyter import Jupyter
@@ -39,16 +39,23 @@ from clusters.gateway.origins import Opening, openings
 from clusters.gateway.visits import is_open_to
 from clusters.input import input_of
 from clusters.models import CloudState, Cluster, Flavor, Run
-from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, NEWEST, Act
+from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, NEWEST, SEVERAL, Act
+from clusters.phase import TERMINAL
 from clusters.runs.idle import Outlook, outlook
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
 from portal.pages.appcodes import person
-from portal.pages.layout import page_of, selected_appcode
+from portal.pages.layout import selected_appcode, sorted_page_of, words
 from portal.templatetags.portal import gpu_hours, time
 
-ROWS = 30
+ROWS = 50
+# How the list may be sorted (`?sort=`): by annotations of `_sortable`, and a unique column. At first the living ones, then those
+# that ended last.
+SORTS: dict[str, tuple[str, ...]] = {"": ("-sort_living", "-sort_active", "-id")}
+for _word in ("name", "started", "hours", "cost"):
+    SORTS |= {_word: (f"sort_{_word}", "id"), f"-{_word}": (f"-sort_{_word}", "-id")}
+COUNT_SECONDS = 5
 # The columns of a run that rows are made of, and the names of what they show of its spec and of who may open it.
 RUN_FIELDS = (
     "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
@@ -105,6 +112,7 @@ class Row:
     created: str = ""
     gpus: int = 0
     openings: tuple[Opening, ...] = ()
+    per_hour: str = ""
     stops: str = ""
     can_keep: bool = False
     # Of the cluster's own page: a list does not ask for it.
@@ -192,15 +200,15 @@ def row_html(row: Row, template: str) -> SafeString:
 
 @dataclass(frozen=True)
 class Morning:
-    """What people check first: GPUs held and runs that wait, of all and of one's own; `silent`, a sentence for each cloud of
-    theirs that is out of reach; and what to know of the machines."""
+    """What people check first: GPUs held and runs that wait, of all and of one's own; what runs costs in an hour; and `silent`,
+    a sentence for each cloud of theirs that is out of reach."""
 
     gpus: int = 0
     my_gpus: int = 0
     waiting: int = 0
     my_waiting: int = 0
+    per_hour: str = ""
     silent: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @require_safe
@@ -217,7 +225,9 @@ def rows(request: HttpRequest) -> HttpResponseBase:
 
 def live(request: HttpRequest, context: dict[str, Any], template: str) -> HttpResponseBase:
     """A part of a page with rows; what it says is compared before anything is rendered."""
-    told = repr((*(context.get(name) for name in ("rows", "morning", "next_cursor", "search")), request.user.pk))
+    told = repr(
+        (*(context.get(name) for name in ("rows", "counts", "morning", "next_cursor", "search")), request.user.pk)
+    )
     etag = f'"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"'
     response = get_conditional_response(request, etag=etag)
     if response is None:
@@ -259,22 +269,22 @@ def forget_flavors() -> None:
 
 def _context(request: HttpRequest) -> dict[str, Any]:
     roles = roles_of(person(request))
-    context = found(request, clusters_in(roles), roles)
-    return {
-        **context,
-        "columns": list(COLUMNS),
-        "morning": _morning(person(request), roles, context["search"].appcode),
-        "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
-    }
+    context = found(request, "cluster", clusters_in(roles), roles)
+    return {**context, "columns": list(COLUMNS), "morning": _morning(person(request), roles, context["search"].appcode)}
 
 
-def found(request: HttpRequest, clusters: QuerySet[Cluster], roles: Mapping[int, str] | None) -> dict[str, Any]:
-    """A page of `clusters`, as far as the person looks for them, with what its filters show; `roles` are theirs in the appcodes.
-    One query, and another when the titles of flavors are not remembered."""
+def found(
+    request: HttpRequest, kind: str, clusters: QuerySet[Cluster], roles: Mapping[int, str] | None
+) -> dict[str, Any]:
+    """A page of `clusters`, which are a `kind`, as far as the person looks for them, with what its filters show; `roles` are
+    theirs in the appcodes. One query, and two more when counts and the titles of flavors are not remembered."""
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
     now, titles = timezone.now(), flavor_titles()
-    listed, next_cursor = page_of(request, _listed(search.narrow(clusters)), "-id", ROWS)
+    sort = chosen if (chosen := words(request, "sort")) in SORTS else ""
+    listed, next_cursor = sorted_page_of(
+        request, _sortable(_listed(search.narrow(clusters)), sort, now), SORTS[sort], ROWS
+    )
     rows = []
     for cluster in listed:
         shown = getattr(cluster, SHOWN)
@@ -287,9 +297,48 @@ def found(request: HttpRequest, clusters: QuerySet[Cluster], roles: Mapping[int,
         "rows": rows,
         "search": search,
         "next_cursor": next_cursor,
-        "phases": Run.Phase.values,
+        "sort": sort,
+        "several": SEVERAL,
+        "counts": _counts(user, kind, search, clusters),
+        "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
         "query": request.GET.urlencode(),
     }
+
+
+def _counts(user: User, kind: str, search: Search, clusters: QuerySet[Cluster]) -> list[tuple[str, int]]:
+    """How many there are of each phase, whichever of them is chosen. One query, remembered for some seconds."""
+    asked = repr((user.pk, kind, search.text, search.appcode, search.owner))
+    key = f"clusters.counts.{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}"
+    found: dict[str, int] | None = cache.get(key)
+    if found is None:
+        # What was never deployed has no phase, and no chip.
+        every = replace(search, phase="").narrow(clusters).filter(current_run__isnull=False).order_by()
+        found = dict(every.values_list("current_run__phase").annotate(n=Count("pk")))
+        cache.set(key, found, COUNT_SECONDS)
+    return [(phase, found.get(phase, 0)) for phase in Run.Phase.values]
+
+
+def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> QuerySet[Cluster]:
+    """With the annotations that the order `sort` names, and no others."""
+    since = Extract(Value(now) - F("current_run__usage_as_of"), "epoch")
+
+    def grown(base: str, rate: str) -> Coalesce:
+        """As `Run.cost_at` reckons, in SQL; nothing for what never ran."""
+        parts = [Cast(f"current_run__{name}", FloatField()) for name in (base, rate)]
+        return Coalesce(parts[0] + parts[1] * Coalesce(since, 0.0, output_field=FloatField()), 0.0)
+
+    run = Coalesce("current_run__finished_at", "current_run__created_at", "created_at")
+    living = When(current_run__phase__in=[phase for phase in Run.Phase.values if phase not in TERMINAL], then=True)
+    annotations = {
+        "sort_living": Case(living, default=False, output_field=BooleanField()),
+        "sort_active": run,
+        "sort_name": F("name"),
+        "sort_started": Coalesce("current_run__started_at", "current_run__created_at", "created_at"),
+        "sort_hours": grown("gpu_seconds", "gpu_rate"),
+        "sort_cost": grown("cost", "cost_rate"),
+    }
+    wanted = {column.removeprefix("-") for column in SORTS[sort]}
+    return clusters.annotate(**{name: made for name, made in annotations.items() if name in wanted})
 
 
 def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
@@ -345,6 +394,7 @@ def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[s
         application=driver.title if driver else "",
         created=time(cluster.created_at),
         gpus=run.gpus if run else 0,
+        per_hour=_cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),
@@ -400,15 +450,16 @@ def _morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Morni
         .annotate(
             gpus=Sum("gpu_rate"),
             my_gpus=Sum("gpu_rate", filter=mine, default=0),
+            cost_rate=Sum("cost_rate"),
             waiting=Count("pk", filter=waits),
             my_waiting=Count("pk", filter=waits & mine),
         )
     )
-    states = list(CloudState.objects.defer("capacity").order_by("pk"))
-    used = {each["cloud"] for each in found}
-    silent = silences_of([state for state in states if state.name in used], timezone.now())
+    states = CloudState.objects.filter(name__in=[each["cloud"] for each in found]).defer("capacity").order_by("pk")
+    silent = silences_of(list(states), timezone.now())
     sums = {name: sum(each[name] for each in found) for name in ("gpus", "my_gpus", "waiting", "my_waiting")}
-    return Morning(**sums, silent=tuple(silent.values()), notes=notes_of(states))
+    rate = sum((each["cost_rate"] for each in found), Decimal(0))
+    return Morning(**sums, per_hour=_cents(rate * 3600) if rate else "", silent=tuple(silent.values()))
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:

@@ -39,7 +39,7 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
         return Judgement(
             "waits",
             "QuotaExceeded",
-            f"It waits for quota: it needs {_gpus(gpus)}, and {quota.held} of the {quota.limit} of {quota.appcode} are held."
+            f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {quota.limit} of {quota.appcode} are free."
             + place,
         )
     return Judgement("now", "", "")

@@ -100,10 +100,14 @@ class S3:
         self._keys = (access_key, secret, region)
 
     def test(self) -> str:
-        with self._told():
-            answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._folder(""), MaxKeys=1)
-            # A web page may pass for XML.
-            answer["IsTruncated"]
+        try:
+            with self._told():
+                answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._folder(""), MaxKeys=1)
+                # A web page may pass for XML.
+                answer["IsTruncated"]
+        except NotThere as error:
+            # No file was asked for: an S3 server has a word of its own for a bucket that is not there.
+            raise DriverError(f"No S3 server answers at {self.server.split('://', 1)[1]}.", "server") from error
         return f"Reached: the bucket “{self.bucket}” can be read."
 
     def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:

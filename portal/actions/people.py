@@ -13,9 +13,19 @@ from portal.access import require_administrator
 from portal.actions.tokens import end_tokens
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import ApiToken, Appcode, Membership, User
+from portal.zones import zones
 
 PASSWORD_ALPHABET = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # noqa: S105
 Role, State = Membership.Role, Appcode.State
+
+
+def set_time_zone(zone: str, *, acting_user: User) -> None:
+    """The zone in which pages show `acting_user` times, by its IANA name; "" is that of the browser. It is a taste like the
+    theme and changes nobody's rights, so no event says it. Raises Invalid at ("timeZone",)."""
+    if zone and zone not in zones():
+        raise Invalid.at("timeZone", message="There is no such time zone; give a name like Asia/Shanghai.")
+    acting_user.time_zone = zone
+    acting_user.save(update_fields=["time_zone"])
 
 
 @transaction.atomic

@@ -36,6 +36,7 @@ class Me(Answer):
     name: str
     email: str
     administrator: bool
+    time_zone: str = Field(description="IANA name; empty: that of the browser.", examples=["Asia/Shanghai"])
     memberships: list[Role]
 
 
@@ -149,5 +150,6 @@ def me(user: User) -> dict[str, Any]:
         name=user.display_name,
         email=user.email,
         administrator=user.is_administrator,
+        time_zone=user.time_zone,
         memberships=[Role(appcode=membership.appcode.code, role=membership.role) for membership in memberships],
     ).json_value()

@@ -18,6 +18,7 @@ from rest_framework.views import APIView
 
 from portal.access import MANAGE, appcode_for, appcodes_for, require_administrator
 from portal.actions import appcodes as appcodes_actions
+from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
 from portal.api import openapi as openapi  # known to the description before the first one is made
 from portal.api.documents import (
@@ -37,7 +38,7 @@ from portal.api.tokens import BearerAuthentication
 from portal.manifests import Value, parse
 from portal.models import Appcode, QuotaRequest, User
 from portal.notifications import Notifications, notifications_of, set_notifications
-from portal.specs import Answered, AppcodeManifest, Granted, Wanted
+from portal.specs import Answered, AppcodeManifest, Granted, MeChange, Wanted
 
 EXAMPLE = OpenApiExample(
     "An appcode of the business line OPS",
@@ -59,6 +60,14 @@ class MeView(APIView):
     @extend_schema(operation_id="me", summary="Who I am and where I may do what", responses=Me)
     def get(self, request: Request) -> Response:
         return Response(me(person(request)))
+
+    @extend_schema(
+        operation_id="me_change", summary="Change the zone in which pages show me times", request=MeChange, responses=Me
+    )
+    def patch(self, request: Request) -> Response:
+        wanted, user = parse(MeChange, request.data), person(request)
+        people_actions.set_time_zone(wanted.time_zone, acting_user=user)
+        return Response(me(user))
 
 
 class MeNotifications(APIView):

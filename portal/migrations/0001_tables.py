@@ -114,6 +114,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "time_zone",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        help_text="IANA name of the zone in which pages show times; empty: the browser's.",
+                        max_length=64,
+                    ),
+                ),
+                (
                     "session_epoch",
                     models.PositiveIntegerField(
                         db_default=0, default=0, help_text="Sessions that were begun in an earlier one have ended."

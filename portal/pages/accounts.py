@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -40,7 +40,8 @@ from portal.pages import layout
 log = logging.getLogger(__name__)
 
 # A one-time password was seen by two people: it opens nothing but the choice of another.
-LABELS = {"oldpassword": "Present password", "password1": "New password", "password2": "New password, again"}
+WRONG = "The user name, the e-mail or the password is wrong."
+LABELS = {"oldpassword": "Current password", "password1": "New password", "password2": "New password, again"}
 ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
 
 
@@ -50,6 +51,12 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     Wrong passwords are counted for an account, whichever of its names is typed and wherever from, and for an address. Links in
     mails begin with PORTAL_ORIGIN, whatever the request called the portal.
     """
+
+    error_messages: ClassVar = {
+        **DefaultAccountAdapter.error_messages,
+        # In the words of the field, and the same whichever of the two is wrong.
+        **dict.fromkeys(("username_password_mismatch", "email_password_mismatch", "invalid_login"), WRONG),
+    }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return bool(settings.PORTAL_OPEN_SIGNUP)
@@ -136,7 +143,7 @@ class _AnotherPassword(forms.Form):
     def clean_password1(self) -> str:
         chosen: str = self.cleaned_data["password1"]
         if self.user.check_password(chosen):
-            raise forms.ValidationError("This is your present password; choose another one.")
+            raise forms.ValidationError("This is your current password; choose another one.")
         return chosen
 
     @transaction.atomic

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Count, Q
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import conditional_page, require_GET, require_POST, require_safe
@@ -19,17 +19,20 @@ from portal.actions import org as org_actions
 from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
 from portal.errors import Conflict, Invalid
+from portal.files import csv_stream
 from portal.models import Appcode, OrgNode, User
 from portal.pages import decisions, layout
 from portal.pages.appcodes import appcode_page, attempt, get_or_post, person
-from portal.pages.forms import DecisionForm, OrgNodeForm, PersonForm, show_errors
+from portal.pages.forms import DaysForm, DecisionForm, OrgNodeForm, PersonForm, show_errors
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
+# Rows of the log that are read at a time.
+CSV_PORTION = 2000
 
 
 def for_administrators(view: View) -> View:
     @wraps(view)
-    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         access.require_administrator(person(request))
         return view(request, *args, **kwargs)
 
@@ -88,7 +91,7 @@ def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
         ),
         "disable": (
             lambda: appcodes_actions.disable_appcode(appcode, request.POST.get("note", ""), acting_user=user),
-            f"{code} is disabled. What runs goes on.",
+            f"{code} is disabled. What runs continues, and costs.",
         ),
         "enable": (lambda: appcodes_actions.enable_appcode(appcode, acting_user=user), f"{code} is enabled."),
     }
@@ -245,12 +248,27 @@ def _person(request: HttpRequest, username: str) -> User:
 
 @require_GET
 @for_administrators
-def audit(request: HttpRequest) -> HttpResponse:
+def audit(request: HttpRequest) -> HttpResponseBase:
+    """The Event log, narrowed by words, days in UTC (`?from=`, `?to=`), person, appcode and kind; `?format=csv` is all of it."""
     rows = access.events_for(person(request))
     if code := layout.words(request, "appcode"):
         rows = rows.filter(appcode=code)
     if actor := layout.words(request, "actor"):
         rows = rows.filter(actor_name=actor)
+    if kind := layout.words(request, "kind"):
+        rows = rows.filter(Q(verb=kind) | Q(verb__startswith=f"{kind}."))
+    form = DaysForm(request.GET)
+    form.is_valid()
+    if since := form.cleaned_data.get("from"):
+        rows = rows.filter(at__date__gte=since)
+    if last := form.cleaned_data.get("to"):
+        rows = rows.filter(at__date__lte=last)
     rows = layout.matching(rows, layout.words(request), "actor_name", "verb", "object", "appcode", "message")
+    if layout.words(request, "format") == "csv":
+        columns = ("at", "actor_name", "verb", "appcode", "object", "message")
+        head = ("at", "who", "what", "appcode", "object", "details")
+        every = rows.order_by("-id").values_list(*columns).iterator(CSV_PORTION)
+        return csv_stream("audit", head, ((f"{at:%FT%TZ}", *rest) for at, *rest in every))
     found, following = layout.page_of(request, rows, "-id")
-    return render(request, "portal/admin_audit.html", {"events": found, "next_cursor": following})
+    context = {"events": found, "next_cursor": following, "form": form}
+    return render(request, "portal/admin_audit.html", context)

@@ -23,6 +23,7 @@ from portal import access, hooks
 from portal.access import MANAGE
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import members as members_actions
+from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
 from portal.actions import tokens as tokens_actions
 from portal.errors import Conflict, Invalid
@@ -30,12 +31,21 @@ from portal.manifests import parse
 from portal.models import STANDINGS, Appcode, Membership, QuotaRequest, User
 from portal.notifications import PHASES, Notifications, set_notifications
 from portal.pages import decisions, layout
-from portal.pages.forms import AppcodeForm, DecisionForm, MemberForm, RequestForm, TermsForm, TokenForm, show_errors
+from portal.pages.forms import (
+    AppcodeForm,
+    DecisionForm,
+    MemberForm,
+    RequestForm,
+    TermsForm,
+    TokenForm,
+    ZoneForm,
+    show_errors,
+)
 from portal.terms import day
 
 GPU_CACHE_SECONDS = 5
 SWITCHER_LIMIT = 30
-SEARCH_LIMIT = 8
+SEARCH_LIMIT, SUGGESTIONS = 8, 4
 ACTIVITY = 20
 NOTICES = 5
 NEWS_KEPT, NEWS_LATE = dt.timedelta(hours=1), dt.timedelta(minutes=1)
@@ -52,8 +62,8 @@ def person(request: HttpRequest) -> User:
 
 
 def safe_next(request: HttpRequest, default: str = "/") -> str:
-    """Where `?next=` points if that is a page of ours."""
-    target = request.GET.get("next", "")
+    """Where `next` of the form or of the address points if that is a page of ours."""
+    target = request.POST.get("next") or request.GET.get("next", "")
     return target if url_has_allowed_host_and_scheme(target, {request.get_host()}) else default
 
 
@@ -131,11 +141,27 @@ def set_theme(request: HttpRequest) -> HttpResponse:
 @require_GET
 def search(request: HttpRequest) -> HttpResponse:
     """Everything that one may see and that has these words in its name."""
+    return render(request, "portal/search.html", _found(request, SEARCH_LIMIT))
+
+
+@require_GET
+@never_cache
+def suggestions(request: HttpRequest) -> HttpResponse:
+    """The same while one types, below the field of the frame."""
+    return render(request, "portal/_suggestions.html", _found(request, SUGGESTIONS))
+
+
+def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     typed, user = layout.words(request, "q"), person(request)
-    groups = [(title, find(user, typed, SEARCH_LIMIT)) for title, find in hooks.searches] if typed else []
-    return render(
-        request, "portal/search.html", {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
-    )
+    groups = [(title, find(user, typed, limit)) for title, find in hooks.searches] if typed else []
+    return {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
+
+
+def find_pages(user: User, typed: str, limit: int) -> list[hooks.Hit]:
+    """What one can do, and pages by the words of the navigation."""
+    entries = [*layout.ACTIONS, *layout.NAVIGATION, *(layout.ADMINISTRATION if user.is_administrator else ())]
+    found = [each for each in entries if all(word in each.label.lower() for word in typed.lower().split())]
+    return [hooks.Hit(each.label, "", url) for each in found if (url := layout.address_of(each.route))][:limit]
 
 
 def find_appcodes(user: User, typed: str, limit: int) -> list[hooks.Hit]:
@@ -340,7 +366,7 @@ def set_member(request: HttpRequest, code: str) -> HttpResponse:
             show_errors(form, error, form.PATHS)
             return appcode_page(request, appcode, form)
     else:
-        messages.success(request, f"{name} is {role} now." if role else f"{name} is no member any more.")
+        messages.success(request, f"{name} is {role} now." if role else f"{name} was removed.")
     if not access.appcodes_for(user).filter(pk=appcode.pk).exists():
         return redirect("appcodes")
     return redirect("appcode", code)
@@ -367,7 +393,8 @@ def profile(request: HttpRequest) -> HttpResponse:
         else:
             made, form = {"token": token, "text": text}, TokenForm()
     context = {
-        "form": form, "made": made, "tokens": user.auth_token_set.order_by("-created"),
+        "form": form, "made": made, "zone": ZoneForm(initial={"time_zone": user.time_zone}),
+        "tokens": user.auth_token_set.order_by("-created"),
         "memberships": user.memberships.select_related("appcode").order_by("appcode__code"),
         "ways": [("mail", "By mail", user.mail_phases), ("browser", "In this browser", user.browser_phases)], "phases": PHASES,
         "sends_mail": layout.sends_mail(),
@@ -399,6 +426,18 @@ def notifications(request: HttpRequest) -> HttpResponse:
     set_notifications(parse(Notifications, said), acting_user=person(request))
     messages.success(request, "Saved: you are told of your runs as you have chosen.")
     return redirect(reverse("profile") + "#notifications")
+
+
+@require_POST
+def set_zone(request: HttpRequest) -> HttpResponse:
+    """The zone in which one reads and types times."""
+    form = ZoneForm(request.POST)
+    attempt(
+        request,
+        lambda: people_actions.set_time_zone(request.POST.get("time_zone", ""), acting_user=person(request)),
+        f"Times are shown in {form.data.get('time_zone') or 'the zone of the browser'}.",
+    )
+    return redirect("profile")
 
 
 @require_POST

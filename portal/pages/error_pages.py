@@ -45,7 +45,7 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
         request,
         404,
         "There is no such page",
-        lost="Nothing was lost.",
+        lost="",
         # What the URL resolver says is for programmers.
         detail=said if said.endswith(".") else "",
         advice="It may have been deleted, or it belongs to an appcode that you are not a member of: an owner of it can add you.",

@@ -27,6 +27,7 @@ from portal.specs import (
     Wanted,
 )
 from portal.terms import Terms
+from portal.zones import zones
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:
@@ -102,7 +103,7 @@ class RequestForm(TermsForm):
     PATHS: ClassVar = TERMS_PATHS | {"reason": "reason"}
 
     reason = Words(
-        label="Why",
+        label="Reason",
         required=False,
         help_text=f"The administrators read it; at most {MAX_REASON} characters.",
         widget=forms.Textarea(attrs={"rows": 3, "data-count": MAX_REASON}),
@@ -156,12 +157,10 @@ class AppcodeForm(TermsForm):
         **{f"spec.{path}": name for path, name in TERMS_PATHS.items()},
     }
 
-    org_node = Words(
-        label="Owning org node", help_text="The part of the organisation that pays.", widget=forms.Select()
-    )
+    org_node = Words(label="Business line", help_text="The part of the organisation that pays.", widget=forms.Select())
     code = Words(
         label="Code",
-        help_text="3 to 63 lower-case letters, digits, “_” and “-”, like <code>npe_ix_test_gpu</code>. It stays for ever.",
+        help_text="3 to 63 lower-case letters, digits, “_” and “-”, like <code>npe_ix_test_gpu</code>. Cannot be changed later.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
     name = Words(label="Name", required=False, help_text="Default: the same as the code.")
@@ -240,10 +239,30 @@ class MemberForm(forms.Form):
 class TokenForm(forms.Form):
     name = Words(label="Name", help_text="Where it will be used, for example “laptop”.")
     days = forms.IntegerField(
-        label="Lives for days",
+        label="Expires after (days)",
         initial=90,
         help_text=f"1 to {MAX_TOKEN_DAYS}.",
         widget=forms.NumberInput(attrs={"class": "num"}),
+    )
+
+
+class DaysForm(forms.Form):
+    """`?from=` and `?to=`, both included; what is no day narrows nothing and is told at its field."""
+
+    use_required_attribute = False
+
+
+for _name, _label in (("from", "From"), ("to", "To")):
+    DaysForm.base_fields[_name] = forms.DateField(
+        label=_label, required=False, widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
+    )
+
+
+class ZoneForm(forms.Form):
+    time_zone = forms.ChoiceField(
+        label="Time zone",
+        required=False,
+        choices=lambda: [("", "The browser's"), *((name, name.replace("_", " ")) for name in zones())],
     )
 
 

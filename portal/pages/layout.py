@@ -35,12 +35,14 @@ THEME_COOKIE = "theme"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` the route of a fragment with a number."""
+    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` the route of a fragment with a number;
+    `tabs` the routes of the pages that it leads to by tabs, besides its own."""
 
     label: str
     route: str
     icon: str
     count: str = ""
+    tabs: tuple[str, ...] = ()
 
 
 NAVIGATION = (
@@ -48,11 +50,9 @@ NAVIGATION = (
     Entry("Applications", "applications", "application"),
     Entry("Queue", "queue", "state-queued"),
     Entry("Datastores", "datastores", "datastore"),
-    Entry("Billing", "billing", "billing"),
-    Entry("Dashboard", "dashboard", "usage"),
-    Entry("Invoices", "invoices", "file"),
-    Entry("Budgets", "budgets", "price"),
+    Entry("Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets")),
     Entry("Appcodes", "appcodes", "appcode"),
+    Entry("Help", "help", "help"),
 )
 ADMINISTRATION = (
     Entry("Requests", "admin_appcodes", "approve", "frame_requests"),
@@ -67,6 +67,21 @@ ADMINISTRATION = (
     Entry("People", "admin_people", "people"),
     Entry("Webhooks", "admin_webhooks", "external"),
     Entry("Audit", "admin_audit", "audit"),
+)
+
+# What the search offers besides.
+ACTIONS = (
+    Entry("New cluster", "new_cluster", "plus"),
+    Entry("New application", "new_application", "plus"),
+    Entry("New datastore", "new_datastore", "plus"),
+    Entry("Import clusters", "import_clusters", "plus"),
+    Entry("Request an appcode", "new_appcode", "plus"),
+    Entry("Spending", "dashboard", "usage"),
+    Entry("Invoices", "invoices", "file"),
+    Entry("Budgets", "budgets", "price"),
+    Entry("Profile, API tokens, time zone and theme", "profile", "person"),
+    Entry("Change password", "account_change_password", "key"),
+    Entry("REST API", "api-docs", "external"),
 )
 
 
@@ -112,6 +127,16 @@ def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = 
         return keyset.page(rows, order, "", limit)
 
 
+def sorted_page_of(
+    request: HttpRequest, rows: QuerySet[Row], order: Sequence[str], limit: int
+) -> tuple[Sequence[Row], str]:
+    """The same in an order of several columns (`keyset.page_by`)."""
+    try:
+        return keyset.page_by(rows, order, words(request, "cursor"), limit)
+    except ValidationError:
+        return keyset.page_by(rows, order, "", limit)
+
+
 def theme(request: HttpRequest) -> str:
     """What this browser prefers; "auto" follows the system."""
     chosen = request.COOKIES.get(THEME_COOKIE, "auto")
@@ -150,10 +175,11 @@ def frame(request: HttpRequest) -> dict[str, Any]:
 
 def _links(entries: tuple[Entry, ...], path: str) -> list[Link]:
     """The entries whose pages exist; the one with the longest address that begins `path` is the current one."""
-    there = [(entry, url) for entry in entries if (url := _resolve(entry.route))]
-    at = max((url for _, url in there if _is_below(path, url)), key=len, default=None)
+    there = [(entry, url) for entry in entries if (url := address_of(entry.route))]
+    every = {tab: url for entry, url in there for tab in (url, *map(address_of, entry.tabs)) if tab}
+    at = every.get(max((tab for tab in every if _is_below(path, tab)), key=len, default=""))
     return [
-        Link(entry.label, url, entry.icon, url == at, _resolve(entry.count) if entry.count else None)
+        Link(entry.label, url, entry.icon, url == at, address_of(entry.count) if entry.count else None)
         for entry, url in there
     ]
 
@@ -165,7 +191,8 @@ def _is_below(path: str, url: str) -> bool:
 
 
 @cache
-def _resolve(route: str) -> str | None:
+def address_of(route: str) -> str | None:
+    """The address of a route without parts, None where there is no such page."""
     try:
         return reverse(route)
     except NoReverseMatch:

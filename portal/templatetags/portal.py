@@ -15,6 +15,7 @@ from typing import Any
 from django import template
 from django.conf import settings
 from django.templatetags.static import static
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -89,9 +90,13 @@ def time(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
 
 
 @register.simple_tag
-def moment(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
-    """The exact time, "2026-01-31 18:00:00 UTC", for logs and audits."""
-    return missing if value is None else _time(value, "", _exact(value))
+def moment(value: dt.datetime | None, missing: str = "–", zone: bool = True) -> SafeString | str:
+    """The exact time, "2026-01-31 18:00:00 UTC", for logs and audits; without the zone where there is little room. The browser
+    writes it in the reader's zone, with UTC in the tooltip."""
+    if value is None:
+        return missing
+    text = _exact(value)
+    return _time(value, "data-moment", text) if zone else _time(value, 'data-moment="short"', text.removesuffix(" UTC"))
 
 
 @register.simple_tag
@@ -193,6 +198,36 @@ def chip(context: dict[str, Any], name: str, value: str, label: str, count: int 
         label,
         number_,
     )
+
+
+# Where the page of what an event is about is: the route by its kind, which takes the parts of its key.
+PAGES = {"cluster": "cluster", "application": "application", "datastore": "datastore", "appcode": "appcode"}
+
+
+@register.simple_tag
+def subject(said: str) -> SafeString | str:
+    """What an event is about ("cluster ops-demo/show1") as a link to its page, which may be gone by now."""
+    kind, _, key = said.partition(" ")
+    try:
+        url = reverse(PAGES[kind], args=key.split("/"))
+    except (KeyError, NoReverseMatch):
+        return said
+    return format_html('{} <a href="{}">{}</a>', kind, url, key)
+
+
+@register.simple_tag(takes_context=True)
+def sort(context: dict[str, Any], first: str, label: str) -> SafeString:
+    """The heading of a column as a link that sorts by it (`?sort=`): at first as `first` says, then the other way round, then as
+    at the beginning. "-cost" begins with the largest."""
+    query = context["request"].GET.copy()
+    now = query.get("sort", "")
+    other = first.removeprefix("-") if first.startswith("-") else f"-{first}"
+    query.pop("cursor", None)
+    query.pop("sort", None)
+    if now != other:
+        query["sort"] = other if now == first else first
+    mark = "" if now not in (first, other) else " ↓" if now.startswith("-") else " ↑"
+    return format_html('<a class="sort" href="?{}">{}{}</a>', query.urlencode(), label, mark)
 
 
 def _time(value: dt.datetime, mark: str, text: str) -> SafeString:

@@ -22,7 +22,7 @@ class WebhookForm(forms.Form):
 
     name = Words(
         label="Name",
-        help_text="Lower-case letters, digits and “-”, like <code>team-chat</code>. It stays for ever.",
+        help_text="Lower-case letters, digits and “-”, like <code>team-chat</code>. Cannot be changed later.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
     url = Words(

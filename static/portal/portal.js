@@ -28,6 +28,21 @@
   // Good news may leave by itself; what went wrong stays until it has been read.
   $$(".toast-success, .toast-info", $("#toasts")).forEach((line) => setTimeout(() => line.remove(), 8000));
 
+  // What an action that stays on the page says (HX-Trigger).
+  document.addEventListener("said", (event) => event.detail.value.forEach(([level, text]) => toast(text, level)));
+
+  // --- Rows that are ticked, for what is done with several: [data-pick-all] ticks all of its table -------------------------
+  function picked() {
+    const found = $$(".pick"), on = found.filter((box) => box.checked).length;
+    $$("[data-picked]").forEach((words) => { words.textContent = on + " selected"; });
+    $$("[data-pick-all]").forEach((all) => { all.checked = on > 0 && on === found.length; all.indeterminate = on > 0 && on < found.length; });
+  }
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-pick-all]")) $$(".pick", event.target.closest("table")).forEach((box) => { box.checked = event.target.checked; });
+    if (event.target.matches("[data-pick-all], .pick")) picked();
+  });
+  document.addEventListener("acted", () => { $$(".pick").forEach((box) => { box.checked = false; }); picked(); });
+
   // --- Menus: <details class="menu">. One open at a time, placed so that no scrolling box cuts it off -----------------------
   function place(menu) {
     const items = $(":scope > .menu-items", menu);
@@ -70,6 +85,12 @@
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
       const search = $("[data-search-key]");
       if (search) { event.preventDefault(); search.focus(); search.select(); }
+    } else if (event.target.closest(".search") && $("#suggestions") && ["ArrowDown", "ArrowUp", "Escape"].includes(event.key)) {
+      const links = $$("#suggestions a"), box = $("[data-search-key]"), at = links.indexOf(document.activeElement);
+      if (event.key === "Escape") { $("#suggestions").replaceChildren(); box.focus(); return; }
+      if (!links.length) return;
+      event.preventDefault();
+      (links[at + (event.key === "ArrowDown" ? 1 : -1)] || box).focus();
     } else if (event.key === "Escape" && menu && menu.open) {
       menu.open = false;
       $("summary", menu).focus();
@@ -145,7 +166,9 @@
     yes.disabled = !!name;
     input.oninput = () => { yes.disabled = input.value !== name; };
     input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); if (!yes.disabled) yes.click(); } };
-    dialog.onclose = () => { if (dialog.returnValue === "yes") go(); else element.focus(); };
+    // An item of a menu that has closed meanwhile cannot have the focus; what opens the menu can.
+    const menu = element.closest("details.menu:not([open])"), back = menu ? $("summary", menu) : element;
+    dialog.onclose = () => { if (dialog.returnValue === "yes") go(); else back.focus(); };
     dialog.returnValue = "no";
     dialog.showModal();
     (name ? input : no).focus();
@@ -182,6 +205,33 @@
   function one(seconds, round) {
     const [size, unit] = UNITS.find(([each]) => seconds >= each - (round === Math.ceil ? 1 : 0)) || UNITS[3];
     return round(seconds / size) + " " + unit;
+  }
+  // Exact times are UTC's in the page and become those of the zone of one's profile, else of the browser; UTC is in the tooltip.
+  const OWN = document.documentElement.dataset.zone || Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  let clock;
+  try {
+    clock = new Intl.DateTimeFormat("en-GB", { timeZone: OWN, hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit",
+      hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "shortOffset" });
+  } catch (error) { clock = null; }  // a browser that does not know the zone shows UTC
+  function zoned(date) {
+    const part = Object.fromEntries(clock.formatToParts(date).map((each) => [each.type, each.value]));
+    return { day: part.year + "-" + part.month + "-" + part.day, time: part.hour + ":" + part.minute + ":" + part.second, zone: part.timeZoneName };
+  }
+  function inOwnZone(root) {
+    if (clock) $$("time[data-moment]", root).forEach((time) => {
+      const at = zoned(new Date(time.dateTime)), text = at.day + " " + at.time;
+      time.textContent = time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
+    });
+    if (clock) $$("input[data-zone-of]:not([data-zone-done])", root).forEach((field) => {
+      // A field for a time says in which zone it is; what the page brought in UTC is written in one's own.
+      const input = document.getElementById(field.dataset.zoneOf), label = input && $("label[for=" + input.id + "]");
+      field.dataset.zoneDone = "";
+      if (!input || field.value !== "UTC") return;
+      const at = input.value && new Date(input.value + "Z");
+      if (at && !isNaN(at)) { const own = zoned(at); input.value = own.day + "T" + own.time; }
+      field.value = OWN;
+      if (label) label.textContent = label.textContent.replace("(UTC)", "(" + OWN + ")");
+    });
   }
   function tick(root) {
     const now = Date.now();
@@ -225,6 +275,14 @@
   document.addEventListener("htmx:beforeRequest", (event) => {
     if (isLive(event.detail.elt) && document.hidden) event.preventDefault();
   });
+  // Leaving a page ends what is on its way, which is no error to report.
+  let leaving = false;
+  window.addEventListener("beforeunload", () => { leaving = true; });
+  window.addEventListener("pageshow", () => { leaving = false; });
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const xhr = event.detail.xhr, stopped = xhr.onabort;
+    xhr.onabort = (abort) => { if (!leaving && stopped) stopped.call(xhr, abort); };
+  });
   document.addEventListener("htmx:configRequest", (event) => {
     const etag = isLive(event.detail.elt) && etags.get(event.detail.elt);
     if (etag && etag.path === event.detail.path) event.detail.headers["If-None-Match"] = etag.value;
@@ -248,6 +306,7 @@
     const root = event.detail.target || event.target;
     showCopyButtons(root);
     tick(root);
+    inOwnZone(root);
     announce();
     // A menu whose items have just arrived has another size.
     const menu = root.closest && root.closest("details.menu[open]");
@@ -260,6 +319,7 @@
     });
     kept.open.forEach((key) => { const d = $$("details", root).find((e) => (e.id || $("summary", e).textContent) === key); if (d) d.open = true; });
     kept.checked.forEach(([key, on]) => { const box = $$("input[type=checkbox]", root).find((e) => keyOf(e) === key); if (box) box.checked = on; });
+    picked();
     if (kept.focus) { const element = all.find((e) => keyOf(e) === kept.focus); if (element) element.focus({ preventScroll: true }); }
     kept = null;
   });
@@ -333,6 +393,7 @@
   document.addEventListener("DOMContentLoaded", () => {
     showCopyButtons();
     tick();
+    inOwnZone();
     restore();
     $$("[data-count]").forEach(counted);
     const wrong = $(".field-wrong input, .field-wrong select, .field-wrong textarea, [aria-invalid=true]");

@@ -57,7 +57,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
     page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 3000")
-    page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")
+    page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("middle-1-gpu")
     page.locator("[name=ps_flavor]").select_option("small")
     page.locator("[name=ps_count]").fill("1")
@@ -102,7 +102,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
 
     tab(page, "Usage")
     expect(page.locator("tbody").first.locator("tr")).to_have_count(4)
-    expect(page.get_by_role("main")).to_contain_text("What makes it up")
+    expect(page.get_by_role("main")).to_contain_text("Breakdown")
     assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
     tab(page, "Events")
     for verb in ("cluster.created", "run.running", "run.succeeded"):
@@ -163,12 +163,12 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.path().stat().st_size > 1_000_000
-    page.get_by_role("button", name="Disable").click()
+    page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("dialog")).to_contain_text("only in memory is lost")
     page.get_by_role("button", name="Go back").click()
     expect(page.locator("#head")).to_contain_text("Running")
-    page.get_by_role("button", name="Disable").click()
-    page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     expect(page.locator("#head")).to_contain_text("Stopped", timeout=TRAINED)
     expect(page.locator("#head")).to_contain_text("Disabled by alice")
 
@@ -177,7 +177,7 @@ def test_errors_stand_beside_their_fields_and_the_first_has_the_focus(page: Page
     page.goto("/clusters/new")
     page.get_by_label("Name", exact=True).fill("Not A Name")
     page.get_by_label("Command", exact=True).fill("echo kept")
-    page.get_by_label("Env", exact=False).first.fill("NO_EQUALS")
+    page.get_by_label("Environment variables").fill("NO_EQUALS")
     page.get_by_role("button", name="Create cluster").click()
     name = page.get_by_label("Name", exact=True)
     expect(name).to_be_focused()
@@ -212,12 +212,12 @@ def test_everything_can_be_done_by_keyboard(page: Page) -> None:
     expect(row(page, "by-keys")).to_contain_text("Running", timeout=TRAINED)
     tab_to(page.get_by_label("Actions for by-keys"))
     page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Disable")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
-    tab_to(dialog.get_by_role("button", name="Disable"))
+    tab_to(dialog.get_by_role("button", name="Stop"))
     page.keyboard.press("Enter")
     page.wait_for_url("**/clusters/ops-demo/by-keys")
     expect(page.locator("#head")).to_contain_text("Stopped", timeout=TRAINED)

@@ -468,7 +468,7 @@ def test_what_could_not_be_started_any_more_goes_on_when_it_is_changed_by_hand(
     plane.request("DELETE", loops.path("Service", run, names_of(loops, run)))
     loops.until(lambda: Event.objects.filter(verb="run.not_put_right").exists())
     assert loops.run(cluster).applied_at
-    assert loops.until_running(cluster).message == "All 2 tasks run."
+    assert loops.until_running(cluster).message == "2 of 2 tasks running."
 
 
 def test_a_server_that_asks_to_wait_is_not_asked_before(

@@ -135,7 +135,7 @@ def train(page: Page) -> None:
     page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
     page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 600")
-    page.get_by_label("Env", exact=False).first.fill("GREETING=hello | DATA_DIR=/elearn/output")
+    page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("tiny-1-gpu")
     page.locator("[name=ps_flavor]").select_option("small")
     page.locator("[name=ps_count]").fill("1")
@@ -167,7 +167,7 @@ def succeed(page: Page, node: Node) -> None:
         expect(line).to_have_attribute("d", re.compile("^M.*L"))
     tab(page, "Usage")
     expect(page.locator("tbody").first.locator("tr")).to_have_count(4)
-    expect(page.get_by_role("main")).to_contain_text("What makes it up")
+    expect(page.get_by_role("main")).to_contain_text("Breakdown")
     assert float(page.locator("tfoot .money").last.get_attribute("title") or 0) > 0
 
 

@@ -212,6 +212,28 @@ def test_the_log_is_searched_and_paged(client: Client, people: Any) -> None:
     found = client.get("/admin/audit?search=quota+60&actor=root&appcode=ops-demo").context["events"]
     assert [event.message for event in found] == ["quota from 59 to 60 GPUs"]
     assert Event.objects.count() == 60
+    today = f"{timezone.now():%F}"
+    for query, count in (
+        (f"from={today}&kind=appcode", 60),
+        (f"to={today}&kind=person", 0),
+        ("to=2020-01-01", 0),
+        ("from=x", 60),
+    ):
+        lines = client.get(f"/admin/audit?{query}&format=csv").content.decode().splitlines()
+        assert len(lines) == 1 + count, query
+    assert '<a href="/appcodes/ops-demo">' not in page.content.decode(), "these events are about nothing"
+
+
+@pytest.mark.django_db
+def test_suggestions_lead_to_pages_one_may_open_and_help_says_what_is_to_be_set_up(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+    found = client.get("/search/suggestions?q=new+clu").content.decode()
+    assert 'href="/clusters/new"' in found
+    assert "/admin/" not in client.get("/search/suggestions?q=a").content.decode()
+    assert "Set prices" not in client.get("/help").content.decode()
+    client.force_login(people.root)
+    assert 'href="/admin/audit"' in client.get("/search/suggestions?q=audit").content.decode()
+    assert "Set prices" in client.get("/help").content.decode()
 
 
 @pytest.mark.django_db
@@ -233,7 +255,7 @@ def test_a_page_that_is_not_there_says_so_with_an_id(client: Client, people: Any
     answer = client.get("/no/such/page")
     text = answer.content.decode()
     assert answer.status_code == 404
-    assert "Nothing was lost." in text
+    assert "What you can do" in text
     assert answer["X-Request-ID"] in text
     assert "tried" not in text, "the resolver's words are for programmers"
 

@@ -10,7 +10,8 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect
 
-from portal.models import Appcode
+from portal import events
+from portal.models import Appcode, Event
 from tests.browser import SOON, assert_fits, chromium, give_session
 from tests.portal.live_page import State
 
@@ -313,3 +314,17 @@ def test_an_appcode_that_expires_says_so_everywhere(open_page: Open, people: Any
     expect(root.locator("table").first).to_contain_text("500.00")
     expect(root.locator("table").last).to_contain_text("ops-demo")
     assert_fits(root, "requests-ending")
+
+
+def test_times_are_those_of_the_reader_with_utc_in_the_tooltip(open_page: Open, people: Any) -> None:
+    events.record("person.created", actor=people.root, object="person somebody", message="")
+    at = Event.objects.latest("id").at
+    page = open_page("/admin/audit", user="root", timezone_id="Asia/Shanghai")
+    shown = page.locator("time[data-moment]").first
+    expect(shown).to_have_text(f"{at + dt.timedelta(hours=8):%Y-%m-%d %H:%M:%S} UTC+8")
+    expect(shown).to_have_attribute("title", f"{at:%Y-%m-%d %H:%M:%S} UTC")
+    page.goto("/profile")
+    page.select_option("[name=time_zone]", "Asia/Kolkata")
+    page.click("form[action='/profile/zone'] button")
+    page.goto("/admin/audit")
+    expect(shown).to_have_text(f"{at + dt.timedelta(hours=5, minutes=30):%Y-%m-%d %H:%M:%S} UTC+5:30")

@@ -39,7 +39,7 @@ def test_a_one_time_password_opens_only_the_choice_of_another(client: Client, pe
         assert carol.get(path)["Location"] == "/accounts/password/change/"
     new = {"oldpassword": password, "password1": "her-own-secret-77", "password2": "her-own-secret-77"}
     again = new | {"password1": password, "password2": password}
-    assert "present password" in carol.post("/accounts/password/change/", again).content.decode()
+    assert "current password" in carol.post("/accounts/password/change/", again).content.decode()
     assert User.objects.get(username="carol").must_change_password
     assert carol.post("/accounts/password/change/", new)["Location"] == "/profile"
     assert carol.get("/appcodes").status_code == 200

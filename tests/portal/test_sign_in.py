@@ -285,7 +285,7 @@ def test_a_forgotten_password_is_renewed_by_mail(client: Client, people: Any, ma
     page = client.get(link.removeprefix(origin), follow=True)
     assert page.context["form"]["end_tokens"].value() is True
     form = page.redirect_chain[-1][0]
-    for password, word in (("alice-password", "present password"), ("her-own-secret-77", "")):
+    for password, word in (("alice-password", "current password"), ("her-own-secret-77", "")):
         new = {"password1": password, "password2": password, "end_tokens": "on"}
         answer = client.post(form, new)
         assert word in answer.content.decode()

@@ -49,10 +49,10 @@ def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any) -> No
     days = "&".join(f"{name}={value}" for name, value in of(MONTH).items())
     pages = {
         "invoices": ("/invoices", "FOCUS"),
-        "appcode": (f"/billing/ops-demo?{days}", "What makes it up"),
-        "run": (f"/billing/ops-demo/demo/1?{days}", "What makes it up"),
-        "cluster": ("/clusters/ops-demo/demo", "for every hour that it runs, at most"),
-        "deploy": ("/clusters/ops-demo/demo/deploy", "for every hour that it runs, at most"),
+        "appcode": (f"/billing/ops-demo?{days}", "Breakdown"),
+        "run": (f"/billing/ops-demo/demo/1?{days}", "Breakdown"),
+        "cluster": ("/clusters/ops-demo/demo", "per hour, at most"),
+        "deploy": ("/clusters/ops-demo/demo/deploy", "per hour, at most"),
         "volume": ("/datastores/new?kind=volume", "in a month of 730 hours"),
         "request": ("/appcodes/new", "A GPU costs"),
         "quota": ("/appcodes/ops-demo/request", "A GPU costs"),

@@ -91,7 +91,7 @@ def test_parts_add_up_to_every_page_and_to_the_ledger(used, client):
     client.force_login(used.alice)
     for path in ("/billing", "/billing/ops-demo", "/billing/ops-demo/edge", "/billing/ops-demo/edge/2"):
         answer = client.get(path, of(MONTH))
-        assert b"What makes it up" in answer.content
+        assert b"Breakdown" in answer.content
         assert answer.context["makeup"]
         total = sum(part.cost for part in answer.context["makeup"])
         cost = answer.context["cost"] if "segments" in answer.context else answer.context["total"].cost
@@ -135,7 +135,7 @@ def test_parts_of_a_business_line_are_of_the_time_in_which_an_appcode_was_its_ow
     client.force_login(used.root)
     days = {"from": f"{MONTH.since:%F}", "to": f"{MONTH.until - dt.timedelta(days=1):%F}"}
     answer = client.get("/dashboard", {**days, "line": "elsewhere"})
-    assert b"What makes it up" in answer.content
+    assert b"Breakdown" in answer.content
     api = APIClient()
     api.force_authenticate(used.root)
     document = api.get("/api/v1/dashboard/spending", {**days, "line": "elsewhere"}).json()

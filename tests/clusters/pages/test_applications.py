@@ -71,7 +71,7 @@ def test_the_list_has_applications_alone_and_tells_what_can_be_opened(
     assert "trains" not in page
     assert 'href="http://web-answers-ops-demo.apps.' in rows["answers"]
     assert 'target="_blank" rel="noopener"' in rows["answers"]
-    assert 'disabled title="Starts: Waits to be looked at."' in rows["waits"]
+    assert 'disabled title="Starts: Waiting for the scheduler."' in rows["waits"]
     assert rows["two"].count('target="_blank"') == 2
     assert "Open" not in rows["over"]
     # The list of clusters has them all, with the same button.
@@ -293,7 +293,7 @@ def test_from_the_list_to_open_in_a_browser(live_server: Any, people: Any, catal
         assert_fits(page, "application-4")
         page.get_by_role("button", name="Deploy").click()
         page.wait_for_url("**/applications/ops-demo/lab")
-        expect(page.get_by_role("button", name="Open. Starts: Waits to be looked at.")).to_be_disabled()
+        expect(page.get_by_role("button", name="Open. Starts: Waiting for the scheduler.")).to_be_disabled()
         assert_fits(page, "application")
         there = {"notebook": {"address": "127.0.0.1:1", "since": "2026-01-01T00:00:00Z", "routed": True}}
         Run.objects.update(phase="Running", endpoints=there)

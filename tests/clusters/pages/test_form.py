@@ -424,3 +424,18 @@ def test_import_says_what_is_wrong(text, catalogue, people, as_person):
     answer = as_person(people.alice).post("/clusters/import", {"manifest": text})
     assert answer.status_code == 200
     assert "errorlist" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("zone", "utc"),
+    [
+        ("Asia/Shanghai", "2999-01-01T00:00:00+00:00"),
+        ("", "2999-01-01T08:00:00+00:00"),
+        ("../x", "2999-01-01T08:00:00+00:00"),
+    ],
+)
+def test_a_schedule_is_typed_in_ones_own_zone(zone, utc):
+    from clusters.pages.conversion import manifest_of
+
+    typed = {"schedule_after": "2999-01-01T08:00", "schedule_zone": zone}
+    assert manifest_of(typed)[0]["spec"]["scheduleAfter"] == utc

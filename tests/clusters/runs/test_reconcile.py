@@ -504,7 +504,7 @@ def test_an_agent_that_is_down_for_a_while_during_every_step(
     assert current(cluster).reason == "CloudUnreachable"
     with services.running([agent], tmp_path, os.environ):
         work()
-        assert loop.until_phase(cluster, "Running").message == "The task runs."
+        assert loop.until_phase(cluster, "Running").message == "1 task running."
     actions.disable(cluster, acting_user=people.bob)
     work()
     assert "Disabled by bob. The cloud cannot do it now" in current(cluster).message

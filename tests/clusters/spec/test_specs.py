@@ -110,6 +110,7 @@ def test_env_as_the_form_takes_it():
     }
     assert parse_env("A=b=c|B=") == {"A": "b=c", "B": ""}
     assert parse_env(" | ") == {}
+    assert parse_env("A=1\r\nB=2\n\nC=3 | D=4") == {"A": "1", "B": "2", "C": "3", "D": "4"}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_env_that_cannot_be_read_says_why(text, says):
         parse_env(text)
 
 
-values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\\")).map(str.strip)
+values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\\\n\r")).map(str.strip)
 
 
 @given(

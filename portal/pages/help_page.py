@@ -1,0 +1,52 @@
+"""Help: what the words mean, where REST is described, and for administrators what is left to set up.
+
+Each step is a question to the database that some app has registered (`hooks.steps`): it is done when things are so, not when
+somebody ticked it.
+"""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from portal import hooks
+from portal.models import Appcode, OrgNode, User
+from portal.pages.appcodes import person
+from portal.pages.layout import sends_mail
+
+TERMS = (
+    ("Appcode", "Who pays. Its members are owners, developers and viewers."),
+    ("Quota", "GPUs and storage that an appcode may hold at one time. Owners ask for more on its page."),
+    ("Business line", "A part of the organisation. It has a namespace, and a cloud on which its runs are made."),
+    ("Cluster", "A definition: a program, its data, and the machines it runs on."),
+    ("Run", "One deployment of a cluster, with its own logs, metrics and cost."),
+    ("Task", "One process group of a run: a master, a parameter server, a worker, an evaluator."),
+    ("Flavor", "A size of task: GPUs, CPU cores and memory."),
+    ("Image", "The software that a task finds, TensorFlow for example."),
+    ("Application", "A program with GPUs that you open in a browser, such as a Jupyter notebook."),
+    ("Datastore", "Where data lives. Tasks read /elearn/input and write /elearn/output."),
+    ("Batch and service", "A batch run ends when its work is done; a service runs until somebody stops it."),
+    ("GPU-hour", "One GPU held for one hour, busy or not. Waiting costs nothing."),
+    ("Budget", "What may be spent in a month, and what happens when it is used up."),
+)
+
+
+@require_GET
+def help_page(request: HttpRequest) -> HttpResponse:
+    steps = [step for found in hooks.steps for step in found()] if person(request).is_administrator else []
+    notes = [note for found in hooks.notes for note in found()]
+    return render(request, "portal/help.html", {"terms": TERMS, "steps": steps, "notes": notes})
+
+
+def steps() -> list[hooks.Step]:
+    """What of the ground is set up."""
+    return [
+        hooks.Step("Name the business lines", OrgNode.objects.exclude(namespace=None).exists(), reverse("admin_orgs")),
+        hooks.Step("Let people in", User.objects.filter(is_superuser=False).exists(), reverse("admin_people")),
+        hooks.Step(
+            "Approve an appcode", Appcode.objects.filter(state=Appcode.State.ACTIVE).exists(), reverse("admin_appcodes")
+        ),
+        hooks.Step("Send mail (EMAIL_URL)", sends_mail(), ""),
+    ]
