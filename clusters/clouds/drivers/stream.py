@@ -24,9 +24,9 @@ import socketserver
 import sys
 import threading
 from dataclasses import dataclass, field
+from html import escape
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
