@@ -55,6 +55,9 @@ def test_the_end_of_a_long_log_is_all_that_is_read_of_it(plane: Plane) -> None:
         wide = read(tail=10_000)
         rest = read(offset=wide.offset, cursor=wide.cursor)
         assert wide.data + rest.data == b"y" * 50_000 + b"\n"
+        # A last line that is unfinished is a line.
+        played.lines = (*kubelet.stamped(LINES, LENGTH)[:50], kubelet.stamped(LINES, LENGTH)[50][:-1])
+        assert (read(tail=1000).data, read(tail=1000).placed) == (text(41, 51)[:-1], False)
         cloud.delete(run)
         following.until(lambda: following.is_gone(run))
     plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")

@@ -355,7 +355,9 @@ def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
         if not is_cut or lines == 1:
             break
         lines = max(1, lines // 16)
-    whole = body.count(b"\n") < lines and not is_cut and not _was_restarted(pod)
+    # The last line may be unfinished, and is one of them all the same.
+    came = body.count(b"\n") + (not body.endswith(b"\n"))
+    whole = came < lines and not is_cut and not _was_restarted(pod)
     text = Text(Place(placed=whole))
     try:
         data = b"".join(text.feed(body))
