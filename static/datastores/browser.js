@@ -157,7 +157,8 @@
         for (let m = n; m <= upload.parts && next.length < PLACES; m += 1) if (!stored.has(m)) next.push(m);
         const made = await ask(job, "POST", job.upload + "/urls", { parts: next });
         job.urls = new Map(made.items.map((item) => [item.part, item.url]));
-        if (made.stored.includes(n)) return true;
+        made.stored.forEach((m) => stored.add(m));
+        if (stored.has(n)) return true;
       }
       await put(job, job.urls.get(n), part, moved);
       untaken = 0;
