@@ -58,6 +58,8 @@ def tokens_for(user: User, appcode: str, capability: Capability = VIEW) -> Query
 @transaction.atomic
 def save_token(appcode: Appcode, host: str, spec: GitTokenSpec, *, acting_user: User) -> GitToken:
     """What runs fetch with from now on. The caller has asked whether the user may operate. Raises Invalid."""
+    # As it is looked for (`clusters.code.host_of`).
+    host = host.removesuffix(":443")
     if not _HOST.fullmatch(host):
         message = "Write the server as in the address of a repository: git.example.com, or git.example.com:8443."
         raise Invalid.at("host", message=message)

@@ -19,7 +19,7 @@ from portal.models import Appcode, User
 T = TypeVar("T")
 # A month of a forecast has 730 hours, as price lists reckon.
 HOURS = 730
-NEWS_AT_ONCE = 10
+NEWS_AT_ONCE, NEWS_OF_A_MOMENT = 10, 150
 
 
 class Hook(Generic[T]):
@@ -96,7 +96,8 @@ steps: Hook[Callable[[], Iterable[Step]]] = Hook()
 notes: Hook[Callable[[], Iterable[str]]] = Hook()
 # A title ("Clusters"), and a function (user, words, limit) to at most so many hits that the user may see.
 searches: Hook[tuple[str, Callable[[User, str, int], list[Hit]]]] = Hook()
-# What has happened to runs of a person since a time, the oldest first, at most NEWS_AT_ONCE: phases are those in small letters.
+# What has happened to runs of a person since a time, the oldest first, at most NEWS_AT_ONCE and
+# NEWS_OF_A_MOMENT more of the last one's time: phases are those in small letters.
 news: Hook[Callable[[User, Collection[str], dt.datetime], list[News]]] = Hook()
 # GPUs that some appcodes hold now; asked at most once in some seconds for each person.
 gpu_use: Hook[Callable[[QuerySet[Appcode]], GpuUse]] = Hook()

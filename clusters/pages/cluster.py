@@ -54,8 +54,8 @@ TABS = (
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
 EVENTS, RUNS, READERS = 100, 50, 20
-# Longer files are not compared line by line.
-MAX_LINES = 5000
+# So many pairs of lines are compared for one page: what takes longest would take seconds for that, and grows with their cube.
+MAX_PAIRS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -468,11 +468,30 @@ def _program(run: Run) -> dict[str, Any]:
 def _changed_files(first: Run, second: Run) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
     """Each file of the code that differs, with its lines as (sign, text); None where it is too long to be compared here."""
     before, after = ((code.files if (code := code_of(run.spec)) else None) or {} for run in (first, second))
+    pairs = MAX_PAIRS
     for name in sorted({*before, *after}):
-        one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-        if max(len(one), len(other)) > MAX_LINES:
-            if one != other:
-                yield name, None
-        elif before.get(name) != after.get(name):
-            lines = list(difflib.unified_diff(one, other, lineterm="", n=2))[2:]
-            yield name, [(line[:1], line[1:]) if line[:1] in "+-" else ("", line) for line in lines]
+        if before.get(name) != after.get(name):
+            one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+            lines, pairs = _changed_lines(one, other, pairs)
+            yield name, lines
+
+
+def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[tuple[str, str]] | None, int]:
+    """What differs, as (sign, text) with two lines around it, and how many of so many pairs of lines may be compared after that;
+    None where these are too many. What is the same before and behind it all costs nothing."""
+    start = _same(one, other)
+    end = _same(one[start:][::-1], other[start:][::-1])
+    pairs_of = (len(one) - start - end) * (len(other) - start - end)
+    if pairs_of > pairs:
+        return None, pairs
+    around = 2
+    first, second = (each[max(0, start - around) : len(each) - max(0, end - around)] for each in (one, other))
+    lines = list(difflib.unified_diff(first, second, lineterm="", n=around))[2:]
+    # Where a piece of it lies in its file is not said: the lines before it are not here.
+    shown = (("", "…") if line[:2] == "@@" else (line[:1].strip(), line[1:]) for line in lines)
+    return list(shown), pairs - pairs_of
+
+
+def _same(one: list[str], other: list[str]) -> int:
+    """With how many equal lines both begin."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,11 +1,13 @@
 """Which program a run starts from: the files of its spec, or the commit that a ref has when the run is planned.
 
 The commit is asked for once, outside any transaction, and kept with the run before the cloud is told anything: all its tasks and
-attempts start from that one. Servers of people are asked by few threads at a time, so that one that is slow keeps nobody else.
+attempts start from that one. Servers of people are asked by few threads at a time, and for each appcode by one of them, so that
+one that is slow keeps nobody else.
 """
 
 from __future__ import annotations
 
+import collections
 import threading
 
 from clusters.clouds.bulkhead import PutOff
@@ -18,6 +20,7 @@ from datastores.drivers.addresses import Denied, check
 # Threads of a process that wait for Git servers.
 AT_ONCE = 2
 _places = threading.Semaphore(AT_ONCE)
+_of: collections.defaultdict[int, threading.Lock] = collections.defaultdict(threading.Lock)
 
 
 class NotYet(CloudError):
@@ -27,16 +30,22 @@ class NotYet(CloudError):
 def commit_of(run: Run, code: CodeSpec) -> str:
     """The commit from which it starts. Raises NotYet, CloudRefused for what will not become better, and PutOff."""
     assert code.git is not None
-    if not _places.acquire(blocking=False):
-        raise PutOff("Other runs wait for Git servers; this follows.")
+    own = _of[run.cluster.appcode_id]
+    if not own.acquire(blocking=False):
+        raise PutOff("Another run of the appcode waits for a Git server; this follows.")
+    is_placed = _places.acquire(blocking=False)
     try:
+        if not is_placed:
+            raise PutOff("Other runs wait for Git servers; this follows.")
         return git.resolve(code.git, code.ref, _login(run, code), _why_closed)
     except git.Refused as error:
         raise CloudRefused(f"The code cannot be fetched: {error}") from None
     except git.Failed as error:
         raise NotYet(f"The code cannot be fetched: {error}") from None
     finally:
-        _places.release()
+        if is_placed:
+            _places.release()
+        own.release()
 
 
 def planned(run: Run, code: CodeSpec | None) -> CodeFiles | CodeCommit | None:

@@ -105,7 +105,7 @@ def asked(folder: Folder, method: str, target: str) -> tuple[str, Query]:
     has_delimiter = any(value for name, value in query if name == "delimiter")
     if folder.prefix and prefix == folder.prefix and not has_delimiter:
         prefix += "/"
-    if len(told) > 1 or not folder.holds(prefix):
+    if len(told) > 1 or not folder.holds(prefix) or {".", ".."} & set(prefix.split("/")):
         raise Refused(
             403, "AccessDenied", f"Only lists with a prefix that begins with {folder.prefix}/ are open to this run."
         )

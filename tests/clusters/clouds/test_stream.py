@@ -50,6 +50,7 @@ def test_it_signs_as_botocore_does(name: str, ranged: bool, start: str) -> None:
         ("GET", "/data?prefix=in/training/"),
         ("GET", "/data?prefix=in/train&delimiter=/"),
         ("GET", "/data?prefix=in/train/&prefix="),
+        ("GET", "/data?prefix=in/train/../other/"),
         ("GET", "/data?acl"),
         ("GET", "/data?uploads&prefix=in/train/"),
         ("GET", "/data?versions&prefix=in/train/"),

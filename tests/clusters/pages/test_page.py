@@ -149,6 +149,17 @@ def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
     assert "echo second" in compared
     assert client.get("/clusters/ops-demo/demo/runs?a=9&b=x").status_code == 200
 
+    # Of the second file every other line is the same, of few kinds: comparing such takes a minute, and then more.
+    few = [[f"same {n % 60}" if n % 2 else f"{run} {n}" for n in range(5000)] for run in (1, 2)]
+    for run, lines in zip(cluster.runs.order_by("number"), few, strict=True):
+        files = {"a.py": "\n".join([*("x" * 3000), run.spec["command"], *("y" * 3000)]), "b.py": "\n".join(lines)}
+        run.spec["code"] = {"files": files}
+        run.save()
+    compared = client.get("/clusters/ops-demo/demo/runs?a=2&b=1").content.decode()
+    assert '<span class="plus">+ echo second</span>' in compared
+    assert compared.count('<span class="same">  y</span>') == 2
+    assert compared.count("It differs, and is too long to be compared here.") == 1
+
 
 def test_events_are_those_of_this_cluster_alone(make_cluster, people, as_person):
     client = as_person(people.alice)

@@ -1,14 +1,19 @@
 """Runs whose program comes from a real Git server, against the real node agent."""
 
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 from clusters import actions
 from clusters.api.documents import to_manifest
+from clusters.clouds.bulkhead import PutOff
 from clusters.clouds.registry import cloud
+from clusters.code import CodeSpec
 from clusters.git_tokens import GitTokenSpec, save_token
 from clusters.models import Run
+from clusters.runs import code as run_code
 from clusters.runs import reconcile
 from portal.errors import Invalid
 from portal.models import Event
@@ -42,6 +47,8 @@ def test_a_run_keeps_its_commit_and_the_next_one_starts_there_again(loop, people
     assert "wants a name and a token" in run.message
 
     host = repository.url.split("/")[2]
+    said = GitTokenSpec(name="git", token="x")
+    assert save_token(people.ops, "git.example.com:443", said, acting_user=people.bob).host == "git.example.com"
     save_token(people.ops, host, GitTokenSpec(name="oauth2", token="very-secret"), acting_user=people.bob)
     actions.deploy(cluster, acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
@@ -81,3 +88,28 @@ def test_a_server_that_is_away_is_asked_again_and_a_closed_one_never(people, cat
     [error] = caught.value.errors
     assert (error.path, "the portal's own machine" in error.message) == (("spec", "code", "git"), True)
     assert server.asked == []
+
+
+def test_an_appcode_whose_server_is_slow_keeps_no_other_waiting(monkeypatch):
+    asked, go = threading.Semaphore(0), threading.Event()
+
+    def resolve(url, *_):
+        asked.release()
+        return "" if "fast" in url else str(go.wait(60))
+
+    def ask(appcode, url="https://slow/x"):
+        return run_code.commit_of(SimpleNamespace(cluster=SimpleNamespace(appcode_id=appcode)), CodeSpec(git=url))
+
+    monkeypatch.setattr(run_code.git, "resolve", resolve)
+    monkeypatch.setattr(run_code, "_login", lambda *_: None)
+    waits = threading.Thread(target=ask, args=(1,))
+    waits.start()
+    try:
+        assert asked.acquire(timeout=60)
+        with pytest.raises(PutOff):
+            ask(1)
+        assert ask(2, "https://fast/x") == ""
+    finally:
+        go.set()
+        waits.join()
+    assert ask(1) == "True"

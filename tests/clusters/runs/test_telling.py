@@ -85,3 +85,22 @@ def test_choices_are_judged_at_their_field(people: Any, client: Any) -> None:
     assert "mail" in str(said.json()["errors"][0])
     people.bob.refresh_from_db()
     assert people.bob.mail_phases == ["running", "failed"]
+
+
+def test_many_that_end_at_one_moment_are_all_told(stopped: Any, people: Any, client: Any) -> None:
+    from clusters.models import Run
+
+    began = dt.datetime.now(dt.UTC).isoformat()
+    choose(people.bob, browser=["stopped"])
+    run = stopped("many")
+    for number in range(2, 14):
+        run.pk, run.number, run._state.adding = None, number, True
+        run.save()
+    assert Run.objects.values("phase_since").distinct().count() == 1
+    client.force_login(people.bob)
+    told: set[str] = set()
+    for _ in range(3):
+        said = client.get("/frame/news", {"since": began}).json()
+        told |= {one["key"] for one in said["news"]}
+        began = said["now"]
+    assert len(told) == 13

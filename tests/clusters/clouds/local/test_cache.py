@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusters.clouds.drivers.base import Mount, RunRef
-from clusters.clouds.drivers.local.data import cache
+from clusters.clouds.drivers.local.agent import gpus, machine
+from clusters.clouds.drivers.local.agent.machine import Options
+from clusters.clouds.drivers.local.agent.node import Node
+from clusters.clouds.drivers.local.data import cache, storage
+from datastores.listing import Listing
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Store, role
 from tests.clusters.clouds.local.test_storage import LISTING, serving
 
@@ -129,3 +136,56 @@ def test_what_does_not_fit_says_so(agent: Agent, store: Store) -> None:
         assert "Input cannot be fetched: It has 1125899.9 GB, and " in agent.storage(run, "failed").message
         agent.cloud.delete(run)
         agent.gone(run)
+
+
+def test_what_there_is_room_for_moves_nothing_out_and_what_is_there_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key" / "partial").mkdir(parents=True)
+    (tmp_path / "key" / "partial" / "a").write_bytes(b"x" * 600_000)
+    listing, said = Listing(), list[int]()
+    listing.add("a", 1_000_000, 0)
+
+    class Making(storage.Storage):
+        def __init__(self) -> None:
+            self.spec, self.folder, self.wake = {"cache_uid": None, "least_free": 0}, "", -1
+
+        def say(self, state: str, message: str, *, durable: bool = False, **values: Any) -> None:
+            said.append(values.get("wanted", said[-1] if said else 0))
+
+        def list(self, mount: dict[str, Any]) -> Listing:
+            return listing
+
+    monkeypatch.setattr(storage.rclone, "fetch", lambda *args: args[4](400_000, 1_000_000))
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 300_000)
+    with pytest.raises(storage.rclone.Failed):
+        Making().make({}, str(tmp_path / "key"), listing)
+    assert 380_000 < said[-1] < 420_000
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 500_000)
+    said.clear()
+    assert Making().make({}, str(tmp_path / "key"), listing)
+    assert set(said) == {0}
+
+
+def test_what_is_being_removed_is_not_removed_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, key in enumerate(("a", "b")):
+        (tmp_path / "cache" / key / "files").mkdir(parents=True)
+        (tmp_path / "cache" / key / "lock").touch()
+        (tmp_path / "cache" / key / "size").write_text("10")
+        os.utime(tmp_path / "cache" / key / "size", (time.time() - 100 + number,) * 2)
+    go = threading.Event()
+    monkeypatch.setattr(machine, "_remove_tree", lambda _: go.wait(PATIENCE))
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 0)
+
+    async def sweep() -> list[list[str]]:
+        node = Node(tmp_path, gpus.Gpus((), {}, {}, simulated=False), Options(free_disk_gb=0))
+        there = []
+        for _ in range(2):
+            node.sweep_cache(5)
+            there.append(os.listdir(node.cache))
+        go.set()
+        await asyncio.gather(*node.swept)
+        node.sweep_cache(5)
+        return [*there, os.listdir(node.cache)]
+
+    assert asyncio.run(sweep()) == [["b"], ["b"], []]

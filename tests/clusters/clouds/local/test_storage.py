@@ -57,6 +57,19 @@ def test_a_program_that_came_with_the_manifest_is_where_commands_start(agent: Ag
     assert lines[-1] == "kept"
 
 
+def test_a_program_that_is_read_is_not_written_again_when_the_agent_is_started_again(agent: Agent) -> None:
+    run = agent.apply(role("echo up; sleep 600"), code=CodeFiles({"a.py": "1"}))
+    agent.until_output(run, "up")
+    place = agent.folder / "cloud" / "runs" / str(run.id) / "code" / "a.py"
+    before = place.stat().st_mtime_ns
+    agent.signal(signal.SIGKILL)
+    agent.start()
+    assert agent.says("echo 1") == "1\n"
+    assert place.stat().st_mtime_ns == before
+    agent.cloud.delete(run)
+    agent.gone(run)
+
+
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(agent: Agent, store: Store) -> None:
     def shown(folder: str) -> Mount:
         return Mount("/elearn/runs/train/1", True, store.source("results", folder), shown_gib=4 / 1024)

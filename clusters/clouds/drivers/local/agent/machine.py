@@ -81,6 +81,7 @@ class Machine(ABC):
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
         self.cache = folder / "cache"
+        self.swept: list[asyncio.Future[None]] = []  # of the cache, what is being removed
         self.meter = gpu_meter.Meter()
         self.activity_seconds = options.activity_seconds
         self.leaving = False
@@ -156,7 +157,15 @@ class Machine(ABC):
     def sweep_cache(self, wanted: int = 0) -> None:
         """Removes what is due, and so much more that `wanted` bytes can be written and runs start all the same."""
         wanted += self.least_free - cache.free_bytes(str(self.folder))
-        discard = lambda place: self.discard(Path(place))  # noqa: E731
+        # What goes already is not free yet, and nothing else has to go in its place.
+        self.swept = [each for each in self.swept if not each.done()]
+        if self.swept:
+            return
+
+        def discard(place: str) -> None:
+            if going := self.discard(Path(place)):
+                self.swept.append(going)
+
         cache.sweep(str(self.cache), self.cached_in_use, discard, most=self.most_cached, wanted=wanted)
 
     def disk_problem(self) -> str:
@@ -217,25 +226,26 @@ class Machine(ABC):
         folder.mkdir(exist_ok=True)
         return folder
 
-    def discard(self, path: Path) -> None:
-        """Takes a file or folder out of the way now and removes it in a thread."""
+    def discard(self, path: Path) -> asyncio.Future[None] | None:
+        """Takes a file or folder out of the way now and removes it in a thread, which it returns where it needs one."""
         trash = self.folder / "trash" / uuid.uuid4().hex
         try:
             if path.is_dir() and not path.is_symlink():
                 path.chmod(0o700)  # a folder that its task made unwritable could not be moved
             os.rename(path, trash)
         except FileNotFoundError:
-            return
-        self._remove(trash)
+            return None
+        return self._remove(trash)
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: Path) -> asyncio.Future[None] | None:
         if not path.is_dir() or path.is_symlink():
             path.unlink()
-            return
+            return None
         try:
             path.rmdir()
         except OSError:  # not empty, mostly
-            asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
+            return asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
+        return None
 
 
 class PartOf(Protocol):

@@ -163,7 +163,7 @@ class Node(Machine):
             return
         if part == "storage":
             run.data.look()
-            if run.data.wanted:
+            if run.data.wanted and run.deleted_at is None:
                 self.sweep_cache(run.data.wanted)
             self.wake(run.ref.id)
         for task in run.tasks:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import time
 
 from datastores import trees
@@ -69,11 +70,20 @@ def free_bytes(path: str) -> int:
 def begin(place: str, uid: int | None) -> str:
     """The folder into which it is copied. Under the lock."""
     partial = os.path.join(place, "partial")
-    if not os.path.isdir(partial):
-        os.mkdir(partial, 0o755)
-        if uid is not None:
-            os.chown(partial, uid, uid)
+    os.makedirs(partial, 0o755, exist_ok=True)
+    if uid is not None:  # also where whoever made it has not come to that
+        os.chown(partial, uid, uid)
     return partial
+
+
+def written(partial: str) -> int:
+    """Bytes of the disk that what was copied there has already."""
+    top = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = (each.info for each in trees.walk(top))
+        return sum(min(info.st_size, info.st_blocks * 512) for info in found if stat.S_ISREG(info.st_mode))
+    finally:
+        os.close(top)
 
 
 def finish(place: str, size: int) -> None:
@@ -110,9 +120,11 @@ def sweep(
         except FileNotFoundError:
             continue
     kept, now = sum(size for _, _, size, _ in found), time.time()
+    # Asked for once here, and again under the lock of each that is to go.
+    busy = set(in_use())
     for at, key, size, longest in sorted(found):
-        is_needed = kept <= most and wanted <= 0
-        if (is_needed and now - at < longest) or not _remove(os.path.join(folder, key), key, in_use, discard):
+        is_needed = key in busy or (kept <= most and wanted <= 0 and now - at < longest)
+        if is_needed or not _remove(os.path.join(folder, key), key, in_use, discard):
             continue
         kept, wanted = kept - size, wanted - size
 

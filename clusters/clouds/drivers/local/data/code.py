@@ -33,10 +33,9 @@ class Refused(Failed):
 def fetch(spec: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> None:
     """Fills the folder `into`. `check` may raise to break it off; it is asked when `wake` reads."""
     own = os.path.join(folder, "git")
-    if not os.path.isdir(own):
-        os.mkdir(own, 0o700)
-        if spec["uid"] is not None:
-            os.chown(own, spec["uid"], spec["uid"])
+    os.makedirs(own, 0o700, exist_ok=True)
+    if spec["uid"] is not None:  # also where an earlier process has not come to that
+        os.chown(own, spec["uid"], spec["uid"])
     said, says = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:

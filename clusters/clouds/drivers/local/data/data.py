@@ -193,14 +193,19 @@ class Data:
             os.chown(self.code, owner, owner)
 
     def _write(self, files: Mapping[str, str]) -> None:
-        """Ours, for everybody to read. Whoever made the plan has judged the names."""
+        """Ours, for everybody to read. Whoever made the plan has judged the names. It has its name when it is whole, and
+        then it stays: tasks may be reading it."""
+        if self.code.is_dir():
+            return
+        partial = self.code.with_suffix(".new")
         for name, text in files.items():
-            path = self.code / name
+            path = partial / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="")
             path.chmod(0o644)
-        for folder, _, _ in os.walk(self.code):
+        for folder, _, _ in os.walk(partial):
             os.chmod(folder, 0o755)  # noqa: S103  tasks have another uid
+        partial.rename(self.code)
 
     def _launch(self, command: str) -> None:
         """Tells the process `command`; makes a process when there is none."""

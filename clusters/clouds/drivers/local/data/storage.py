@@ -213,9 +213,11 @@ class Storage:
         """Whether what was copied is what was listed. Raises rclone.Failed."""
         partial = cache.begin(place, self.spec["cache_uid"])
         free = cache.free_bytes(place) - self.spec["least_free"]
-        # The agent hears of it, and makes room where it can.
-        self.say("fetching", "Fetching input, once for all runs that read the same.", wanted=listing.size)
-        if listing.size > free:
+        left = max(0, listing.size - cache.written(partial))
+        # The agent hears of what is missing, and makes room where it can; what there is room for moves nothing out.
+        lacks = left > free
+        self.say("fetching", "Fetching input, once for all runs that read the same.", wanted=left if lacks else 0)
+        if lacks:
             raise rclone.Failed(
                 f"It has {listing.size / 1e9:.1f} GB, and {max(0, free) / 1e9:.1f} are free for it here."
             )
