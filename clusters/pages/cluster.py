@@ -22,6 +22,7 @@ from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 from pydantic import ValidationError
 
+from billing.metering.segments import Segment
 from billing.sums import makeup
 from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
@@ -207,21 +208,20 @@ def progress(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     return render(request, "clusters/_progress.html", {"page": shown, **_overview(request, shown)})
 
 
+def _place(segment: Segment) -> tuple[int, int, dt.datetime]:
+    """Where a segment stands among those of its run: as tasks do, then by time. Labels are what was told, and may lack any."""
+    order, role, index = list(ROLES), str(segment.labels.get("role", "")), str(segment.labels.get("index", ""))
+    return order.index(role) if role in ROLES else len(order), int(index) if index.isdecimal() else 0, segment.started
+
+
 @require_safe
 def usage(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
-    titles, order = flavor_titles(), list(ROLES)
-    rows = sorted(
-        usage_of([consumer(shown.run)], shown.now) if shown.run else [],
-        key=lambda row: (
-            order.index(str(row.segment.labels["role"])),
-            int(row.segment.labels["index"]),
-            row.segment.started,
-        ),
-    )
+    titles = flavor_titles()
+    rows = sorted(usage_of([consumer(shown.run)], shown.now) if shown.run else [], key=lambda row: _place(row.segment))
     context = {
         "page": shown,
-        "segments": [(row, titles.get(flavor := str(row.segment.labels["flavor"]), flavor)) for row in rows],
+        "segments": [(row, titles.get(flavor := str(row.segment.labels.get("flavor", "")), flavor)) for row in rows],
         "busy": busy_of(rows),
         "makeup": makeup.parts(shown.now, consumers=[consumer(shown.run)]) if shown.run else [],
         "total": sum((row.cost for row in rows), Decimal(0)),

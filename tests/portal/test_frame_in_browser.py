@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect
 
@@ -317,7 +318,8 @@ def test_an_appcode_that_expires_says_so_everywhere(open_page: Open, people: Any
 
 
 def test_times_are_those_of_the_reader_with_utc_in_the_tooltip(open_page: Open, people: Any) -> None:
-    events.record("person.created", actor=people.root, object="person somebody", message="")
+    with transaction.atomic():
+        events.record("person.created", actor=people.root, object="person somebody", message="")
     at = Event.objects.latest("id").at
     page = open_page("/admin/audit", user="root", timezone_id="Asia/Shanghai")
     shown = page.locator("time[data-moment]").first
