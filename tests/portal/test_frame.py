@@ -32,6 +32,7 @@ def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     counter = lambda appcodes: asked.append(list(appcodes)) or hooks.GpuUse(3, simulated=True)  # type: ignore[func-returns-value]  # noqa: E731
     monkeypatch.setattr(hooks, "gpu_use", hooks.Hook(counter))
+    monkeypatch.setattr(hooks, "gpu_pool", hooks.Hook(lambda: 12))
     cache.clear()
     return asked
 
@@ -142,12 +143,13 @@ def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, p
 def test_the_gpu_counter_counts_what_the_switcher_shows(client: Client, people: Any, gpu_counter: list[Any]) -> None:
     client.force_login(people.root)
     text = " ".join(client.get("/frame/gpus").content.decode().split())
-    assert "<strong>3</strong> of 16" in text
+    assert "<strong>3</strong> of 12" in text, "who sees all appcodes is told of the machines"
     assert "sim<" in text
     client.get("/frame/gpus")
     assert len(gpu_counter) == 1, "answered from the cache"
     client.post("/frame/appcode", {"appcode": "flight-demo"})
-    assert "<strong>3</strong> of 8" in client.get("/frame/gpus").content.decode()
+    text = " ".join(client.get("/frame/gpus").content.decode().split())
+    assert 'used · quota</span><span class="gpus-short">/</span> 8' in text
     assert [appcode.code for appcode in gpu_counter[-1]] == ["flight-demo"]
 
 
