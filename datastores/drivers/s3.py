@@ -279,7 +279,8 @@ class S3:
                     if before and entry.modified and entry.modified > before:
                         continue
                     there = known.get(target) if is_known else next(self._found(target), None)
-                    if there is not None and not _is_copy(there, entry):
+                    # Into the trash nobody else writes; elsewhere what is of one size may be another file.
+                    if there is not None and not _is_copy(there, entry, by_time=before is not None):
                         kept += 1
                         continue
                     keys.append(self._key(entry.path))
@@ -393,12 +394,13 @@ class S3:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
 
 
-def _is_copy(copy: Entry, of: Entry) -> bool:
-    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then by the time
-    at which it was made."""
+def _is_copy(copy: Entry, of: Entry, *, by_time: bool) -> bool:
+    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then, where it can
+    only be one, by the time at which it was made."""
     if copy.size != of.size:
         return False
-    return copy.etag == of.etag or bool(copy.modified and of.modified and copy.modified > of.modified)
+    is_later = bool(copy.modified and of.modified and copy.modified > of.modified)
+    return copy.etag == of.etag or (by_time and is_later)
 
 
 def _exactly(stream: Stream, size: int) -> bytes:

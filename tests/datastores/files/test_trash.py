@@ -70,11 +70,11 @@ def test_what_is_removed_is_nowhere_to_be_seen_and_comes_back_as_it_was(filled: 
     assert (page.removals, page.files, page.size) == (2, 3, 16)
 
     # Meanwhile somebody stores another file in one of the places.
-    assert bob("PUT", f"{at}/runs/1/deep/c", b"newer").status_code == 204
+    assert bob("PUT", f"{at}/runs/1/deep/c", b"newest").status_code == 204
     for each in bob("GET", TRASH).json()["items"]:
         answer = bob("POST", f"{TRASH}/{each['id']}/restore")
         assert answer.status_code == (204 if each["path"] == "runs/2" else 409), answer.content_
-    assert lying(filled) == {**FILES, "runs/1/deep/c": b"newer"}
+    assert lying(filled) == {**FILES, "runs/1/deep/c": b"newest"}
     (left,) = bob("GET", TRASH).json()["items"]
     assert (left["files"], left["message"][:26]) == (1, "1 file stay in the trash: ")
     assert bob("DELETE", f"{at}/runs/1/deep/c?forever=true").status_code == 204
