@@ -395,8 +395,8 @@ class S3:
 
 
 def _is_copy(copy: Entry, of: Entry, *, by_time: bool) -> bool:
-    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then, where it can
-    only be one, by the time at which it was made."""
+    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then, where it
+    can only be one, by the time at which it was made."""
     if copy.size != of.size:
         return False
     is_later = bool(copy.modified and of.modified and copy.modified > of.modified)

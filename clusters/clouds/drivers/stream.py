@@ -3,8 +3,8 @@
 
 A small server before the bucket's own. It takes GET and HEAD of objects in the folder, and lists of it; signs them with the keys
 of the datastore (AWS Signature Version 4), which no task ever sees; and passes on what is answered as it comes. So lists have
-their pages, objects their ranges and ETags, as the store makes them, and nothing is kept here however large they are. All else is
-refused before anybody is asked: writing, other folders, what S3 has besides.
+their pages, objects their ranges and ETags, as the store makes them, and nothing is kept here however large they are. What
+people removed is left out of lists. All else is refused before anybody is asked: writing, other folders, what S3 has besides.
 
 It listens where the tasks of one run are and nobody else. There the access key is a password, so what comes is not verified
 by its signature. A program of docker/rclone, too, with the keys in variables of rclone's, so only the standard library is used:
@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import http.client
 import os
+import re
 import socket
 import socketserver
 import sys
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     Query = Sequence[tuple[str, str]]
 
 PIECE = 256 * 1024
+# Of a list, which is read whole: a thousand names at most.
+MOST_LISTED = 4 << 20
+# What people removed waits in there (TRASH of datastores/listing.py); no run is to read it.
+TRASH = ".portal-trash"
 # Connections at once, and seconds that one may say nothing.
 AT_ONCE, IDLE = 256, 120.0
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -49,6 +54,7 @@ LISTS = frozenset(
 )  # fmt: skip
 GETS = frozenset({"partNumber"} | {f"response-{name}" for name in ("content-type", "cache-control")})
 PASSED = ("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "x-amz-checksum-mode")
+_LISTED = re.compile(rb"<(Contents|CommonPrefixes)>")
 # Of one connection, not of what is asked by it.
 _HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authenticate"})
 
@@ -95,6 +101,8 @@ def asked(folder: Folder, method: str, target: str) -> tuple[str, Query]:
         # A server that keeps objects in folders would be led out of this one.
         if not folder.holds(name) or {".", ".."} & set(name.split("/")):
             raise Refused(403, "AccessDenied", f"Only what lies in {folder.prefix}/ is open to this run.")
+        if TRASH in name.split("/"):
+            raise Refused(404, "NoSuchKey", "The specified key does not exist.")
         _only(query, GETS)
         return f"/{bucket}/{name}", query
     if [name for name, _ in query] == ["location"] or (method == "HEAD" and not query):
@@ -105,7 +113,7 @@ def asked(folder: Folder, method: str, target: str) -> tuple[str, Query]:
     has_delimiter = any(value for name, value in query if name == "delimiter")
     if folder.prefix and prefix == folder.prefix and not has_delimiter:
         prefix += "/"
-    if len(told) > 1 or not folder.holds(prefix) or {".", ".."} & set(prefix.split("/")):
+    if len(told) > 1 or not folder.holds(prefix) or {".", "..", TRASH} & set(prefix.split("/")):
         raise Refused(
             403, "AccessDenied", f"Only lists with a prefix that begins with {folder.prefix}/ are open to this run."
         )
@@ -115,6 +123,22 @@ def asked(folder: Folder, method: str, target: str) -> tuple[str, Query]:
 def _only(query: Query, known: frozenset[str]) -> None:
     if other := next((name for name, _ in query if name not in known), None):
         raise Refused(403, "AccessDenied", f"{other} is nothing that a run may ask for.")
+
+
+def without_trash(listed: bytes) -> bytes:
+    """A list, as XML, without what lies in a trash. Its names may be quoted as in addresses."""
+    kept, at = list[bytes](), 0
+    for found in _LISTED.finditer(listed):
+        end = listed.find(b"</" + found[1] + b">", found.end())
+        if end < 0:
+            break
+        end += len(found[1]) + 3
+        what = b"<Key>" if found[1] == b"Contents" else b"<Prefix>"
+        name = listed[found.start() : end].partition(what)[2].partition(b"<")[0]
+        if TRASH.encode() in name.replace(b"%2F", b"/").split(b"/"):
+            kept.append(listed[at : found.start()])
+            at = end
+    return b"".join([*kept, listed[at:]])
 
 
 def quoted(path: str, query: Query) -> tuple[str, str]:
@@ -214,11 +238,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if not hmac.compare_digest(self._key().encode(), self.server.key.encode()):
                 raise Refused(403, "InvalidAccessKeyId", "The access key is not that of this run.")
-            response = self._ask(*quoted(*asked(self.server.folder, self.command, self.path)))
+            path, query = asked(self.server.folder, self.command, self.path)
+            response = self._ask(*quoted(path, query))
+            is_list = self.command == "GET" and response.status == 200 and any(name == "prefix" for name, _ in query)
+            listed = without_trash(self._listed(response)) if is_list else None
         except Refused as error:
             self._refuse(error)
         else:
-            self._answer(response)
+            self._answer(response) if listed is None else self._send(200, listed)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -266,6 +293,21 @@ class Handler(BaseHTTPRequestHandler):
                 if is_new:
                     raise Refused(503, "ServiceUnavailable", f"{folder.url} does not answer: {error}") from error
 
+    def _listed(self, response: http.client.HTTPResponse) -> bytes:
+        """All of a list. Raises Refused."""
+        try:
+            body = response.read(MOST_LISTED + 1)
+            is_whole = not response.length and len(body) <= MOST_LISTED
+        except (OSError, http.client.HTTPException):
+            body, is_whole = b"", False
+        if self.store is not None and (not is_whole or response.will_close):
+            self.store.close()
+            self.store = None
+        response.close()
+        if not is_whole:
+            raise Refused(503, "ServiceUnavailable", f"{self.server.folder.url} broke off, or lists too much at once.")
+        return body
+
     def _answer(self, response: http.client.HTTPResponse) -> None:
         has_body = self.command != "HEAD" and response.status not in (204, 304)
         is_chunked = has_body and response.length is None
@@ -294,14 +336,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, error: Refused) -> None:
         body = f"<?xml version='1.0'?>\n<Error><Code>{error.code}</Code><Message>{escape(str(error))}</Message></Error>"
-        self.send_response_only(error.status)
+        self._send(error.status, body.encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response_only(status)
         self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body.encode())))
+        self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body.encode())
+            self.wfile.write(body)
 
 
 def main(port: str, remote: str) -> None:

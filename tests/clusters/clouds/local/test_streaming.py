@@ -61,13 +61,16 @@ def test_boto3_reads_it_in_pages_and_ranges_and_changes_nothing(program: psutil.
     with open(large, "wb") as file:
         file.truncate(200_000_000)
     store.put("data/other/secret", "no")
+    store.put("data/in/.portal-trash/1/gone", "no")
     port = next(each.laddr.port for each in program.net_connections("tcp4") if each.status == psutil.CONN_LISTEN)
     s3 = client(f"http://127.0.0.1:{port}")
     pages = list(
         s3.get_paginator("list_objects_v2").paginate(Bucket="data", Prefix="in", PaginationConfig={"PageSize": 2})
     )
     names = [each["Key"] for page in pages for each in page["Contents"]]
-    assert (len(pages), names) == (3, [*(f"in/deep/{number} ü+%.txt" for number in range(5)), "in/large"])
+    assert (len(pages), names) == (4, [*(f"in/deep/{number} ü+%.txt" for number in range(5)), "in/large"])
+    folders = s3.list_objects_v2(Bucket="data", Prefix="in/", Delimiter="/")["CommonPrefixes"]
+    assert folders == [{"Prefix": "in/deep/"}]
     assert s3.get_object(Bucket="data", Key=names[3], Range="bytes=2-4")["Body"].read() == b"333"
     assert s3.head_object(Bucket="data", Key="in/large")["ContentLength"] == 200_000_000
     assert s3.head_bucket(Bucket="data")["ResponseMetadata"]["HTTPStatusCode"] == 200
@@ -94,6 +97,8 @@ def test_boto3_reads_it_in_pages_and_ranges_and_changes_nothing(program: psutil.
         ), caught.value  # fmt: skip
     with pytest.raises(ClientError, match="NoSuchKey"):
         s3.get_object(Bucket="data", Key="in/nothing")
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        s3.get_object(Bucket="data", Key="in/.portal-trash/1/gone")
     assert (store.folder / "data" / names[0]).read_text() == "0" * 10
     assert not (store.folder / "data" / "in" / "new").exists()
     store.stop()
