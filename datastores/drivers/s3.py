@@ -279,8 +279,10 @@ class S3:
                     if before and entry.modified and entry.modified > before:
                         continue
                     there = known.get(target) if is_known else next(self._found(target), None)
-                    # Into the trash nobody else writes; elsewhere what is of one size may be another file.
-                    if there is not None and not _is_copy(there, entry, by_time=before is not None):
+                    # Nobody but us puts anything into the trash; what lies outside may be anybody's.
+                    if there is not None and not (
+                        self._same(there, entry) if before is None else _is_copy(there, entry)
+                    ):
                         kept += 1
                         continue
                     keys.append(self._key(entry.path))
@@ -293,6 +295,15 @@ class S3:
                     self._delete_keys(done)
                     done.clear()
         return Carried(True, kept)
+
+    def _same(self, there: Entry, entry: Entry) -> bool:
+        """Whether two files have the same bytes: ETags of those that were stored or copied in parts do not tell."""
+        if there.size != entry.size or there.etag == entry.etag:
+            return there.size == entry.size
+        return all(
+            self.read_range(there.path, start, PIECE) == self.read_range(entry.path, start, PIECE)
+            for start in range(0, entry.size, PIECE)
+        )
 
     def _found(self, path: str) -> Iterator[Entry]:
         try:
@@ -394,13 +405,12 @@ class S3:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
 
 
-def _is_copy(copy: Entry, of: Entry, *, by_time: bool) -> bool:
-    """Whether a file that lies where another is to go has its bytes: by its ETag, which a copy in parts changes; then, where it
-    can only be one, by the time at which it was made."""
+def _is_copy(copy: Entry, of: Entry) -> bool:
+    """Whether a file in the trash has the bytes of one that is to go there: by its ETag, which a copy in parts changes; then by
+    the time at which it was made."""
     if copy.size != of.size:
         return False
-    is_later = bool(copy.modified and of.modified and copy.modified > of.modified)
-    return copy.etag == of.etag or (by_time and is_later)
+    return copy.etag == of.etag or bool(copy.modified and of.modified and copy.modified > of.modified)
 
 
 def _exactly(stream: Stream, size: int) -> bytes:

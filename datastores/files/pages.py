@@ -339,8 +339,11 @@ def empty_trash(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """All of it, or what `?id=` names."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
-    count = trash.empty(store, _ids(request) or None, acting_user=user)
-    messages.success(request, f"{count} removed for good; it takes a minute.")
+    try:
+        count = trash.empty(store, _ids(request) if "id" in request.GET else None, acting_user=user)
+        messages.success(request, f"{count} removed for good; it takes a minute.")
+    except Conflict as error:
+        messages.error(request, str(error))
     return redirect("datastore_trash", appcode, name)
 
 

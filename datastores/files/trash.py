@@ -80,11 +80,12 @@ def remove_file(store: Datastore, path: str, *, acting_user: User, forever: bool
         found = driver.look(path)
     except NotThere:
         return None
-    if forever:
-        driver.delete(path)
-        contents.record_of("datastore.file-removed", store, acting_user, f"Removed {path} for good.")
-        return None
-    made = remove(store, [found], acting_user=acting_user)
+    with contents.changing(store, path):
+        if forever:
+            driver.delete(path)
+            contents.record_of("datastore.file-removed", store, acting_user, f"Removed {path} for good.")
+            return None
+        made = remove(store, [found], acting_user=acting_user)
     contents.record_of("datastore.file-removed", store, acting_user, f"Removed {path}.")
     return _only(made)
 
@@ -99,12 +100,13 @@ def remove_folder(store: Datastore, folder: str, *, acting_user: User, forever: 
     amount = contents.amount(store, folder)
     if amount.more:
         raise Conflict(f"{folder} has more than {contents.MOST_AT_ONCE:,} files; remove it by an S3 client.")
-    if forever or not amount.files:
-        count = open_store(store).delete_folder(folder)
-        message = f"Removed {folder} with {count} files for good."
-        contents.record_of("datastore.folder-removed", store, acting_user, message, files=count)
-        return None
-    made = remove(store, [Entry("", folder, is_folder=True, size=amount.size)], acting_user=acting_user)
+    with contents.changing(store, folder):
+        if forever or not amount.files:
+            count = open_store(store).delete_folder(folder)
+            message = f"Removed {folder} with {count} files for good."
+            contents.record_of("datastore.folder-removed", store, acting_user, message, files=count)
+            return None
+        made = remove(store, [Entry("", folder, is_folder=True, size=amount.size)], acting_user=acting_user)
     message = f"Removed {folder} with {amount.files} files."
     contents.record_of("datastore.folder-removed", store, acting_user, message, files=amount.files)
     return _only(made)
@@ -140,7 +142,11 @@ def restore(store: Datastore, ids: Collection[int], *, acting_user: User) -> lis
     rows = list(removals(store).filter(pk__in=ids).exclude(state=State.EMPTIED).order_by("pk"))
     if not rows:
         raise Conflict("There is nothing to restore: it is where it was, or gone for good.")
-    contents.require_changeable(store, *(row.path for row in rows))
+    with contents.changing(store, *(row.path for row in rows)):
+        return _restore(store, rows, acting_user)
+
+
+def _restore(store: Datastore, rows: list[Removal], acting_user: User) -> list[Removal]:
     wanted = Removal.objects.filter(pk__in=[row.pk for row in rows]).exclude(state=State.EMPTIED)
     wanted.update(state=State.RESTORED, settled=False, trouble="", tried_at=None)
     until = time.monotonic() + SECONDS
@@ -153,10 +159,13 @@ def restore(store: Datastore, ids: Collection[int], *, acting_user: User) -> lis
 
 @transaction.atomic
 def empty(store: Datastore, ids: Collection[int] | None = None, *, acting_user: User) -> int:
-    """All of the trash, or these, are to go for good; the sweep does it. How many they were."""
+    """All of the trash, or these, are to go for good; the sweep does it. How many they were. Raises Conflict for what is still on
+    its way into the trash: it would stay where it was."""
     require(acting_user, store.appcode, OPERATE)
     rows = removals(store).exclude(state=State.EMPTIED)
     rows = rows if ids is None else rows.filter(pk__in=ids)
+    if row := rows.filter(state=State.REMOVED, settled=False, trouble="").first():
+        raise Conflict(f"{row.path} is still on its way into the trash; empty it when it is there.")
     count = rows.order_by().update(state=State.EMPTIED, settled=False, trouble="", tried_at=None)
     if count:
         contents.record_of("datastore.emptied", store, acting_user, f"{count} in the trash removed for good.")
@@ -173,7 +182,7 @@ def sweep() -> None:
 
 def _sweep() -> None:
     now = timezone.now()
-    old = Removal.objects.filter(removed_at__lt=now - TRASH_KEPT, state=State.REMOVED)
+    old = Removal.objects.filter(removed_at__lt=now - TRASH_KEPT, state=State.REMOVED, settled=True)
     old = Removal.objects.filter(pk__in=old.order_by("removed_at").values("pk")[: ROUND * 50])
     old.update(state=State.EMPTIED, settled=False, tried_at=None)
     due = Q(trouble="") | Q(tried_at=None) | Q(tried_at__lt=now - AGAIN)

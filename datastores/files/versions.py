@@ -15,7 +15,7 @@ from datastores.actions import open_store
 from datastores.drivers.base import Driver
 from datastores.files.contents import MOST_LOOKED_AT, at_rest, checked_path, record_of
 from datastores.listing import listing_of
-from datastores.models import Datastore, Version
+from datastores.models import Datastore, Removal, Version
 from datastores.specs import VERSION
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -36,6 +36,7 @@ def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Ve
         raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
     try:
         with at_rest(store):
+            _require_settled(store, folder)
             found = listing_of(_rows(open_store(store), folder))
             if not found.files:
                 raise Invalid.at("path", message="Nothing lies there.")
@@ -62,6 +63,13 @@ def thaw(version: Version, *, acting_user: User) -> None:
     require(acting_user, version.datastore.appcode, OPERATE)
     version.delete()
     record_of("datastore.thawed", version.datastore, acting_user, f"Version {version.name} is removed; its files stay.")
+
+
+def _require_settled(store: Datastore, folder: str) -> None:
+    """What is on its way into the trash, or back, would change the version later."""
+    moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED)
+    if path := next((row.path for row in moving if Version(folder=folder).holds(row.path)), ""):
+        raise Conflict(f"{path} is on its way into the trash, or back; try again when it is there.")
 
 
 def _rows(driver: Driver, folder: str) -> Iterator[tuple[str, int, int]]:

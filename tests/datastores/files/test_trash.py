@@ -151,6 +151,37 @@ def test_a_large_folder_goes_on_after_the_answer_and_what_is_stored_meanwhile_st
     assert not Removal.objects.exists()
 
 
+@pytest.mark.parametrize("at", ["s3"], indirect=True)
+def test_what_lies_there_with_the_same_bytes_is_as_good_as_restored_whatever_its_etag(
+    filled: Datastore, at: str, bob: Any
+) -> None:
+    """As who died between a copy in parts and the end of the first one has left it."""
+    removed = bob("DELETE", f"{at}/runs/2").json()["id"]
+    driver = open_store(filled)
+    upload = driver.begin("runs/2")
+    driver.finish("runs/2", upload, [driver.write_part("runs/2", upload, 1, 0, FILES["runs/2"])])
+    assert bob("POST", f"{TRASH}/{removed}/restore").status_code == 204
+    assert everything(filled) == sorted(FILES.values())
+
+
+@pytest.mark.parametrize("at", ["s3"], indirect=True)
+def test_what_is_on_its_way_is_neither_emptied_nor_frozen(
+    filled: Datastore, at: str, bob: Any, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what was removed would stay for ever, or go from a version later."""
+    monkeypatch.setattr(trash, "SECONDS", 0)
+    assert bob("DELETE", f"{at}/runs/1/").json()["settled"] is False
+    assert bob("DELETE", TRASH).status_code == 409
+    for folder in ("", "runs", "runs/1/deep"):
+        with pytest.raises(Conflict, match="runs/1 is on its way"):
+            versions.freeze(filled, "v1", folder, acting_user=people.bob)
+    trash.sweep()
+    assert versions.freeze(filled, "v1", "", acting_user=people.bob).files == 1
+    assert bob("DELETE", TRASH).status_code == 202
+    trash.sweep()
+    assert everything(filled) == [b"third"]
+
+
 def test_the_trash_goes_for_good_after_seven_days_or_when_it_is_emptied(filled: Datastore, at: str, bob: Any) -> None:
     ids = [bob("DELETE", f"{at}/{path}").json()["id"] for path in ("runs/1/", "runs/2")]
     Removal.objects.filter(pk=ids[0]).update(
