@@ -17,6 +17,11 @@ def zones() -> list[str]:
     return [UTC, *sorted(places)]
 
 
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
 def zone_of(name: str) -> ZoneInfo:
-    """The zone called `name`; UTC for what is none."""
-    return ZoneInfo(name if name in zones() else UTC)
+    """The zone called `name`, which a browser says by any name there is; UTC for what is none."""
+    return ZoneInfo(name if name in _known() else UTC)

@@ -105,7 +105,7 @@ class Style:
     @property
     def wanted(self) -> bytes:
         """What has to be in a line, for a Splitter."""
-        return self.search.lower().encode()
+        return self.search.encode().lower()
 
     def show(self, line: Line, name: str = "") -> bytes:
         """A line with its newline, behind `name`."""

@@ -12,7 +12,7 @@ from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import LogChunk
 from clusters.logs.lines import Line
 
-# What is read at once, and how long one log is searched.
+# What is read at once, and how long is searched.
 PIECE, SECONDS = 4 * 1024 * 1024, 20.0
 SHOWN = 300
 # A line with one of the words, small, in it is an error when it also looks like one.
@@ -34,13 +34,14 @@ class Found:
     complete: bool
 
 
-def search(read: Read, words: str, most: int) -> Found:
-    """Lines with `words` in them. `read(offset, cursor)` gives the next chunk of about PIECE bytes. Raises CloudError."""
-    wanted = words.lower().encode()
+def search(read: Read, words: str, most: int, until: float) -> Found:
+    """Lines with `words` in them, found before the clock says `until`. `read(offset, cursor)` gives the next chunk of about PIECE
+    bytes. Raises CloudError."""
+    # As the lines will be: other letters than Latin ones stay as they are.
+    wanted = words.encode().lower()
     hits: list[Line] = []
     total, lines = 0, 0
-    end = time.monotonic() + SECONDS
-    for piece in _pieces(read):
+    for piece in _pieces(read) if time.monotonic() <= until else ():
         small, at, line, counted = piece.data.lower(), 0, piece.line, 0
         while (found := small.find(wanted, at)) >= 0:
             total += 1
@@ -53,24 +54,24 @@ def search(read: Read, words: str, most: int) -> Found:
             if not at:
                 break
         lines = piece.line + piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
-        if time.monotonic() > end:
+        if time.monotonic() > until:
             return Found(tuple(hits), total, lines, complete=False)
-    return Found(tuple(hits), total, lines, complete=True)
+    return Found(tuple(hits), total, lines, complete=time.monotonic() <= until)
 
 
-def first_error(read: Read) -> Found:
+def first_error(read: Read, until: float) -> Found:
     """The first line that looks like an error."""
-    lines, end = 0, time.monotonic() + SECONDS
-    for piece in _pieces(read):
+    lines = 0
+    for piece in _pieces(read) if time.monotonic() <= until else ():
         small = piece.data.lower()
         best = min((at for word in _WORDS if (at := _error(piece.data, small, word)) >= 0), default=-1)
         if best >= 0:
             line = piece.line + small.count(b"\n", 0, best)
             return Found((piece.at(best, line),), 1, line + 1, complete=True)
         lines = piece.line + small.count(b"\n")
-        if time.monotonic() > end:
+        if time.monotonic() > until:
             return Found((), 0, lines, complete=False)
-    return Found((), 0, lines, complete=True)
+    return Found((), 0, lines, complete=time.monotonic() <= until)
 
 
 def _error(data: bytes, small: bytes, word: bytes) -> int:

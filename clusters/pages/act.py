@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -105,7 +106,7 @@ def several(request: HttpRequest, verb: str) -> HttpResponse:
     back = safe_next(request, reverse("clusters"))
     if wanted.lost and names and "confirmed" not in request.POST:
         return render(request, "clusters/ask_several.html", {"names": names, "act": wanted, "back": back})
-    done, said = [], []
+    done, said, refused = list[str](), list[tuple[int, str]](), None
     for name in names:
         try:
             cluster = cluster_for(user, *name.partition("/")[::2], OPERATE)
@@ -114,12 +115,17 @@ def several(request: HttpRequest, verb: str) -> HttpResponse:
             wanted.do(cluster, acting_user=user)
         except Http404:
             said.append((messages.WARNING, f"{name} is not there any more."))
+        except PermissionDenied as denied:
+            refused = denied
+            said.append((messages.ERROR, f"{name}: {denied}"))
         except Conflict as conflict:
             said.append((messages.WARNING, str(conflict)))
         except Invalid as invalid:
             said.append((messages.ERROR, f"{name}: {' '.join(error.message for error in invalid.errors)}"))
         else:
             done.append(cluster.name)
+    if refused and not done:
+        raise refused
     if done:
         words = wanted.done if len(done) == 1 else wanted.many
         said.insert(0, (messages.SUCCESS, words.format(name=done[0], count=len(done))))

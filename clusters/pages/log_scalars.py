@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 from clusters.pages.scalars import MAX_LINES_PER_FILE, MAX_TAG, Curve, Point, Scalars, Series
 
-STEP = re.compile(r"(?i)\b(?:global_?step|step|iteration|iter|epoch)\b['\"]?\s*[:=#]?\s*(\d{1,15})\b")
+# Possessive, where a long run of spaces or digits could otherwise be divided in many ways.
+STEP = re.compile(r"(?i)\b(?:global_?step|step|iteration|iter|epoch)\b['\"]?\s*+(?:[:=#]\s*+)?(\d{1,15})\b")
 NAME = rf"[A-Za-z][\w/.-]{{0,{MAX_TAG - 1}}}"
-NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
+NUMBER = r"[-+]?(?:\d++(?:\.\d*+)?+(?:[eE][-+]?\d+)?|nan|inf)"
 PAIR = re.compile(rf"(?<![\w/.-])['\"]?({NAME})['\"]?\s*[:=]\s*({NUMBER})(?![\w.%:/-])")
 # Of a longer line nobody reads numbers.
 MAX_LINE = 2000

@@ -6,6 +6,7 @@ looks at whole logs here; the download is the whole log of a task as it is, or a
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -132,12 +133,13 @@ def search(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     try:
         with TRANSFERS.enter(person(request).pk), ThreadPoolExecutor(min(AT_ONCE, len(rows))) as threads:
             logs_.load()
-            sought = []
+            # For all of them together: so long is somebody waited for.
+            sought, until = [], time.monotonic() + searching.SECONDS
             for row in rows[:MAX_TASKS]:
                 attempt = one if one is not None else row.task.attempt if row.task else 0
                 source = LogSource(logs_, row.role, row.index, attempt)
                 read_ = partial(source.read, limit=searching.PIECE)
-                sought.append((row, attempt, threads.submit(_sought, read_, "" if errors else words, most)))
+                sought.append((row, attempt, threads.submit(_sought, read_, "" if errors else words, most, until)))
             for row, attempt, finding in sought:
                 try:
                     found.append({"task": row.name, "attempt": attempt, **_as_json(finding.result())})
@@ -148,8 +150,8 @@ def search(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     return JsonResponse({"tasks": found, "error": error})
 
 
-def _sought(read_: searching.Read, words: str, most: int) -> searching.Found:
-    return searching.search(read_, words, most) if words else searching.first_error(read_)
+def _sought(read_: searching.Read, words: str, most: int, until: float) -> searching.Found:
+    return searching.search(read_, words, most, until) if words else searching.first_error(read_, until)
 
 
 def _as_json(found: searching.Found) -> dict[str, Any]:

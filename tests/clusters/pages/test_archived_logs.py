@@ -186,3 +186,19 @@ def test_a_long_log_in_a_browser(run: Any, people: Any, live_server: Any) -> Non
         page.get_by_role("button", name="Previous match").click()
         expect(hits).to_have_text("1 of 11")
         assert in_order()
+
+
+def test_a_search_finds_letters_as_they_are_and_ends_in_time() -> None:
+    """Of bytes only Latin letters have small ones."""
+    import math
+
+    from clusters.clouds.drivers.base import LogChunk
+    from clusters.logs.lines import Style
+    from clusters.logs.search import search
+
+    line = "GRÜN, Grün"
+    log = LogChunk(f"{line}\n".encode(), len(line.encode()) + 1, True)
+    assert [hit.text.decode() for hit in search(lambda *_: log, "GRÜN", 5, math.inf).hits] == [line]
+    assert Style(search="GRÜN").wanted in log.data.lower()
+    late = search(lambda *_: log, "GRÜN", 5, 0)
+    assert (late.lines, late.complete) == (0, False)

@@ -228,6 +228,20 @@ def test_of_several_a_viewer_and_an_outsider_stop_none(some, people, as_person):
     assert not Run.objects.filter(desired=Run.Desired.ENDED).exists()
 
 
+def test_what_one_may_no_longer_do_with_one_of_several_keeps_none_of_the_others_from_it(
+    some, people, as_person, make_cluster
+):
+    from portal.models import Membership
+
+    make_cluster("theirs", appcode="flight-demo", by=people.mallory, phase="Running")
+    Membership.objects.update_or_create(user=people.alice, appcode=people.flight, defaults={"role": "viewer"})
+    sent = {"cluster": ["flight-demo/theirs", "ops-demo/trains"], "confirmed": "yes"}
+    answer = as_person(people.alice).post("/clusters/disable-several", sent, headers={"HX-Request": "true"})
+    assert answer.status_code == 204
+    assert [level for level, _ in json.loads(answer["HX-Trigger"])["said"]] == ["success", "error"]
+    assert [run.cluster.name for run in Run.objects.filter(desired=Run.Desired.ENDED)] == ["trains"]
+
+
 def test_a_poll_of_a_full_page_is_small(make_cluster, people, as_person):
     for n in range(listing.ROWS):
         make_cluster(f"a-name-of-some-length-{n}", phase="Running", ps=1, workers=4, run={"gpu_rate": 5, "cost": n})

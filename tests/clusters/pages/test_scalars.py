@@ -281,3 +281,14 @@ step 75: loss = nan
         "global_step/sec": [(75, 51.2)],
         "val_loss": [(3, 0.2)],
     }
+
+
+def test_no_line_of_a_log_takes_long_to_be_read():
+    """A page reads thousands of them."""
+    import time
+
+    from clusters.pages.log_scalars import scalars_of_log
+
+    begin = time.process_time()
+    scalars_of_log(b"\n".join([b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x"] * 20))
+    assert time.process_time() - begin < 2
