@@ -39,6 +39,7 @@ def test_me_tells_roles(everybody: dict[str, Api]) -> None:
         "name": "bob",
         "email": "bob@example.com",
         "administrator": False,
+        "timeZone": "",
         "memberships": [{"appcode": "ops-demo", "role": "developer"}],
     }
     assert everybody["root"].get("/me")[1]["administrator"] is True

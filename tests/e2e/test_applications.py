@@ -458,7 +458,7 @@ def test_what_was_installed_is_saved_for_others_and_a_broken_package_keeps_nobod
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_role("heading", name="hello version 1")).to_be_visible()
         page.get_by_role("link", name="New notebook from it").click()
-        expect(page.get_by_label("Environment")).to_have_value("hello:1")
+        expect(page.get_by_label("Environment optional")).to_have_value("hello:1")
 
         kept = alice.call("GET", "/appcodes/ops-demo/environments/hello")
         assert [(each["name"], each["was"]) for each in kept["status"]["packages"]] == [("greeting", "")]
