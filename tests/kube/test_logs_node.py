@@ -447,7 +447,7 @@ class TestArchive:
         run = portal.until_kept(cluster)
         task = run.tasks.get()
         assert (run.phase, task.log_state, task.log_size) == ("Succeeded", "kept", len(text))
-        assert portal.keys() == [f"logs/kubernetes/{run.pk}/master-0-0.log"]
+        assert portal.keys() == [f"logs/kubernetes/{run.pk}/master-0-0.{part}" for part in ("log", "times")]
         # … and read when nothing of it is left.
         assert bob.get(f"{PATH}/master/0/log")[1].content == text
         status, answer = bob.get(f"{PATH}/master/0/log?tail=1")
@@ -477,7 +477,7 @@ class TestArchive:
         portal.until_gone(cluster)
         seconds = time.monotonic() - began
         portal.until_kept(cluster)
-        assert len(portal.keys()) == 8
+        assert len(portal.keys()) == 2 * 8
         print(f"disable → gone, 8 logs kept: {seconds:.2f} s")
         for n in range(7):
             text = bob.get(f"{PATH}/worker/{n}/log")[1].content
@@ -498,9 +498,9 @@ class TestArchive:
             answer = client.post(page, body, content_type="application/json").json()
             assert not answer["error"]
             for piece in answer["pieces"]:
-                assert piece["start"] == len(text)
+                assert (piece["line"], piece["placed"]) == (text.count("\n"), True)
                 text += piece["text"]
-                position = {name: piece[name] for name in ("attempt", "offset", "cursor")}
+                position = {name: piece[name] for name in ("attempt", "offset", "cursor", "placed")}
                 ended = piece["ended"]
             time.sleep(0.1)
         assert text == "".join(f"line {n}\n" for n in range(40))
@@ -573,10 +573,11 @@ class TestArchive:
         portal.until_kept(cluster)
         other = portal.create("echo other", name="other")
         portal.until_kept(other)
-        assert len(portal.keys()) == 2
+        assert len(portal.keys()) == 2 * 2
         actions.delete_cluster(cluster, acting_user=people.bob)
-        portal.until(lambda: len(portal.keys()) == 1)
-        assert portal.keys() == [f"logs/kubernetes/{portal.run(other).pk}/master-0-0.log"]
+        portal.until(lambda: len(portal.keys()) == 2)
+        kept = portal.keys()
+        assert all(key.startswith(f"logs/kubernetes/{portal.run(other).pk}/master-0-0.") for key in kept)
 
     def test_without_an_archive_the_page_says_so(self, portal: Portal, client: Any, people: Any, settings: Any) -> None:
         from clusters.models import Task
