@@ -24,6 +24,7 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.idle import Life, Step, step
 from clusters.models import LOCAL, CloudState, Cluster, Origin, Run
 from clusters.runs.ending import end_by_portal, span
+from clusters.runs.telling import url_of
 from portal import hooks
 from portal.events import record_all
 from portal.text import readable
@@ -192,8 +193,7 @@ def _mail(run: Run, about: str, subject: str, text: str) -> None:
     cluster = run.cluster
     owner = run.created_by or cluster.created_by
     to = [owner.email] if owner and owner.is_active and owner.email else []
-    is_application = FRAMEWORKS[run.spec["framework"]].is_application
-    link = f"{settings.PORTAL_ORIGIN}/{'applications' if is_application else 'clusters'}/{cluster}"
+    link = f"{settings.PORTAL_ORIGIN}{url_of(run)}"
     for tell in hooks.mail:
         tell(f"run {run.pk} {about}", cluster.appcode_id, f"{cluster}: {subject}", f"{cluster}: {text}\n\n{link}\n", to)
 

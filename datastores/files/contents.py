@@ -16,7 +16,7 @@ from itertools import chain, islice
 
 from django.conf import settings
 from django.core.files import File
-from django.db import OperationalError, connection, transaction
+from django.db import transaction
 from zipstream import ZipStream
 
 from datastores.actions import open_store
@@ -25,6 +25,7 @@ from datastores.models import Datastore
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import User
@@ -38,9 +39,8 @@ REMOVE_SECONDS = 60
 MOST_LOOKED_AT = 50_000
 # Of small files that come together: how many are on their way to the store at a time.
 TOGETHER = 8
-# The class of advisory locks of datastores, so that none of somebody else's is meant; how long making a version waits for those
-# who store just now; and PostgreSQL's word for who waited too long.
-_LOCKS, REST_SECONDS, _LOCKED = 0x5705, 20, "55P03"
+# How long making a version waits for those who store just now.
+REST_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -101,34 +101,21 @@ def require_changeable(store: Datastore, *paths: str) -> None:
 def changing(store: Datastore, *paths: str) -> Iterator[None]:
     """While files come to be at `paths`, or go from there: no version is made meanwhile. Raises Conflict as `require_changeable`,
     and Unavailable while one is made."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock_shared(%s, %s)", [_LOCKS, store.pk])
-        if not cursor.fetchone()[0]:
+    with advisory_lock(Lock.FILES, str(store.pk), shared=True) as held:
+        if not held:
             raise Unavailable(f"A version of {store.name} is made just now; try again in a few seconds.")
-        try:
-            require_changeable(store, *paths)
-            yield
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock_shared(%s, %s)", [_LOCKS, store.pk])
+        require_changeable(store, *paths)
+        yield
 
 
 @contextmanager
 def at_rest(store: Datastore) -> Iterator[None]:
     """The other side of `changing`: what began before has ended, and nothing begins. Both end with the session of who dies.
     Raises Conflict where somebody does not come to an end."""
-    with connection.cursor() as cursor:
-        try:
-            with transaction.atomic():
-                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{REST_SECONDS}s"])
-                cursor.execute("SELECT pg_advisory_lock(%s, %s)", [_LOCKS, store.pk])
-        except OperationalError as error:
-            if getattr(error.__cause__, "pgcode", "") != _LOCKED:
-                raise
-            raise Conflict(f"Files are stored in {store.name} just now; try again when they are.") from error
-        try:
-            yield
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCKS, store.pk])
+    with advisory_lock(Lock.FILES, str(store.pk), seconds=REST_SECONDS) as held:
+        if not held:
+            raise Conflict(f"Files are stored in {store.name} just now; try again when they are.")
+        yield
 
 
 def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting_user: User) -> None:

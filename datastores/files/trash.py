@@ -15,11 +15,10 @@ import datetime as dt
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
@@ -29,6 +28,7 @@ from datastores.drivers.patience import within
 from datastores.files import contents
 from datastores.models import TRASH_KEPT, Datastore, Removal
 from portal.access import OPERATE, require
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.models import User
 from portal.text import readable
@@ -46,8 +46,6 @@ AGAIN = dt.timedelta(seconds=30)
 GIVEN_UP = dt.timedelta(hours=1)
 # How much a store's clock and ours may differ.
 CLOCKS = dt.timedelta(minutes=1)
-# The class of advisory locks, so that none of somebody else's is meant.
-_LOCKS = 0x5704
 State = Removal.State
 
 
@@ -175,7 +173,7 @@ def empty(store: Datastore, ids: Collection[int] | None = None, *, acting_user: 
 def sweep() -> None:
     """What is older than seven days is to go, and what is not done yet goes on, that which was tried longest ago first, so that
     stores that do not answer keep nobody else from their turn. One at a time, however many workers there are."""
-    with _alone(0) as is_mine:
+    with advisory_lock(Lock.TRASH) as is_mine:
         if is_mine:
             _sweep()
 
@@ -200,7 +198,7 @@ def _sweep() -> None:
 def carry_on(pk: int, seconds: float) -> None:
     """Brings one of them nearer to what it is to become. One at a time: who comes meanwhile leaves it to the first. Raises
     DriverError."""
-    with _alone(pk) as is_mine:
+    with advisory_lock(Lock.TRASH, str(pk)) as is_mine:
         row = Removal.objects.select_related("datastore__appcode").filter(pk=pk, settled=False).first()
         if row is None or not is_mine:
             return
@@ -211,19 +209,6 @@ def carry_on(pk: int, seconds: float) -> None:
         except DriverError as error:
             _gave_up(pk, error)
             raise
-
-
-@contextmanager
-def _alone(number: int) -> Iterator[bool]:
-    """Whether nobody else is at it. The lock ends with the session of who died."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", [_LOCKS, number])
-        is_mine = cursor.fetchone()[0]
-        try:
-            yield is_mine
-        finally:
-            if is_mine:
-                cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCKS, number])
 
 
 def _carry_on(row: Removal, driver: Driver, seconds: float) -> None:

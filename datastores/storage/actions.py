@@ -13,19 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from datastores.models import Datastore, Storage
 from datastores.storage import store
 from datastores.storage.store import KeyPair, StorageAway
 from portal.access import OPERATE, require
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict
 from portal.events import record
 from portal.models import Appcode, User
 
-# The class of advisory locks, so that none of somebody else's is meant.
-_LOCKS = 0x5703
 DATASTORE = "storage"
 
 
@@ -159,15 +158,11 @@ def _record(row: Storage, user: User, verb: str, message: str) -> None:
 @contextmanager
 def _alone(row: Storage) -> Iterator[None]:
     """Raises Conflict where somebody else is at it; ends with the session of who died."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", [_LOCKS, row.pk])
-        if not cursor.fetchone()[0]:
+    with advisory_lock(Lock.STORAGE, str(row.pk)) as held:
+        if not held:
             raise Conflict("Somebody else is changing this storage just now; look again in a moment.")
-        try:
-            row.refresh_from_db()
-            yield
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock(%s, %s)", [_LOCKS, row.pk])
+        row.refresh_from_db()
+        yield
 
 
 @contextmanager

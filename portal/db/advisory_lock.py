@@ -36,18 +36,25 @@ class Lock(IntEnum):
     # The logs of one deleted cluster at a time.
     PURGE = 9
     WEBHOOKS = 10
+    # A part for each object storage: changes of it and of its keys.
+    STORAGE = 11
+    # One sweep of the trash at a time; a part for each removal that is carried on.
+    TRASH = 12
+    # A part for each datastore: who changes files holds it shared, who makes a version of them holds it alone.
+    FILES = 13
 
 
 @contextmanager
-def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0) -> Iterator[bool]:
+def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0, shared: bool = False) -> Iterator[bool]:
     """Whether this session has the lock for the block: False when another still has it after `seconds`. Not inside a
-    transaction."""
+    transaction, unless `seconds` is 0."""
+    kind = "_shared" if shared else ""
     with connection.cursor() as cursor:
         if not seconds:
-            cursor.execute(*_calling("pg_try_advisory_lock", lock, part))
+            cursor.execute(*_calling(f"pg_try_advisory_lock{kind}", lock, part))
             held = bool(cursor.fetchone()[0])
         else:
-            statement, keys = _calling("pg_advisory_lock", lock, part)
+            statement, keys = _calling(f"pg_advisory_lock{kind}", lock, part)
             try:
                 # One message is one transaction, with which the limit ends; the lock stays.
                 limit = "SELECT set_config('lock_timeout', %s, true)"
@@ -63,7 +70,7 @@ def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0) -> Iterator
         if held and connection.connection is not None:
             # With a lost connection the lock has gone, too.
             with suppress(OperationalError, InterfaceError), connection.cursor() as cursor:
-                cursor.execute(*_calling("pg_advisory_unlock", lock, part))
+                cursor.execute(*_calling(f"pg_advisory_unlock{kind}", lock, part))
 
 
 def lock_until_commit(lock: Lock, part: str = "", *, shared: bool = False) -> None:

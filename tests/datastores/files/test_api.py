@@ -19,6 +19,7 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from datastores.actions import open_store
 from datastores.drivers import local
 from datastores.files import contents, versions
+from portal.db.advisory_lock import Lock
 from portal.errors import Conflict
 from portal.models import Event
 from tests.datastores.files.conftest import ROOT
@@ -256,20 +257,22 @@ def test_nothing_is_stored_that_was_under_way_when_its_folder_was_frozen(store: 
     assert [entry.path for entry in open_store(store).walk("")] == ["in/a"]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_who_freezes_waits_for_those_who_store_and_nobody_begins_meanwhile(
     store: Any, people: Any, bob: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bob("PUT", f"{ROOT}/in/a", b"1")
     monkeypatch.setattr(contents, "REST_SECONDS", 1)
+    files = [Lock.FILES, str(store.pk)]
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock_shared(%s, %s)", [contents._LOCKS, store.pk])
+            cursor.execute("SELECT pg_advisory_lock_shared(%s, hashtext(%s))", files)
             assert bob("PUT", f"{ROOT}/in/a", b"2").status_code == 204
             with pytest.raises(Conflict, match="Files are stored in data just now"):
                 versions.freeze(store, "v1", "in", acting_user=people.alice)
-            cursor.execute("SELECT pg_advisory_unlock_shared(%s, %s)", [contents._LOCKS, store.pk])
-            cursor.execute("SELECT pg_advisory_lock(%s, %s)", [contents._LOCKS, store.pk])
+            cursor.execute("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", files)
+            cursor.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", files)
             refused = bob("PUT", f"{ROOT}/in/a", b"3")
             assert (refused.status_code, "A version of data is made just now" in refused.content_.decode()) == (
                 503,
