@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, ClassVar, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import requests
 from allauth.account import views
@@ -29,7 +29,6 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils.http import url_has_allowed_host_and_scheme
 
 from portal import events
 from portal.actions import tokens as tokens_actions
@@ -226,16 +225,8 @@ class SignInMiddleware(LoginRequiredMiddleware):
     ) -> HttpResponseBase:
         if request.headers.get("HX-Request") == "true":
             return HttpResponse("You have been signed out.", status=401, content_type="text/plain")
-        back = request.get_full_path() if request.method in ("GET", "HEAD") else _referer_path(request)
+        back = request.get_full_path() if request.method in ("GET", "HEAD") else layout.came_from(request)
         return redirect_to_login(back, settings.LOGIN_URL)
-
-
-def _referer_path(request: HttpRequest) -> str:
-    referer = request.headers.get("Referer", "")
-    if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
-        return "/"
-    parts = urlsplit(referer)
-    return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def connect() -> None:

@@ -1,32 +1,77 @@
 """What is shown when something went wrong: what happened, whether anything was lost, what to do, and an id to quote.
 
-None of this needs the database: that may be just what went wrong. Below /api/ the same is said as problem details.
+Who is signed in keeps the navigation, because being lost is when one needs it. The page itself never asks the database after a
+failure, which may be just what went wrong: what the request knows already is enough, or else the page stands alone. Below /api/
+the same is said as problem details.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from django.core.exceptions import PermissionDenied
+from django.db import InterfaceError, OperationalError, connection
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.views.decorators.csrf import requires_csrf_token
 
+from portal.api.problems import Unavailable
 from portal.pages import layout
 
 log = logging.getLogger(__name__)
 
+# The query parameter of the search, as long as anybody types.
+LONGEST_GUESS = 60
 
-def oops(request: HttpRequest, status: int, title: str, *, lost: str, advice: str, detail: str = "") -> HttpResponse:
+
+def oops(
+    request: HttpRequest,
+    status: int,
+    title: str,
+    *,
+    lost: str,
+    advice: str,
+    detail: str = "",
+    again: str = "",
+    search: str | None = None,
+) -> HttpResponse:
+    """`again` is the address of a button that tries once more; `search` are the words in the field of a search, None for none."""
     error_id = getattr(request, "error_id", "")
     if request.path.startswith("/api/"):
         problem = {"type": "about:blank", "title": title, "status": status, "detail": detail or advice}
         return JsonResponse(problem | {"instance": error_id}, status=status, content_type="application/problem+json")
     context = {
-        "status": status, "title": title, "detail": detail, "lost": lost, "advice": advice, "error_id": error_id,
-        "theme": layout.theme(request),
+        "status": status, "title": title, "detail": detail, "lost": lost, "advice": advice, "error_id": error_id, "again": again,
+        "search": search, "theme": layout.theme(request),
     }  # fmt: skip
-    return render(request, "portal/oops.html", context, status=status)
+    if status < 500:
+        signed_in = hasattr(request, "user") and request.user.is_authenticated
+        return render(request, "portal/oops.html" if signed_in else "portal/oops_alone.html", context, status=status)
+    try:
+        with _no_query():
+            if hasattr(request, "user") and request.user.is_authenticated:
+                return render(request, "portal/oops.html", context, status=status)
+    except Exception:
+        log.exception("error id %s: the page of the error has no navigation", error_id)
+    return HttpResponse(render_to_string("portal/oops_alone.html", context), status=status)
+
+
+class _Asked(Exception):
+    """Something would have asked the database."""
+
+
+@contextmanager
+def _no_query() -> Iterator[None]:
+    def refuse(*_: Any) -> NoReturn:
+        raise _Asked
+
+    with connection.execute_wrapper(refuse):
+        yield
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
@@ -35,7 +80,7 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
         400,
         "The portal could not read this request",
         lost="Nothing was changed.",
-        advice="Go back and try again; if it happens again, tell an administrator the id below.",
+        advice="Go back and try again; if it happens again, tell an administrator the reference below.",
     )
 
 
@@ -49,7 +94,13 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
         # What the URL resolver says is for programmers.
         detail=said if said.endswith(".") else "",
         advice="It may have been deleted, or it belongs to an appcode that you are not a member of: an owner of it can add you.",
+        search=_guess(request.path),
     )
+
+
+def _guess(path: str) -> str:
+    """What somebody may have looked for: the last part of the address that is a name."""
+    return next((part for part in reversed(path.split("/")) if part), "")[:LONGEST_GUESS]
 
 
 def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
@@ -79,21 +130,53 @@ def form_too_old(request: HttpRequest, reason: str = "") -> HttpResponse:
         403,
         "This page was too old to be sent",
         lost="Nothing was changed, and what you typed is still in your browser.",
-        advice="Go back, load the page again and send it once more. This happens after signing in or out in another tab.",
+        advice="Load the page again and send it once more. This happens after signing in or out in another tab.",
+        again=layout.came_from(request),
     )
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    log.error("error id %s: %s %s", getattr(request, "error_id", "-"), request.method, request.path)
+    """handler500, and 503 where it is known that it passes by itself."""
+    number = getattr(request, "error_id", "-")
+    log.error("error id %s: %s %s", number, request.method, request.path)
+    read = request.method in ("GET", "HEAD")
+    failed = sys.exception()
     try:
+        again = request.get_full_path() if read else layout.came_from(request)
+        if isinstance(failed, Unavailable | OperationalError | InterfaceError):
+            return _unavailable(request, failed, again)
+        if read:
+            lost, advice = "", "Try again."
+        else:
+            lost, advice = (
+                " What you just sent may not have been done.",
+                "Look whether it was done before you send it again.",
+            )
         return oops(
             request,
             500,
             "Something went wrong in the portal",
-            lost="Your clusters keep running and their data is safe. What you just sent may not have been done.",
-            advice="Look whether it was done before you send it again. If it happens again, tell an administrator the id below.",
+            lost=f"Your clusters keep running and their data is safe.{lost}",
+            advice=f"{advice} If it happens again, tell an administrator the reference below.",
+            again=again,
         )
     except Exception:
         log.exception("the error page could not be shown either")
         sentence = "Something went wrong in the portal. Please try again in a minute."
         return HttpResponse(sentence, status=500, content_type="text/plain")
+
+
+def _unavailable(request: HttpRequest, failed: Exception, again: str) -> HttpResponse:
+    """Of a part that does not answer: nothing was changed, as `Unavailable` promises and as an unanswered database leaves it."""
+    detail = str(failed) if isinstance(failed, Unavailable) else "The portal's database does not answer."
+    response = oops(
+        request,
+        503,
+        "Not available at the moment",
+        lost="Your clusters keep running and their data is safe.",
+        detail=detail,
+        advice="Try again in a few seconds.",
+        again=again,
+    )
+    response["Retry-After"] = str(Unavailable.wait)
+    return response

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -20,6 +21,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
 
 from portal import demonstration
 from portal.db import keyset
@@ -135,6 +137,15 @@ def sorted_page_of(
         return keyset.page_by(rows, order, words(request, "cursor"), limit)
     except ValidationError:
         return keyset.page_by(rows, order, "", limit)
+
+
+def came_from(request: HttpRequest) -> str:
+    """The address of the page of ours from which this was sent, "/" where that is unknown."""
+    referer = request.headers.get("Referer", "")
+    if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
+        return "/"
+    parts = urlsplit(referer)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def theme(request: HttpRequest) -> str:

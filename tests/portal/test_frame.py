@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 from django.template import Context, Template
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
 from portal import hooks
+from portal.api.problems import Unavailable
 from portal.events import record
 from portal.models import Appcode, Event
 from portal.pages import appcodes as pages_appcodes
@@ -260,6 +262,7 @@ def test_a_page_that_is_not_there_says_so_with_an_id(client: Client, people: Any
     assert "What you can do" in text
     assert answer["X-Request-ID"] in text
     assert "tried" not in text, "the resolver's words are for programmers"
+    assert 'name="q" value="page"' in text, "what was looked for is in the search"
 
 
 @pytest.mark.django_db
@@ -282,19 +285,74 @@ def test_the_error_page_needs_no_database() -> None:
 
 
 @pytest.mark.django_db
-def test_an_error_of_ours_is_logged_with_its_id(
-    client: Client, people: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+@pytest.mark.parametrize(
+    ("failure", "status", "said"),
+    [
+        (RuntimeError("a bug"), 500, "Something went wrong"),
+        (OperationalError("a bug"), 503, "database does not answer"),
+        (Unavailable("Two files of yours are on their way."), 503, "Two files of yours"),
+    ],
+)
+def test_a_failure_keeps_the_navigation_without_asking_the_database(
+    client: Client,
+    people: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    failure: Exception,
+    status: int,
+    said: str,
 ) -> None:
-    def broken(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("a bug")
+    with CaptureQueriesContext(connection) as asked:
+        before = 0
 
+        def broken(*args: object, **kwargs: object) -> None:
+            nonlocal before
+            before = len(asked)
+            raise failure
+
+        client.force_login(people.alice)
+        client.raise_request_exception = False
+        monkeypatch.setattr(layout, "matching", broken)
+        answer = client.get("/appcodes")
+        assert len(asked) == before, "the page of the error asked the database"
+    page = answer.content.decode()
+    assert answer.status_code == status
+    assert said in page
+    assert 'aria-current="page"' in page, "the navigation says where one is"
+    assert 'href="/appcodes">Try again' in page
+    assert answer["X-Request-ID"] in page
+    assert f"error id {answer['X-Request-ID']}" in caplog.text
+    assert "a bug" not in page
+
+
+@pytest.mark.django_db
+def test_a_failure_before_anybody_is_known_stands_alone(
+    client: Client, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away: nobody can be asked who this is, not even for the navigation."""
     client.force_login(people.alice)
     client.raise_request_exception = False
-    monkeypatch.setattr(layout, "matching", broken)
-    answer = client.get("/appcodes")
-    assert answer.status_code == 500
-    assert f"error id {answer['X-Request-ID']}" in caplog.text
-    assert "a bug" not in answer.content.decode()
+
+    def away(*_: object) -> None:
+        raise OperationalError("the server closed the connection")
+
+    with connection.execute_wrapper(away):
+        answer = client.get("/appcodes")
+    assert answer.status_code == 503
+    assert "data is safe" in answer.content.decode()
+    assert "<nav" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_form_that_was_too_old_leads_back_to_itself(people: Any) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(people.alice)
+    sent = {"HTTP_REFERER": "http://testserver/appcodes/new?from=help"}
+    answer = client.post("/appcodes/new", {"code": "x"}, **sent)
+    assert answer.status_code == 403
+    assert 'href="/appcodes/new?from=help">Load the page again' in answer.content.decode()
+    elsewhere = client.post("/appcodes/new", {"code": "x"}, HTTP_REFERER="https://evil.example/x")
+    assert "evil.example" not in elsewhere.content.decode()
 
 
 @pytest.mark.django_db
