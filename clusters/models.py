@@ -11,6 +11,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import ClassVar, Literal
 
+from django.contrib.postgres.fields import ArrayField
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
@@ -60,6 +61,10 @@ class Image(models.Model):
     container = models.CharField(max_length=300, blank=True)
     environment = models.CharField(max_length=500, blank=True)
     program = models.CharField(max_length=500, blank=True)
+    frameworks = ArrayField(
+        models.CharField(max_length=40), default=list, db_default=[], blank=True,
+        help_text="Those that it has, by the names of their drivers; empty where nobody said, and then none is refused.",
+    )  # fmt: skip
     enabled = models.BooleanField(default=True)
 
     class Meta:

@@ -215,6 +215,7 @@ class ImageDocument(Answer):
     description: str
     container: str = Field(description="The container's reference; empty when there is none.")
     local: bool = Field(description="Whether it can run on the portal's own machine.")
+    frameworks: list[str] = Field(description="Those that it has; others are refused. Empty: not said.")
 
 
 class ImagePage(Answer):
@@ -349,6 +350,7 @@ def image_document(image: Image) -> dict[str, Any]:
         description=image.description,
         container=image.container,
         local=bool(image.environment),
+        frameworks=image.frameworks,
     ).json_value()
 
 

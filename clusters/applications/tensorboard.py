@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from clusters import actions
 from clusters.applications.actions import create_application
 from clusters.applications.manifest import ApplicationManifest, ApplicationSpec, cluster_manifest
+from clusters.clouds.placement import place_of
 from clusters.frameworks.tensorboard import TensorBoard
 from clusters.manifest import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
-from clusters.models import Cluster, Flavor, Run
+from clusters.models import Cluster, Flavor, Image, Run
 from clusters.runs.preview import Cost, cost_of
-from clusters.spec.catalog import require_active
+from clusters.spec.catalog import require_active, why_not_in
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
@@ -129,12 +130,18 @@ def _names(runs: tuple[str, ...]) -> Iterator[str]:
 
 
 def _manifest(runs: tuple[str, ...], name: str, appcode: Appcode) -> ApplicationManifest:
-    """With the image of the first run, for that wrote what is shown, and the smallest flavor. Raises Invalid."""
+    """With the image of the first run, for that wrote what is shown, or another where it is known to lack TensorBoard, and the
+    smallest flavor. Raises Invalid."""
     cluster, _, number = runs[0].partition("/")
     rows = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None, cluster__name=cluster, number=number)
     image = rows.values_list("spec__image", flat=True).first()
     if image is None:
         raise Invalid.at("runs", message=f"{appcode.code} has no run {runs[0]}.")
+    wrote = Image.objects.filter(name=image).first()
+    if wrote and why_not_in(wrote, TensorBoard.name):
+        having = Image.objects.filter(enabled=True, frameworks__contains=[TensorBoard.name])
+        software = place_of(appcode).driver.software
+        image = next((each.name for each in having if each.has(software)), image)
     flavors = Flavor.objects.filter(enabled=True, gpus=0, memory_mb__gte=MEMORY_MB)
     flavor = flavors.order_by("cpu_milli", "memory_mb", "pk").first()
     if flavor is None:

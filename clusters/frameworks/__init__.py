@@ -15,6 +15,7 @@ _ALL = (TensorFlow(), PyTorch(), JAX(), Notebook(), Jupyter(), TensorBoard(), We
 FRAMEWORKS: dict[str, Framework] = {driver.name: driver for driver in _ALL}
 # What people compute with, and what they open in a browser: each has a form of its own.
 COMPUTING = {driver.name: driver for driver in _ALL if not driver.is_application}
+INSTALLED = {driver.name: driver for driver in _ALL if driver.is_installed}
 APPLICATIONS = {driver.name: driver for driver in _ALL if driver.is_application}
 
 

@@ -183,6 +183,8 @@ class Framework(ABC):
     title: ClassVar[str]
     # An application is opened in a browser, and has a form and a list of its own.
     is_application: ClassVar[bool] = False
+    # Whether it is software that an image has or has not. What people bring themselves runs in any.
+    is_installed: ClassVar[bool] = True
     # Whether somebody who opens it can run programs with it: then nobody is let in who may not run clusters of the appcode,
     # unless an owner names them.
     is_shell: ClassVar[bool] = False

@@ -29,6 +29,7 @@ class Web(Framework):
     name = "web"
     title = "Web program"
     is_application = True
+    is_installed = False
     modes = ("service",)
     roles = (Role("server", "Server", least=1, most=1, kept_alive=True),)
     completions = (Completion("server", "server", "when it is disabled"),)

@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 
+import django.contrib.postgres.fields
 import django.core.validators
 import django.db.models.deletion
 import django.db.models.fields.json
@@ -62,6 +63,17 @@ class Migration(migrations.Migration):
                 ("container", models.CharField(blank=True, max_length=300)),
                 ("environment", models.CharField(blank=True, max_length=500)),
                 ("program", models.CharField(blank=True, max_length=500)),
+                (
+                    "frameworks",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=40),
+                        blank=True,
+                        db_default=[],
+                        default=list,
+                        help_text="Those that it has, by the names of their drivers; empty where nobody said, and then none is refused.",
+                        size=None,
+                    ),
+                ),
                 ("enabled", models.BooleanField(default=True)),
             ],
             options={

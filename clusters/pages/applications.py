@@ -287,7 +287,7 @@ def _preview(request: HttpRequest, form: ApplicationForm, cluster: Cluster | Non
 
 def _defaults(offer: Offer) -> dict[str, str]:
     """What most people would choose first."""
-    image = next((each.name for each in offer.images if offer.runs(each) and "jupyter" in each.name), "")
+    image = offer.image_with(next(iter(APPLICATIONS)))
     flavor = offer.flavors[0].name if offer.flavors else ""
     return {"appcode": offer.appcode, "image": image or offer.defaults()["image"], "flavor": flavor}
 

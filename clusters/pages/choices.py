@@ -92,6 +92,14 @@ class Offer:
     def runs(self, image: Image) -> bool:
         return self.place is None or image.has(self.place.driver.software)
 
+    def image_with(self, framework: str) -> str:
+        """The first image that can run there and is known to have it, or ""."""
+        return next((each.name for each in self.images if self.runs(each) and framework in each.frameworks), "")
+
+    def frameworks(self) -> dict[str, list[str]]:
+        """What of the form's choice each image has, where that is known."""
+        return {each.name: found for each in self.images if (found := [n for n in each.frameworks if n in COMPUTING])}
+
     def defaults(self) -> dict[str, str]:
         """What this person chose last in this appcode, as far as it is still offered; else what most people would choose first:
         an image that can run here, and one GPU where any flavor has one."""

@@ -7,6 +7,7 @@ refuse the same things, in the same words.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -242,6 +243,7 @@ class ClusterForm(forms.Form):
         self.offer = offer
         for name, choices in offer.choices().items():
             self._choose(name, choices)
+        self.fields["image"].widget.attrs["data-frameworks"] = json.dumps(offer.frameworks())
         schedule = self["schedule_after"].value()
         if schedule and not fits_datetime_local(schedule):
             self.fields["schedule_after"].widget = forms.TextInput()

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from clusters.clouds.health import silence
 from clusters.clouds.placement import titles
+from clusters.frameworks import INSTALLED
 from clusters.models import CloudState, Flavor, Image
 from clusters.pages.listing import forget_flavors
 from clusters.spec.offers import Offer, save_offer
@@ -75,10 +76,16 @@ class ImageForm(forms.Form):
         required=False,
         help_text="A folder of this machine that tasks see at /elearn/program and start in.",
     )
+    frameworks = forms.MultipleChoiceField(
+        required=False,
+        choices=[(name, driver.title) for name, driver in INSTALLED.items()],
+        widget=forms.CheckboxSelectMultiple,
+        help_text="What is installed in it: others are refused. With none ticked, nobody is told before the run.",
+    )
     enabled = forms.BooleanField(label="Offered in forms", required=False, initial=True)
 
     def write(self, image: Image) -> Image:
-        for name in ("title", "description", "container", "environment", "program", "enabled"):
+        for name in ("title", "description", "container", "environment", "program", "frameworks", "enabled"):
             setattr(image, name, self.cleaned_data[name])
         image.name = image.name or self.cleaned_data["name"]
         return image

@@ -16,7 +16,7 @@ from django.db.models import Q, QuerySet
 from billing.budgets.access import why_blocked
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
 from clusters.clouds.registry import driver, gateway_of, why_no_environments, why_not_cached
-from clusters.frameworks import ROLES
+from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Environment, Image, Plugin, Run
@@ -142,7 +142,7 @@ _NAMED = f"""{PLACES}
 UNION ALL
 SELECT 'image', jsonb_build_object(
     'id', id, 'name', name, 'title', title, 'description', description, 'container', container,
-    'environment', environment, 'program', program, 'enabled', enabled
+    'environment', environment, 'program', program, 'frameworks', frameworks, 'enabled', enabled
 )
 FROM clusters_image WHERE enabled AND name = %(image)s
 UNION ALL
@@ -161,6 +161,9 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     found = rows_by_kind(_NAMED, {**places(appcode), **names})
     place = choose(appcode, found)
     image = _checked(next((Image(**row) for row in found["image"]), None), spec, place, errors)
+    # A saved environment may bring what its image lacks.
+    if image and not spec.environment and (sentence := why_not_in(image, spec.framework)):
+        errors.append(FieldError(("spec", "framework"), sentence))
     environment = _environment(spec, appcode, place, errors)
     plugins = _plugins(spec, place, errors)
     flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
@@ -221,6 +224,15 @@ def _checked(image: Image | None, spec: ClusterSpec, place: Place, errors: list[
         sentence = f"“{image.title}” has only a {has} and cannot run on {title_of(place.cloud)}; choose another image."
         errors.append(FieldError(("spec", "image"), sentence))
     return image
+
+
+def why_not_in(image: Image, framework: str) -> str:
+    """Why the software of this framework is not in the image, as far as its administrators said what is; or ""."""
+    driver = FRAMEWORKS[framework]
+    if not driver.is_installed or not image.frameworks or framework in image.frameworks:
+        return ""
+    has = ", ".join(FRAMEWORKS[name].title for name in image.frameworks if name in FRAMEWORKS)
+    return f"“{image.title}” has no {driver.title} (it has: {has}); choose another image or framework."
 
 
 def _environment(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> Environment | None:

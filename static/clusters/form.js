@@ -18,6 +18,12 @@
       if (count && event.target.value && !Number(count.value)) count.value = 1;
       else if (count && !event.target.value) count.value = 0;
     });
+    // An image that is known to lack the framework brings its own.
+    form.addEventListener("change", (event) => {
+      if (event.target.name !== "image") return;
+      const has = JSON.parse(event.target.dataset.frameworks)[event.target.value] || [];
+      if (has.length && !has.includes(form.elements.framework.value)) form.elements.framework.value = has[0];
+    });
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
       const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));

@@ -150,6 +150,7 @@ def _catalogue(administrator: User) -> None:
         container=f"gpu-cloud/tensorflow:{version}",
         environment=sys.prefix,
         program=str(settings.BASE_DIR / "examples"),
+        frameworks=["tensorflow", "tensorboard"],
     )
     lab = ".".join(importlib.metadata.version("jupyterlab").split(".")[:2])
     jupyter = Image.objects.create(
@@ -159,6 +160,7 @@ def _catalogue(administrator: User) -> None:
         container=f"gpu-cloud/jupyter:{lab}",
         environment=sys.prefix,
         program=str(settings.BASE_DIR / "examples"),
+        frameworks=["tensorflow", "tensorboard", "jupyter", "notebook"],
     )
     plugins.offer(jupyter, administrator)
     Image.objects.create(
@@ -166,6 +168,7 @@ def _catalogue(administrator: User) -> None:
         title="PyTorch 2.9",
         description="A container only: for clusters on Kubernetes.",
         container="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
+        frameworks=["pytorch"],
     )
     # What was used before today is priced, too.
     for sku, per_hour in PRICES:

@@ -46,6 +46,19 @@ def test_one_for_the_same_runs_however_often_it_is_asked_for(as_bob: Api) -> Non
     assert (status, again["metadata"]["name"], again["status"]["run"]) == (200, "tb-train-2", 2)
 
 
+def test_an_image_that_has_it_where_that_of_the_run_is_known_to_lack_it(as_bob: Api) -> None:
+    from clusters.models import Image
+
+    Image.objects.filter(name="tensorflow").update(frameworks=["pytorch"])
+    status, answer = as_bob.post(f"{TRAIN}/tensorboard")
+    sentence = "has no TensorBoard (it has: PyTorch); choose another image or framework."
+    assert status == 422
+    assert sentence in errors(answer)["spec.type"]
+    Image.objects.create(name="board", title="Board", environment="/opt/board", frameworks=["tensorboard"])
+    status, made = as_bob.post(f"{TRAIN}/tensorboard")
+    assert (status, made["spec"]["image"]) == (201, "board")
+
+
 def test_another_name_where_something_else_has_it(as_bob: Api) -> None:
     from clusters.applications.tensorboard import _names
     from clusters.manifest import MAX_NAME

@@ -323,6 +323,27 @@ def test_the_preview_says_what_create_would_refuse_and_keeps_the_last_estimate(m
     assert '<div id="estimate">' in page
 
 
+def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(catalogue, people, as_person):
+    from clusters.models import Image
+    from clusters.spec.catalog import why_not_in
+
+    Image.objects.create(name="torch", title="Torch", environment="/opt/torch", frameworks=["pytorch", "jax"])
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new").content.decode()) | {"name": "free", "command": "true"}
+    for image, framework, refused in (
+        ("torch", "tensorflow", True),
+        ("torch", "pytorch", False),
+        ("python", "pytorch", False),  # nobody said what it has
+    ):
+        asked = body | {"image": image, "framework": framework}
+        sentence = "“Torch” has no TensorFlow (it has: PyTorch, JAX); choose another image or framework."
+        page = client.post("/clusters/preview", asked).content.decode()
+        assert (f"<b>Framework:</b> {sentence}" in page) == refused
+    page = client.post("/clusters/new", body | {"image": "torch"}).content.decode()
+    assert list(wrong_fields(page)) == ["framework"]
+    assert not why_not_in(Image.objects.get(name="torch"), "web"), "what a web program needs people bring"
+
+
 def test_a_new_form_begins_with_what_the_person_chose_last(make_cluster, people, as_person):
     cluster = make_cluster("demo", by=people.bob)
     cluster.spec["roles"]["master"]["flavor"] = "small"
