@@ -34,7 +34,6 @@ from clusters.applications import actions
 from clusters.applications.access import application_for, applications_in
 from clusters.applications.actions import create_application, preview_application
 from clusters.applications.manifest import ApplicationManifest, application_spec
-from clusters.clouds.health import notes
 from clusters.frameworks import APPLICATIONS
 from clusters.gateway import visits
 from clusters.input import input_of
@@ -277,7 +276,6 @@ def _preview(request: HttpRequest, form: ApplicationForm, cluster: Cluster | Non
         "preview": found,
         "volume": volume,
         "per_month": found.cost.per_hour * HOURS + (volume.per_month if volume else 0) if found else None,
-        "notes": notes(found.place.cloud) if found else form.offer.notes,
         "wrong": [(form.fields[name].label, errors[0]) for name, errors in form.errors.items() if name in form.fields],
         "others": form.non_field_errors(),
         "manifest": text,

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from clusters.clouds.health import notes
 from clusters.clouds.placement import Place, place_of
 from clusters.clouds.registry import why_no_environments
 from clusters.environments.plugins import plugins
@@ -83,11 +82,6 @@ class Offer:
             list(plugins().defer("lock")) if makes else [],
             _last_of(user, chosen) if user and chosen else {},
         )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to know of the machines where it will run."""
-        return notes(self.place.cloud) if self.place else ()
 
     def runs(self, image: Image) -> bool:
         return self.place is None or image.has(self.place.driver.software)

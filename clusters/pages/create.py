@@ -17,7 +17,6 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.clouds.health import notes
 from clusters.manifest import MAX_NAME, ClusterManifest
 from clusters.models import Cluster
 from clusters.pages import starters
@@ -205,7 +204,7 @@ def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made |
 def _page(
     request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None, *, cards: bool = False
 ) -> HttpResponse:
-    context: dict[str, Any] = {"form": form, "cluster": cluster, "notes": form.offer.notes}
+    context: dict[str, Any] = {"form": form, "cluster": cluster}
     if cards:
         context |= {"starters": STARTERS.values(), "why_no_starter": starters.why_not(form.offer)}
     return render(request, "clusters/new.html", context)
@@ -279,7 +278,6 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
     return {
         "form": form,
         "preview": found,
-        "notes": notes(found.place.cloud) if found else form.offer.notes,
         "cluster": cluster,
         "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,
         "differs": differences(form, cluster) if cluster else [],

@@ -277,20 +277,23 @@ def rename(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @get_or_post
 def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Asks first, naming what will be lost; `?path=` is a file, `?folder=` a folder with everything in it."""
+    """Asks first, naming what will be lost; `?path=` is a file, `?folder=` a folder with everything in it, for whose end its name
+    is typed."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     path, folder = _path(request, "path"), _path(request, "folder")
     if not path and not folder:
         raise Http404("Nothing is named that could be removed.")
     back = address(store, (path or folder).rpartition("/")[0])
+    forever = "forever" in request.POST
+    is_unnamed = forever and folder and request.POST.get("name", "").strip().strip("/") != folder
+    asks = request.method == "GET" or is_unnamed
     try:
-        with LOOKS.enter(user.pk), within(LOOK_SECONDS if request.method == "GET" else contents.REMOVE_SECONDS):
-            if request.method == "GET":
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS if asks else contents.REMOVE_SECONDS):
+            if asks:
                 amount = None if path else contents.amount(store, folder)
             else:
                 remove = trash.remove_file if path else trash.remove_folder
-                forever = "forever" in request.POST
                 made = remove(store, path or folder, acting_user=user, forever=forever)
                 if made:
                     _say_removed(request, store, [made])
@@ -299,9 +302,10 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     except (DriverError, Conflict, Unavailable) as error:
         messages.error(request, str(error))
         return redirect(back)
-    if request.method != "GET":
+    if not asks:
         return redirect(back)
     page = {"store": store, "path": path, "folder": folder, "amount": amount, "back": back, "kept": TRASH_KEPT.days}
+    page["wrong"] = f"Type {folder}, the name of the folder; nothing was removed." if is_unnamed else ""
     return render(request, "datastores/remove.html", page)
 
 
@@ -336,9 +340,11 @@ def restore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_POST
 def empty_trash(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """All of it, or what `?id=` names."""
+    """All of it, or what `?id=` names. Without JavaScript, whose dialog sends `confirmed`, the first POST shows the question."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
+    if "confirmed" not in request.POST:
+        return render(request, "datastores/empty_trash.html", {"store": store, "chosen": "id" in request.GET})
     try:
         count = trash.empty(store, _ids(request) if "id" in request.GET else None, acting_user=user)
         messages.success(request, f"{count} removed for good; it takes a minute.")

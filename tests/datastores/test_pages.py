@@ -250,11 +250,21 @@ def test_removing_a_folder_asks_and_names_what_is_lost(as_: Any, store: Any, s3:
         "run/1/b",
         "run/2",
     }
-    for way in ({"forever": "1"}, {}):
-        client.post(f"{ONE}/remove?folder=run/1", way)
+    for named in ("", "run"):
+        refused = client.post(f"{ONE}/remove?folder=run/1", {"forever": "yes", "name": named})
+        assert "the name of the folder; nothing was removed" in refused.content.decode()
+    assert [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket, Prefix="run/1/")["Contents"]] == [
+        "run/1/a",
+        "run/1/b",
+    ]
+    for way in ({"forever": "yes", "name": "run/1"}, {}):
+        assert client.post(f"{ONE}/remove?folder=run/1", way).status_code == 302
     client.post(f"{ONE}/remove?path=run/2")
     assert "run/2" in client.get(f"{ONE}/trash").content.decode()
-    client.post(f"{ONE}/trash/empty")
+    assert "nobody can restore it" in client.post(f"{ONE}/trash/empty").content.decode()
+    trash.sweep()
+    assert "Contents" in s3.client.list_objects_v2(Bucket=bucket), "without the dialog the page asks first"
+    client.post(f"{ONE}/trash/empty", {"confirmed": "yes"})
     trash.sweep()
     assert "Contents" not in s3.client.list_objects_v2(Bucket=bucket)
     assert client.post(f"{ONE}/remove").status_code == 404
