@@ -12,7 +12,7 @@ class ClustersConfig(AppConfig):
         from clusters.applications import inside
         from clusters.clouds import health, registry
         from clusters.gateway import middleware
-        from clusters.runs import telling
+        from clusters.runs import folders, telling
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
         from portal import hooks as portal_hooks
@@ -20,6 +20,8 @@ class ClustersConfig(AppConfig):
         middleware.inside.add(inside.say)
         post_migrate.connect(registry.keep_own, sender=self)
         datastore_hooks.finders.add(hooks.clusters_using)
+        datastore_hooks.outputs.add(folders.outputs)
+        datastore_hooks.in_use.add(folders.in_use)
         datastore_hooks.judges.add(lifecycle.judge)
         datastore_hooks.volume_prices.add(metering.per_hour)
         billing_hooks.without_end.add(hooks.without_end)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from datastores.models import AllowedFolder, Datastore, Removal, Share, Upload, Version
+from datastores.models import AllowedFolder, Datastore, Removal, Rule, Share, Upload, Version
 from datastores.specs import VERSION
 from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
@@ -68,6 +68,16 @@ def removal_for(user: User, appcode: str, name: str, pk: int) -> Removal:
         raise Http404(f"There is nothing {pk} in the trash of {name}; it was restored, or is gone for good.")
     removal.datastore = store
     return removal
+
+
+def rule_for(user: User, appcode: str, name: str, pk: int) -> Rule:
+    """A rule of a datastore that they may write to. Raises as `datastore_for`."""
+    store = datastore_for(user, appcode, name, OPERATE)
+    rule = Rule.objects.select_related("created_by").filter(datastore=store, pk=pk).first()
+    if rule is None:
+        raise Http404(f"{name} has no rule {pk}.")
+    rule.datastore = store
+    return rule
 
 
 def version_for(user: User, appcode: str, name: str, version: str, capability: Capability = VIEW) -> Version:

@@ -122,6 +122,9 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
                     "What is in its trash lies where it is now; empty the trash first, or make another datastore."
                 )
                 raise Invalid.at("spec", manifest.spec.kind, message=sentence)
+            if store.rules.exists():
+                sentence = "Its rules are about the files where it lies now; remove them first."
+                raise Invalid.at("spec", manifest.spec.kind, message=sentence)
             _drop_uploads(before)
         # Its cloud is told by whoever runs tasks there.
         Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)

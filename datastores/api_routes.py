@@ -2,7 +2,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from datastores import api
 from datastores.files import api as files
-from datastores.files import trash_api, uploads_api, versions_api
+from datastores.files import rules_api, trash_api, uploads_api, versions_api
 from datastores.storage import api as storage
 
 ONE = "appcodes/<slug:code>/datastores/<slug:name>"
@@ -20,6 +20,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/trash", trash_api.Trash.as_view()),
     path(f"{ONE}/trash/<int:removal>", trash_api.OneRemoval.as_view()),
     path(f"{ONE}/trash/<int:removal>/restore", trash_api.Restore.as_view()),
+    path(f"{ONE}/rules", rules_api.Rules.as_view()),
+    path(f"{ONE}/rules/preview", rules_api.PreviewRule.as_view()),
+    path(f"{ONE}/rules/<int:rule>", rules_api.OneRule.as_view()),
+    path(f"{ONE}/rules/<int:rule>/preview", rules_api.RuleNow.as_view()),
     path(f"{ONE}/versions", versions_api.Versions.as_view()),
     path(f"{ONE}/versions/<str:version>", versions_api.OneVersion.as_view()),
     path(f"{ONE}/sizes", files.Sizes.as_view()),

@@ -9,6 +9,7 @@ from django import forms
 from datastores import exports
 from datastores.access import allowed_folders
 from datastores.models import Datastore
+from datastores.retention import KINDS, RuleSpec
 from datastores.specs import DatastoreManifest, Kind
 from portal.errors import Invalid
 from portal.manifests import parse
@@ -217,6 +218,36 @@ class SharingForm(forms.Form):
         widget=forms.Textarea(attrs={**_PLAIN, "rows": 2, "class": "code"}),
     )
     everybody = forms.BooleanField(label="Everybody who is signed in", required=False)
+
+
+class RuleForm(forms.Form):
+    """What goes from a datastore by itself. Of the two numbers that one counts which the kind has."""
+
+    kind = Words(label="What goes", widget=forms.Select(choices=[*KINDS.items()]))
+    path = Words(
+        label="Folder",
+        help_text="With all below it; the whole datastore when left empty.",
+        required=False,
+        widget=forms.TextInput(attrs={**_PLAIN, "class": "code"}),
+    )
+    days = Words(
+        label="After days",
+        help_text="Since the run failed, or the file was written.",
+        widget=forms.NumberInput(attrs={"min": 1, "max": 3650}),
+    )
+    keep = Words(
+        label="Keep the last",
+        help_text="Checkpoints of each series.",
+        widget=forms.NumberInput(attrs={"min": 1, "max": 1000}),
+    )
+
+    def spec(self) -> RuleSpec:
+        """Raises Invalid. To be called on a bound form."""
+        if not self.is_valid():
+            raise Invalid([])
+        typed = {name: value.strip() for name, value in self.cleaned_data.items()}
+        typed.pop("days" if typed["kind"] == "checkpoints" else "keep")
+        return parse(RuleSpec, {name: value for name, value in typed.items() if value})
 
 
 FORMS: dict[str, type[DatastoreForm]] = {"s3": S3Form, "nfs": NfsForm, "volume": VolumeForm, "local": LocalForm}

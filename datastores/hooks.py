@@ -4,11 +4,12 @@ costs. Each registers what it knows once, in `AppConfig.ready`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from datastores.models import Datastore
+from datastores.retention import Held, Output
 from datastores.specs import DatastoreSpec, size_bytes
 from portal.errors import FieldError
 from portal.hooks import HOURS, Hook
@@ -41,6 +42,10 @@ finders: Hook[Callable[[Sequence[Datastore]], Mapping[int, Sequence[Use]]]] = Ho
 judges: Hook[Callable[[Appcode, DatastoreSpec], Sequence[FieldError]]] = Hook()
 # What a volume of a size costs an appcode for an hour.
 volume_prices: Hook[Callable[[Appcode, str], Decimal]] = Hook()
+# The folders of a datastore that runs wrote to, of all that ever were, one by one.
+outputs: Hook[Callable[[Datastore], Iterable[Output]]] = Hook()
+# The folders of a datastore that runs which are not over read or write.
+in_use: Hook[Callable[[Datastore], Sequence[Held]]] = Hook()
 
 
 def uses_of(stores: Sequence[Datastore]) -> dict[int, list[Use]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 
 from datastores.listing import TRASH
+from datastores.retention import KINDS, RuleSpec
+from datastores.retention import Kind as RuleKind
 from portal.models import Appcode, OrgNode, User
 
 # How long what was removed may be had back.
@@ -278,6 +281,41 @@ class Removal(models.Model):
     def until(self) -> dt.datetime:
         """When it goes for good."""
         return self.removed_at + TRASH_KEPT
+
+
+class Rule(models.Model):
+    """What goes from a datastore by itself, into the trash (retention.py says what, files/rules.py when). It is looked at when
+    `due_at` has come; `files` and `bytes` are what it moved at `applied_at`, and `trouble` says why it could not."""
+
+    datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="rules")
+    kind = models.CharField(max_length=20, choices=[*KINDS.items()])
+    folder = models.CharField(max_length=500, blank=True)
+    days = models.PositiveIntegerField(null=True)
+    keep = models.PositiveIntegerField(null=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    due_at = models.DateTimeField(default=timezone.now, db_index=True)
+    applied_at = models.DateTimeField(null=True)
+    files = models.BigIntegerField(default=0)
+    bytes = models.BigIntegerField(default=0)
+    trouble = models.TextField(blank=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["datastore", "kind", "folder"], name="rule_once"),
+            models.CheckConstraint(
+                condition=Q(kind="checkpoints", keep__isnull=False, days=None)
+                | Q(kind__in=["failed-runs", "files"], keep=None, days__isnull=False),
+                name="rule_kind",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.spec.words
+
+    @property
+    def spec(self) -> RuleSpec:
+        return RuleSpec(kind=cast("RuleKind", self.kind), path=self.folder, days=self.days, keep=self.keep)
 
 
 class UploadPart(models.Model):

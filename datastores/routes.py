@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from datastores import folders, views
 from datastores.files import pages as files
+from datastores.files import rules_pages as rules
 from datastores.storage import pages as storage
 
 ONE = "datastores/<slug:appcode>/<slug:name>"
@@ -31,6 +32,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/trash", files.trash_page, name="datastore_trash"),
     path(f"{ONE}/trash/restore", files.restore, name="datastore_restore"),
     path(f"{ONE}/trash/empty", files.empty_trash, name="datastore_empty_trash"),
+    path(f"{ONE}/rules", rules.rules_page, name="datastore_rules"),
+    path(f"{ONE}/rules/<int:rule>/remove", rules.forget, name="datastore_forget_rule"),
     path(f"{ONE}/remove", files.remove, name="datastore_remove"),
     path("storage/<slug:appcode>", storage.storage, name="storage"),
     path("storage/<slug:appcode>/keys", storage.keys, name="storage_keys"),

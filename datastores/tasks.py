@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from datastores.files import trash, uploads
+from datastores.files import rules, trash, uploads
 from datastores.storage import leftovers, limits
 
 
@@ -16,6 +16,11 @@ def give_up_uploads() -> None:
 @shared_task(name="datastores.tasks.sweep_trash")
 def sweep_trash() -> None:
     trash.sweep()
+
+
+@shared_task(name="datastores.tasks.apply_rules")
+def apply_rules() -> None:
+    rules.sweep()
 
 
 @shared_task(name="datastores.tasks.watch_limits")

@@ -244,5 +244,5 @@ def _bytes(driver: Driver, path: str) -> Iterator[bytes]:
 
 
 @transaction.atomic
-def record_of(verb: str, store: Datastore, actor: User, message: str, **data: int) -> None:
+def record_of(verb: str, store: Datastore, actor: User | None, message: str, **data: int) -> None:
     record(verb, actor=actor, appcode=store.appcode.code, object=f"datastore {store}", message=message, **data)

@@ -68,6 +68,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         "may_operate": operates,
         "unfinished": uploads.unfinished(store) if operates else (),
         "trash": trash.held(store) if operates else None,
+        "rules": store.rules.count() if operates else 0,
         "versions": list(store.versions.select_related("created_by").order_by("-pk")),
         "listing": Listing(()),
         "below": "below" in request.GET,

@@ -42,6 +42,8 @@ class Lock(IntEnum):
     TRASH = 12
     # A part for each datastore: who changes files holds it shared, who makes a version of them holds it alone.
     FILES = 13
+    # One sweep of the rules of datastores at a time.
+    RULES = 14
 
 
 @contextmanager

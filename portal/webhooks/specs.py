@@ -34,7 +34,7 @@ GROUPS = {
     "price": "Prices added and withdrawn",
     "discount": "Discounts",
     "credit": "Credits",
-    "datastore": "Datastores: created, changed, shared, files stored, removed and restored",
+    "datastore": "Datastores: created, changed, shared, files stored, removed and restored, rules",
     "storage": "Object storage: switched on, keys refreshed and stopped, limit changed, nearly full",
     "environment": "Environments: saved, deleted",
     "git": "Git tokens: saved, removed",

@@ -103,6 +103,7 @@ def make(bucket: str) -> World:
     open_store(data).upload("old.txt", io.BytesIO(b"old"), 3)
     removed = trash.remove_file(data, "old.txt", acting_user=people.alice)
     assert removed
+    rule = post("alice", "/appcodes/ops-demo/datastores/data/rules", {"kind": "checkpoints", "keep": 3})["id"]
     begun = {"path": "large.bin", "size": 9, "fingerprint": "first"}
     post("alice", "/appcodes/ops-demo/datastores/data/versions", {"name": "v1", "path": "frozen"})
     upload = post("alice", "/appcodes/ops-demo/datastores/data/uploads", begun)["id"]
@@ -150,7 +151,7 @@ def make(bucket: str) -> World:
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
-        "{removal}": removed.pk,
+        "{removal}": removed.pk, "{rule}": rule,
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
@@ -167,7 +168,7 @@ def make(bucket: str) -> World:
     }  # fmt: skip
     absent = {
         "{image}": "absent", "{host}": "git.example.org",
-        "{removal}": 999999,
+        "{removal}": 999999, "{rule}": 999999,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",

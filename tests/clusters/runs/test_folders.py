@@ -1,0 +1,64 @@
+"""The output of a failed run goes by a rule, but not while another run reads it; on the real node agent and S3 server."""
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from clusters import actions
+from clusters.models import Run
+from datastores.files import rules, trash
+from datastores.models import Datastore, Removal
+from datastores.retention import RuleSpec
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def results(people, s3, bucket):
+    spec = {"server": s3.url, "bucket": bucket, "prefix": "", "access_key": s3.access_key, "region": "us-east-1"}
+    return Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret=s3.secret_key)
+
+
+def test_the_output_of_a_failed_run_goes_when_nobody_reads_it(loop, people, manifest, results, s3, monkeypatch):
+    def lying():
+        found = s3.client.list_objects_v2(Bucket=results.spec["bucket"]).get("Contents", [])
+        return {each["Key"] for each in found if not each["Key"].startswith(".portal-trash/")}
+
+    write = "echo 12345 > /elearn/output/half; exit {}"
+    for name, code in (("good", 0), ("bad", 1)):
+        cluster = actions.create_cluster(
+            manifest(name, write.format(code), output="results", retries=0), acting_user=people.bob
+        )
+        loop.until_phase(cluster, "Succeeded", "Failed")
+        loop.until(lambda cluster=cluster: Run.objects.get(current_of=cluster).gone)
+    assert lying() == {"good/1/half", "bad/1/half"}
+    reads = manifest("reads", "sleep 600", input={"datastore": "results", "path": "bad/1"})
+    reader = actions.create_cluster(reads, acting_user=people.bob)
+    loop.until_phase(reader, "Running", "Failed")
+
+    spec = RuleSpec(kind="failed-runs", days=7)
+    rule = rules.add(results, spec, acting_user=people.bob)
+    assert (rules.preview(results, spec).going, rules.preview(results, spec).kept) == ((), ())
+    with monkeypatch.context() as patch:
+        now = timezone.now() + dt.timedelta(days=8)
+        patch.setattr(timezone, "now", lambda: now)
+        found = rules.preview(results, spec)
+        assert (found.going, [(each.why, each.files, each.size) for each in found.kept]) == (
+            (),
+            [("run reads/1 reads it", 1, 6)],
+        )
+        rules.apply(rule)
+        assert lying() == {"good/1/half", "bad/1/half"}
+    actions.disable(reader, acting_user=people.bob)
+    loop.until_phase(reader, "Stopped")
+    loop.until(lambda: Run.objects.get(current_of=reader).gone)
+    monkeypatch.setattr(timezone, "now", lambda: now)
+    [item] = rules.preview(results, spec).going
+    assert (item.path, item.is_folder, item.files, item.size, item.why) == ("bad/1", True, 1, 6, "run bad/1 failed")
+    rules.apply(rule)
+    assert lying() == {"good/1/half"}
+    [row] = Removal.objects.all()
+    assert (row.path, row.cause) == ("bad/1", "Outputs of failed runs go after 7 days")
+    trash.restore(results, [row.pk], acting_user=people.bob)
+    assert lying() == {"good/1/half", "bad/1/half"}

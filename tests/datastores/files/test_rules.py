@@ -1,0 +1,177 @@
+"""Rules of a datastore by REST and by its page, on the real S3 server and in a folder: previewed, saved, applied, undone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from clusters.models import Cluster, Run
+from datastores.actions import change_datastore, open_store
+from datastores.drivers.base import DriverError
+from datastores.files import contents, rules, trash, versions
+from datastores.models import Datastore, Removal, Rule
+from datastores.specs import DatastoreManifest
+from portal.errors import Invalid
+from portal.models import Event
+from tests.datastores.files.conftest import ROOT
+from tests.datastores.files.test_trash import lying
+
+RULES = ROOT.removesuffix("files") + "rules"
+FILES = {f"train/1/ckpt-{n}.{end}": b"12345" for n in (9, 10, 11) for end in ("index", "data-00000-of-00001")}
+FILES |= {"train/1/checkpoint": b'model_checkpoint_path: "ckpt-11"', "train/2/epoch-1.keras": b"1", "note.txt": b"note"}
+
+
+@pytest.fixture
+def filled(at: str, bob: Any) -> Datastore:
+    for path, data in FILES.items():
+        assert bob("PUT", f"{at}/{path}", data).status_code == 204
+    return Datastore.objects.get(name="data")
+
+
+def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """As if so many days had passed."""
+    now = timezone.now() + dt.timedelta(days=days)
+    monkeypatch.setattr(timezone, "now", lambda: now)
+
+
+def test_a_rule_does_what_its_preview_says_and_it_can_be_undone(
+    filled: Datastore, bob: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(method: str, address: str, **body: Any) -> Any:
+        return bob(method, address, json.dumps(body).encode(), "application/json")
+
+    last = {"kind": "checkpoints", "path": "train", "keep": 2}
+    would = ask("POST", f"{RULES}/preview", **last).json()
+    old = ["train/1/ckpt-9.data-00000-of-00001", "train/1/ckpt-9.index"]
+    assert ([item["path"] for item in would["items"]], would["files"], would["bytes"]) == (old, 2, 10)
+    assert (would["complete"], would["held"]) == (True, [])
+    assert not Rule.objects.exists()
+    assert lying(filled) == FILES
+    made = ask("POST", RULES, **last)
+    assert made.status_code == 201, made.content_
+    assert ask("POST", RULES, **last, days=1).json()["errors"][0]["path"] == "days"
+    assert ask("POST", RULES, **last).status_code == 422, "one of a kind for a folder"
+    own = made.headers["Location"].removeprefix("http://testserver")
+    assert bob("GET", f"{own}/preview").json() == would
+    assert lying(filled) == FILES, "nothing goes but in its turn"
+
+    rules.sweep()
+    left = {path: data for path, data in FILES.items() if path not in old}
+    assert lying(filled) == left
+    said = bob("GET", own).json()
+    assert (said["files"], said["bytes"], said["message"], said["due"] > said["applied"]) == (2, 10, "", True)
+    assert {row.path: row.cause for row in Removal.objects.all()} == dict.fromkeys(
+        old, "Keep the last 2 checkpoints in train"
+    )
+    event = Event.objects.get(verb="datastore.rule-applied")
+    assert event.message == "Keep the last 2 checkpoints in train: 2 files with 10 bytes moved to the trash."
+    assert (event.actor_name, event.data["files"]) == ("portal", 2)
+    # It comes again only when a day has passed, and finds nothing then.
+    contents.store_file(filled, "train/1/ckpt-12.index", io.BytesIO(b"1"), 1, acting_user=filled.created_by)
+    contents.store_file(
+        filled, "train/1/ckpt-12.data-00000-of-00001", io.BytesIO(b"1"), 1, acting_user=filled.created_by
+    )
+    rules.sweep()
+    assert len(lying(filled)) == len(left) + 2
+    trash.restore(filled, [row.pk for row in Removal.objects.all()], acting_user=filled.created_by)
+    assert lying(filled).items() >= FILES.items()
+    assert bob("DELETE", own).status_code == 204
+    assert bob("GET", own).status_code == 404
+
+
+def test_old_files_go_but_not_what_a_version_or_a_living_run_has(
+    filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster.objects.create(appcode=people.ops, name="train", spec={})
+    # Only what lies in S3 has versions.
+    path = "elsewhere" if filled.kind == "s3" else "{name}/{run}"
+    spec = {"input": {"datastore": "ops-demo/data", "path": "train/2"}, "output": "data", "outputPath": path}
+    run = Run.objects.create(cluster=cluster, number=1, spec=spec, resources={}, gpus=0)
+    rule = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
+    rules.sweep()
+    assert lying(filled) == FILES
+    later(monkeypatch, 31)
+    if filled.kind == "s3":
+        versions.freeze(filled, "v1", "train/1", acting_user=people.bob)
+    found = rules.preview(filled, rule.spec)
+    assert [item.path for item in found.going] == ["note.txt"]
+    held = {each.why: each.files for each in found.kept}
+    writes = "the version data@v1 has it" if filled.kind == "s3" else "run train/1 writes there"
+    assert held == {writes: 7, "run train/1 reads it": 1}
+    rules.sweep()
+    assert lying(filled) == {path: data for path, data in FILES.items() if path != "note.txt"}
+    # When the run is over only the version holds something.
+    Run.objects.filter(pk=run.pk).update(gone=True, phase="Succeeded")
+    later(monkeypatch, 1.1)
+    rules.sweep()
+    assert set(lying(filled)) == (
+        {path for path in FILES if path.startswith("train/1/")} if filled.kind == "s3" else set()
+    )
+
+
+def test_a_store_that_does_not_answer_is_said_and_asked_again_and_what_cannot_be_seen_whole_is_left_alone(
+    filled: Datastore, people: Any, bob: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = rules.add(filled, Rule(kind="checkpoints", keep=1).spec, acting_user=people.bob)
+    with pytest.raises(Invalid, match="rules"):
+        fields = {"kind": "datastore", "metadata": {"name": "data", "appcode": "ops-demo"}}
+        change_datastore(
+            filled,
+            DatastoreManifest.model_validate({**fields, "spec": {"nfs": {"server": "192.0.2.1", "path": "/x"}}}),
+            acting_user=people.alice,
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "MOST_FILES", len(FILES) - 1)
+        rules.sweep()
+    rule.refresh_from_db()
+    assert rule.trouble.startswith("There are more than 8 files, and a rule sees all of its folder")
+    later(monkeypatch, 1 / 24)
+    with monkeypatch.context() as patch:
+        moved = []
+        driver = type(open_store(filled))
+        carry = driver.carry
+
+        def breaks(self: Any, path: str, to: str, **how: Any) -> Any:
+            if moved:
+                raise DriverError("It does not answer.")
+            moved.append(path)
+            return carry(self, path, to, **how)
+
+        patch.setattr(driver, "carry", breaks)
+        rules.sweep()
+    rule.refresh_from_db()
+    assert (rule.trouble, rule.files) == ("It does not answer.", 1)
+    assert Event.objects.get(verb="datastore.rule-applied").data["files"] == 1
+    assert len(lying(filled)) == len(FILES) - 1
+    later(monkeypatch, 1 / 24)
+    rules.sweep()
+    rule.refresh_from_db()
+    assert (rule.trouble, rule.files) == ("", 3)
+    assert {path for path in lying(filled) if "ckpt" in path} == {path for path in FILES if "ckpt-11" in path}
+
+
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_the_page_saves_a_rule_only_as_it_was_previewed(filled: Datastore, people: Any) -> None:
+    page = Client()
+    page.force_login(people.bob)
+    address = "/datastores/ops-demo/data/rules"
+    said = {"kind": "checkpoints", "path": "train", "keep": "2", "days": "7"}
+    text = page.post(address, {**said, "do": "save"}).content.decode()
+    assert "train/1/ckpt-9.index" in text
+    assert 'name="seen" value="Keep the last 2 checkpoints in train"' in text
+    seen = {"seen": "Keep the last 2 checkpoints in train", "do": "save"}
+    text = page.post(address, {**said, "keep": "1", **seen}).content.decode()
+    assert "train/1/ckpt-10.index" in text
+    assert not Rule.objects.exists()
+    text = page.post(address, {**said, **seen}, follow=True).content.decode()
+    assert "Saved: Keep the last 2 checkpoints in train." in text
+    rule = Rule.objects.get()
+    assert "train/1/ckpt-9.index" in page.get(f"{address}?rule={rule.pk}").content.decode()
+    assert page.post(f"{address}/{rule.pk}/remove").status_code == 302
+    assert not Rule.objects.exists()
