@@ -64,7 +64,7 @@ def assert_fits(page: Page, shot: str = "") -> None:
         assert over <= 0, f"{page.url} is wider than {width} by {over}"
         if shot and (folder := os.environ.get("PORTAL_SHOTS")):
             page.emulate_media(color_scheme=scheme)
-            page.screenshot(path=f"{folder}/{shot}-{width}-{scheme}.png", full_page=True)
+            page.screenshot(path=f"{folder}/{shot}-{width}-{scheme}.png", full_page=True, animations="disabled")
     if before:
         page.set_viewport_size(before)
 

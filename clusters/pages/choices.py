@@ -12,6 +12,7 @@ from clusters.clouds.placement import Place, place_of
 from clusters.clouds.registry import why_no_environments
 from clusters.environments.plugins import plugins
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.frameworks.jupyter import Jupyter
 from clusters.input import FROM
 from clusters.models import Cluster, Environment, Flavor, Image, Plugin
 from datastores.access import readable_by
@@ -97,7 +98,9 @@ class Offer:
     def defaults(self) -> dict[str, str]:
         """What this person chose last in this appcode, as far as it is still offered; else what most people would choose first:
         an image that can run here, and one GPU where any flavor has one."""
-        image = next((image.name for image in self.images if self.runs(image)), "")
+        # One without a notebook server is made to compute.
+        fitting = sorted(filter(self.runs, self.images), key=lambda image: Jupyter.name in image.frameworks)
+        image = fitting[0].name if fitting else ""
         with_gpu = (flavor for flavor in self.flavors if flavor.gpus)
         flavor = next(with_gpu, next(iter(self.flavors), None))
         roles = {name: flavor.name if flavor else "" for name, role in COMPUTING_ROLES.items() if role.least}

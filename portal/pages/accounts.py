@@ -113,6 +113,7 @@ class SignInForm(LoginForm):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["login"].label = "User name or e-mail"
+        self.fields["login"].widget.attrs |= {"autofocus": True, "autocomplete": "username", "autocapitalize": "none"}
         _plain(self)
 
 

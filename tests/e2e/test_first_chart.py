@@ -1,0 +1,117 @@
+"""A newcomer's first hour: in an appcode without any data, from sign-in to a chart of one's own code, by the keyboard alone.
+
+Nothing is clicked and no address is typed. Every control is reached by Tab, as somebody who does not know the page would, and
+each that has the focus shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser import assert_fits, chromium
+from tests.gitserver import git_server
+from tests.running import Client, Portal, eventually
+
+pytestmark = pytest.mark.e2e
+TRAIN = """
+import math
+for step in range(1, 41):
+    print(f"step {step}: loss = {math.exp(-step / 12):.4f}", flush=True)
+"""
+# More stops than any page of this walk has.
+MOST_STOPS = 120
+# What has the focus: its name as people read it, whether it lies in the window, and what shows it.
+FOCUSED = """() => {
+  const e = document.activeElement;
+  const words = e.labels && e.labels.length ? e.labels[0].textContent : e.ariaLabel || e.textContent;
+  const box = e.getBoundingClientRect(), look = getComputedStyle(e);
+  return {
+    name: words.trim().replace(/\\s+/g, " "), tag: e.tagName.toLowerCase(),
+    there: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth && box.width > 0,
+    shown: (look.outlineStyle !== "none" && parseFloat(look.outlineWidth) > 0) || look.boxShadow !== "none",
+  };
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def tab_to(page: Page, name: str, tag: str = "") -> None:
+    """Presses Tab until what has the focus is called so."""
+    stops = []
+    for _ in range(MOST_STOPS):
+        page.keyboard.press("Tab")
+        # A page that scrolls smoothly takes a moment to bring it into the window.
+        eventually(lambda: page.evaluate(FOCUSED)["there"], 2)
+        stop = page.evaluate(FOCUSED)
+        if stop["tag"] == "body":
+            continue
+        assert stop["there"], f"{page.url}: {stop} has the focus outside of the window"
+        assert stop["shown"], f"{page.url}: {stop} does not show that it has the focus"
+        stops.append(stop["name"])
+        if re.fullmatch(name, stop["name"]) and stop["tag"] == (tag or stop["tag"]):
+            return
+    pytest.fail(f"{page.url}: Tab does not come to {name!r}, only to {stops}")
+
+
+def press(page: Page, name: str, tag: str = "") -> None:
+    tab_to(page, name, tag)
+    page.keyboard.press("Enter")
+
+
+def write(page: Page, name: str, text: str) -> None:
+    tab_to(page, name)
+    page.keyboard.type(text)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_from_sign_in_to_a_chart_of_ones_own_code_by_keyboard(
+    browser: Browser, portal_up: Portal, tmp_path: Path, width: int, scheme: Any
+) -> None:
+    name = f"first-{width}"
+    context = browser.new_context(
+        base_url=portal_up.origin, viewport={"width": width, "height": 844}, color_scheme=scheme
+    )
+    page = context.new_page()
+    with git_server(tmp_path) as server:
+        repository = server.repository()
+        commit = repository.commit({"train.py": TRAIN})
+
+        page.goto("/")
+        assert_fits(page, "walk-1-sign-in")
+        expect(page.get_by_label("User name or e-mail")).to_be_focused()
+        page.keyboard.type("mallory")
+        write(page, "Password.*", portal_up.credentials["users"]["mallory"]["password"])
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Clusters", exact=True)).to_be_visible()
+        assert_fits(page, "walk-2-clusters")
+
+        press(page, "New cluster", "a")
+        expect(page.get_by_role("heading", name="New cluster", exact=True)).to_be_visible()
+        assert_fits(page, "walk-3-new")
+        write(page, "Name", name)
+        write(page, "Command", "python train.py")
+        write(page, "Git repository.*", repository.url)
+        expect(page.locator("#preview")).to_contain_text("Starts now")
+        assert_fits(page, "walk-4-filled")
+        press(page, "Create cluster", "button")
+        page.wait_for_url(f"**/clusters/flight-demo/{name}")
+        assert_fits(page, "walk-5-cluster")
+        expect(page.locator("#head")).to_contain_text("Succeeded", timeout=120_000)
+
+        press(page, "Metrics", "a")
+        chart = page.locator(".chart", has_text="loss").first.locator("svg path").first
+        expect(chart).to_have_attribute("d", re.compile("^M.*L"))
+        assert_fits(page, "walk-6-metrics")
+    status = Client(portal_up, "mallory").call("GET", f"/appcodes/flight-demo/clusters/{name}")["status"]
+    assert status["code"]["commit"] == commit
+    context.close()
