@@ -10,6 +10,7 @@ from clusters.api import (
     notebooks,
     plugins,
     queue,
+    templates,
     terminal,
 )
 from clusters.api import exec as exec_api
@@ -49,6 +50,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/environments", environments.AppcodeEnvironments.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>", environments.OneEnvironment.as_view()),
     path("appcodes/<slug:code>/environments/<slug:name>/context", environments.BuildContext.as_view()),
+    path("templates", templates.OwnTemplates.as_view()),
+    path("templates/<slug:name>", templates.OwnTemplate.as_view()),
+    path("appcodes/<slug:code>/templates", templates.AppcodeTemplates.as_view()),
+    path("appcodes/<slug:code>/templates/<slug:name>", templates.OneTemplate.as_view()),
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),

@@ -32,4 +32,5 @@ class ClustersConfig(AppConfig):
         portal_hooks.steps.add(hooks.steps)
         portal_hooks.notes.add(health.notes)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))
+        portal_hooks.searches.add(("Templates", hooks.find_templates))
         portal_hooks.news.add(telling.news)

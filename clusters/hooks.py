@@ -21,6 +21,7 @@ from clusters.input import input_of
 from clusters.models import Cloud, CloudState, Cluster, Flavor, Image, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
+from clusters.templates import templates_for
 from datastores import hooks as datastore_hooks
 from datastores.models import Datastore, Share
 from portal import hooks as portal_hooks
@@ -112,6 +113,17 @@ def find_clusters(user: User, words: str, limit: int) -> list[portal_hooks.Hit]:
             c.name, f"{c.appcode.code} · {c.current_run.phase if c.current_run else 'never deployed'}", cluster_url(c)
         )
         for c in found
+    ]
+
+
+def find_templates(user: User, words: str, limit: int) -> list[portal_hooks.Hit]:
+    """The templates of this name that `user` may see."""
+    rows = templates_for(user)
+    for word in words.split():
+        rows = rows.filter(name__icontains=word)
+    return [
+        portal_hooks.Hit(each.name, each.description, reverse("template", args=[each.whose, each.name]))
+        for each in rows.defer("spec").order_by("name")[:limit]
     ]
 
 

@@ -132,6 +132,44 @@ class GitToken(models.Model):
         return self.host
 
 
+class Template(models.Model):
+    """A cluster to start from: of an appcode, for all its members, or of one person (`owner`) for whichever appcode they choose.
+
+    `spec` is a `ClusterSpec` as JSON. It names images, flavors and datastores that may be gone by the time it is used.
+    """
+
+    # How one's own are called where those of an appcode have its code, which is longer.
+    ME = "me"
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, null=True, related_name="templates")
+    owner = models.ForeignKey(User, on_delete=models.CASCADE, null=True, related_name="templates")
+    name = models.CharField(max_length=40)
+    description = models.CharField(max_length=200, blank=True)
+    spec = models.JSONField()
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(appcode=None, owner__isnull=False) | Q(appcode__isnull=False, owner=None),
+                name="template_of_one",
+            ),
+            models.UniqueConstraint(fields=["appcode", "name"], name="template_once_in_appcode"),
+            models.UniqueConstraint(fields=["owner", "name"], name="template_once_of_person"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.whose}/{self.name}"
+
+    @property
+    def whose(self) -> str:
+        """The code of its appcode, or ME."""
+        return self.appcode.code if self.appcode else self.ME
+
+
 class Plugin(models.Model):
     """What people may add to the JupyterLab of an image: one version of a name.
 

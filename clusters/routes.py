@@ -17,6 +17,7 @@ from clusters.pages import (
     opening,
     plugins,
     queue,
+    templates,
     tensorboard,
     terminal,
 )
@@ -24,6 +25,7 @@ from clusters.pages import (
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"
 APPLICATION = "applications/<slug:appcode>/<slug:name>"
+TEMPLATE = "templates/<slug:whose>/<slug:name>"
 VERBS = "|".join(act.ACTS)
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -34,6 +36,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("clusters/new", create.new_cluster, name="new_cluster"),
     path("clusters/start", create.start, name="start_card"),
     path("clusters/preview", create.preview_cluster, name="preview_cluster"),
+    path("templates", templates.templates, name="templates"),
+    path("templates/save", templates.save, name="save_template"),
+    path(TEMPLATE, templates.template, name="template"),
+    path(f"{TEMPLATE}/delete", templates.delete, name="delete_template"),
     path("queue", queue.queue, name="queue"),
     path("clusters/import", create.import_clusters, name="import_clusters"),
     path("clusters/datastores", create.datastore_choices, name="datastore_choices"),
@@ -71,6 +77,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs", cluster.runs, name="cluster_runs"),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.terminal, name="terminal"),
     path(f"{ONE}/events", cluster.events, name="cluster_events"),
+    path(f"{ONE}/template", templates.save_cluster, name="save_cluster_as_template"),
     path(f"{ONE}/manifest", cluster.manifest, name="cluster_manifest"),
     path(f"{ONE}/export", cluster.export, name="export_cluster"),
     path(f"{ONE}/change", create.change_cluster, name="change_cluster"),

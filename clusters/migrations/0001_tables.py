@@ -155,6 +155,59 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Template",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("description", models.CharField(blank=True, max_length=200)),
+                ("spec", models.JSONField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="templates",
+                        to="portal.appcode",
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="templates",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("appcode", None), ("owner__isnull", False)),
+                            models.Q(("appcode__isnull", False), ("owner", None)),
+                            _connector="OR",
+                        ),
+                        name="template_of_one",
+                    ),
+                    models.UniqueConstraint(fields=("appcode", "name"), name="template_once_in_appcode"),
+                    models.UniqueConstraint(fields=("owner", "name"), name="template_once_of_person"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="Plugin",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

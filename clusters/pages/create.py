@@ -10,22 +10,24 @@ from urllib.parse import quote
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import Q
 from django.forms import Field
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from clusters import actions
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.manifest import MAX_NAME, ClusterManifest
-from clusters.models import Cluster
+from clusters.models import Cluster, Template
 from clusters.pages import starters
 from clusters.pages.choices import Offer
 from clusters.pages.cluster_form import ClusterForm
 from clusters.pages.conversion import fields_of, manifest_of, short_document
 from clusters.pages.importing import ImportForm, read_manifests
-from clusters.pages.starters import STARTERS
+from clusters.pages.starters import STARTERS, Card
 from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
+from clusters.templates import cluster_of, in_short, in_words, template_for, templates_for
 from datastores.access import datastores_for
 from portal.access import OPERATE, appcode_for, appcodes_for
 from portal.errors import Conflict, FieldError, Invalid
@@ -36,28 +38,29 @@ from portal.pages.layout import selected_appcode
 Made = TypeVar("Made")
 # Of what differs.
 MOST_SHOWN = 120
+# Of templates; all are on a page of their own.
+MOST_CARDS = 3
 # What stands in for a field that is not filled in yet, so that cost and fit can be told before the name is chosen.
 STAND_INS = {"name": "unnamed-unnamed-unnamed-unnamed-unnamed", "command": "true", "env": "", "schedule_after": ""}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_cluster(request: HttpRequest) -> HttpResponse:
-    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]` or `?start=CARD`."""
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]`, `?start=CARD` or `?template=WHOSE/NAME`."""
     user = person(request)
     if request.method != "POST":
         filled = _filled(request, user)
         offer = offer_of(user, filled.get("appcode", ""))
-        starter = STARTERS.get(request.GET.get("start", ""))
-        if starter:
-            filled |= starters.fields(starter, offer)
-            filled["name"] = free_name(user, starter.name)
-        return _page(request, ClusterForm(offer, initial=offer.defaults() | filled), cards="clone" not in request.GET)
+        filled |= _carded(user, request.GET, offer) or {}
+        return form_page(
+            request, ClusterForm(offer, initial=offer.defaults() | filled), cards="clone" not in request.GET
+        )
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = (
         _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
     )
     if cluster is None:
-        return _page(request, form)
+        return form_page(request, form)
     messages.success(request, f"{cluster.name} has been submitted.")
     return redirect("cluster", cluster.appcode.code, cluster.name)
 
@@ -65,23 +68,22 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
 @require_POST
 def start(request: HttpRequest) -> HttpResponse:
     """Runs a card in the appcode that is named, under the next free name; what is refused stands in its form."""
-    user, starter = person(request), STARTERS.get(request.POST.get("start", ""))
-    if starter is None:
-        raise Http404("There is no such card.")
+    user = person(request)
     code = appcode_for(user, request.POST.get("appcode", ""), OPERATE).code
     offer = offer_of(user, code)
+    filled = _carded(user, request.POST, offer)
+    if filled is None:
+        raise Http404("There is no such card.")
     # What is offered is that of another appcode where this one is disabled: it is to be refused, not made elsewhere.
-    filled = starters.fields(starter, offer) | {"appcode": code, "name": free_name(user, starter.name)}
-    empty = ClusterForm(offer, initial=filled)
+    empty = ClusterForm(offer, initial=filled | {"appcode": code})
     form = ClusterForm(offer, {field: str(empty[field].value() or "") for field in empty.fields})
     cluster = (
         _try(form, lambda manifest: actions.create_cluster(manifest, acting_user=user)) if form.is_valid() else None
     )
     if cluster is None:
-        return _page(request, form, cards=True)
-    messages.success(
-        request, f"{cluster.name} has been submitted. Its charts are under Metrics, a few seconds after it runs."
-    )
+        return form_page(request, form, cards=True)
+    charts = " Its charts are under Metrics, a few seconds after it runs." if "start" in request.POST else ""
+    messages.success(request, f"{cluster.name} has been submitted.{charts}")
     return redirect("cluster", cluster.appcode.code, cluster.name)
 
 
@@ -107,7 +109,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 
     changed = _try(form, change) if request.method == "POST" and form.is_valid() else None
     if changed is None:
-        return _page(request, form, cluster=cluster)
+        return form_page(request, form, cluster=cluster)
     messages.success(request, f"{name} has been submitted with its changes.")
     return redirect("cluster", appcode, name)
 
@@ -201,13 +203,39 @@ def _tried(form: ClusterForm | ImportForm, action: Callable[[], Made]) -> Made |
     return None
 
 
-def _page(
+def form_page(
     request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None, *, cards: bool = False
 ) -> HttpResponse:
+    """The form; `cards` says whether with what one can start from instead."""
     context: dict[str, Any] = {"form": form, "cluster": cluster}
     if cards:
-        context |= {"starters": STARTERS.values(), "why_no_starter": starters.why_not(form.offer)}
+        why_not = starters.why_not(form.offer)
+        mine = _templates(person(request), form.offer)
+        context |= {
+            "cards": [*mine, *(each.card for each in STARTERS.values() if not why_not)],
+            "why_no_starter": why_not,
+        }
     return render(request, "clusters/new.html", context)
+
+
+def _templates(user: User, offer: Offer) -> list[Card]:
+    """Of one's own templates and those of the chosen appcode the ones that were changed last. One query."""
+    rows = templates_for(user).filter(Q(owner=user) | Q(appcode__code=offer.appcode))
+    found = in_short(rows).order_by("-changed_at")[:MOST_CARDS]
+    return [Card(each.name, each.description or in_words(each), "template", str(each), each.whose) for each in found]
+
+
+def _carded(user: User, said: QueryDict, offer: Offer) -> dict[str, str] | None:
+    """What a card fills in, in the chosen appcode and under a free name; None where `said` names none. Raises Http404."""
+    if starter := STARTERS.get(said.get("start", "")):
+        return starters.fields(starter, offer) | {"name": free_name(user, starter.name)}
+    if which := said.get("template", ""):
+        whose, _, name = which.partition("/")
+        template = template_for(user, whose, name)
+        # Who may run nothing yet is told so instead of the form.
+        said_so = fields_of(cluster_of(template, offer.appcode or "none"))
+        return said_so | {"appcode": offer.appcode, "name": free_name(user, template.name)}
+    return None
 
 
 def offer_of(user: User, appcode: str) -> Offer:
@@ -218,17 +246,26 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
     """What a new form starts with."""
     if source := request.GET.get("clone"):
         return _cloned(user, source, request.GET.get("run", ""))
-    appcode = selected_appcode(request)
+    whose = request.GET.get("template", "").partition("/")[0]
+    appcode = selected_appcode(request) or (whose if whose != Template.ME else "")
     return {"appcode": appcode} if appcode else {}
 
 
 def _cloned(user: User, source: str, run: str) -> dict[str, str]:
     appcode, slash, name = source.partition("/")
-    if not slash or (run and not (run.isdecimal() and len(run) < 10)):
+    if not slash:
         raise Http404("Name what to clone as APPCODE/NAME.")
     cluster = cluster_for(user, appcode, name)
-    spec = run_for(user, appcode, name, int(run)).spec if run else cluster.spec
+    number = run_number(run)
+    spec = run_for(user, appcode, name, number).spec if number else cluster.spec
     return fields_of(_manifest(cluster, spec)) | {"name": free_name(user, name)}
+
+
+def run_number(said: str) -> int:
+    """Of a run; 0 where none is said. Raises Http404."""
+    if said and not (said.isascii() and said.isdecimal() and len(said) < 10):
+        raise Http404("There is no such run.")
+    return int(said or 0)
 
 
 def free_name(user: User, name: str) -> str:

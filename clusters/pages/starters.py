@@ -17,6 +17,17 @@ PROGRAM = "python {} --sample --output /tmp/output --steps {}"
 
 
 @dataclass(frozen=True)
+class Card:
+    """What New cluster offers to start from: `by`=`value` says in its address which. `whose` is "" for everybody's."""
+
+    title: str
+    text: str
+    by: str
+    value: str
+    whose: str = ""
+
+
+@dataclass(frozen=True)
 class Starter:
     """`computing` are the tasks that take a GPU each where there is one, `plain` those that never do."""
 
@@ -30,6 +41,10 @@ class Starter:
     @property
     def gpus(self) -> int:
         return sum(self.computing.values())
+
+    @property
+    def card(self) -> Card:
+        return Card(self.title, self.text, "start", self.name)
 
 
 STARTERS = {

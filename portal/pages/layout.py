@@ -76,6 +76,7 @@ ACTIONS = (
     Entry("New cluster", "new_cluster", "plus"),
     Entry("New application", "new_application", "plus"),
     Entry("New datastore", "new_datastore", "plus"),
+    Entry("Templates", "templates", "cluster"),
     Entry("Import clusters", "import_clusters", "plus"),
     Entry("Request an appcode", "new_appcode", "plus"),
     Entry("Spending", "dashboard", "usage"),

@@ -37,6 +37,7 @@ GROUPS = {
     "datastore": "Datastores: created, changed, shared, files stored, removed and restored, rules",
     "storage": "Object storage: switched on, keys refreshed and stopped, limit changed, nearly full",
     "environment": "Environments: saved, deleted",
+    "template": "Templates of clusters: created, changed, deleted",
     "git": "Git tokens: saved, removed",
     "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",

@@ -21,7 +21,8 @@ from billing.budgets import turn
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
-from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin
+from clusters.manifest import ClusterSpec
+from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin, Template
 from datastores.actions import open_store
 from datastores.files import trash
 from datastores.models import AllowedFolder, Datastore
@@ -43,7 +44,13 @@ contexts: [{name: main, context: {cluster: one, user: me}}]
 clusters: [{name: one, cluster: {server: "https://127.0.0.1:1"}}]
 users: [{name: me, user: {token: secret}}]
 """
+# Of a template: a cluster's as it is stored.
+SAVED = ClusterSpec.model_validate(SPEC).model_dump(mode="json", by_alias=True)
 SLUG = f"{MONTH.since:%Y-%m}"
+
+
+def template(name: str) -> dict[str, Any]:
+    return {"kind": "template", "metadata": {"name": name}, "spec": SPEC}
 
 
 def webhook(name: str) -> dict[str, Any]:
@@ -119,6 +126,8 @@ def make(bucket: str) -> World:
     }
     Environment.objects.create(appcode=people.ops, name="torch", version=1, created_by=people.alice, **saved)
     GitToken.objects.create(appcode=people.ops, host="git.example.com", name="git", token="secret")
+    Template.objects.create(appcode=people.ops, name="digits", created_by=people.alice, spec=SAVED)
+    Template.objects.create(owner=people.alice, name="digits", created_by=people.alice, spec=SAVED)
     image = Image.objects.get(name="tensorflow")
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
@@ -155,6 +164,7 @@ def make(bucket: str) -> World:
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
+        "templates/{name}": "digits", "{whose}/{name}": "digits", "{whose}": "ops-demo",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
@@ -167,7 +177,7 @@ def make(bucket: str) -> World:
         "tokens/{token_key}": tokens_actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
     }  # fmt: skip
     absent = {
-        "{image}": "absent", "{host}": "git.example.org",
+        "{image}": "absent", "{whose}": "ops-demx", "{host}": "git.example.org",
         "{removal}": 999999, "{rule}": 999999,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
@@ -187,6 +197,8 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-appcode": appcode("ops-new"),
         "datastore": datastore("data", bucket),
         "new-datastore": datastore("more", bucket),
+        "template": template("digits"),
+        "new-template": template("mine"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
         "kubernetes": kubernetes("training"),
@@ -209,6 +221,7 @@ def _bodies(bucket: str) -> dict[str, str]:
         "prices": prices, "prices-form": urlencode({"text": prices}), "cluster-form": urlencode(typed),
         "application-form": urlencode(web), "card": urlencode({"start": "hello-gpu", "appcode": "ops-demo"}),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
+        "template-form": urlencode({"name": "mine", "whose": "ops-demo", "spec": json.dumps(SAVED)}),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip
     return texts | {name: json.dumps(body) for name, body in bodies.items()}

@@ -210,7 +210,7 @@ def test_a_card_runs_in_an_appcode_without_any_data(catalogue, people, as_person
 
     client = as_person(people.alice)
     page = client.get("/clusters/new").content.decode()
-    assert "Start with an example in" in page
+    assert "Start from a template or an example in" in page
     for name, gpus in (("hello-gpu", 1), ("parameter-servers", 3), ("all-reduce", 2), ("hello-gpu", 1)):
         answer = client.post("/clusters/start", {"start": name, "appcode": "ops-demo"})
         assert answer.status_code == 302
@@ -220,7 +220,7 @@ def test_a_card_runs_in_an_appcode_without_any_data(catalogue, people, as_person
     body = sent(client.get("/clusters/new?start=parameter-servers").content.decode())
     assert (body["name"], body["ps_count"], body["worker_count"]) == ("parameter-servers-2", "1", "2")
     assert client.post("/clusters/start", {"start": "nothing", "appcode": "ops-demo"}).status_code == 404
-    assert "Start with an example" not in client.get("/clusters/new?clone=ops-demo/hello-gpu").content.decode()
+    assert "Start from a template" not in client.get("/clusters/new?clone=ops-demo/hello-gpu").content.decode()
     hello = {"start": "hello-gpu", "appcode": "ops-demo"}
     people.ops.gpu_quota = 0
     people.ops.save()

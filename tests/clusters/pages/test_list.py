@@ -97,10 +97,10 @@ def test_actions_follow_the_phase_and_the_role(some, people, as_person):
         verbs = re.findall(r'(?:formaction|href)="/clusters/ops-demo/[^/]+/(\w+)"', row)
         return verbs + ["clone"] * ("clone=" in row)
 
-    assert actions(people.alice, "waits") == ["cancel", "export", "delete", "clone"]
-    assert actions(people.alice, "trains") == ["disable", "export", "delete", "clone"]
-    assert actions(people.bob, "done") == ["deploy", "change", "export", "delete", "clone"]
-    assert actions(people.victor, "trains") == ["export"]
+    assert actions(people.alice, "waits") == ["cancel", "template", "export", "delete", "clone"]
+    assert actions(people.alice, "trains") == ["disable", "template", "export", "delete", "clone"]
+    assert actions(people.bob, "done") == ["deploy", "change", "template", "export", "delete", "clone"]
+    assert actions(people.victor, "trains") == ["template", "export"]
 
 
 def test_nothing_changed_answers_304_and_a_change_does_not(some, people, as_person):
