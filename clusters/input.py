@@ -6,8 +6,8 @@ In JSON it is the name of a datastore, `"digits"`, or an object where there is m
 `from` is a cluster of the same appcode, or one run of it (`prepare/3`). Which run that is, is settled when a run that reads it is
 made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read.
 
-What lies in S3 is copied for each run. With the mode `cache` it is copied once to a node and shared, read-only, by all runs that
-read the same there. With the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
+What lies in S3 is copied for each run. With the mode `cache` it is copied once and shared, read-only, by all runs that read the
+same there. With the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
 
 With the mode `shard` each task that computes gets a part of the files; of `folds` folds the one called `fold` is held out,
 for validation (clouds/drivers/parts.py says which files these are).

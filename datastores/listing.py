@@ -7,12 +7,14 @@ digest is a sum, so files may come in any order and none is kept; it finds chang
 files to fit it.
 
 A program of docker/rclone, too: `listing NAMES` reads what `rclone lsjson` writes, writes the names into the file NAMES, one
-a line, and says digest, files and bytes. Only the standard library is imported here.
+a line, and says digest, files and bytes. For rclone a line break in a name
+is another character, so no name is two lines. Only the standard library is imported here.
 """
 
 import datetime as dt
 import hashlib
 import json
+import re
 import sys
 
 TYPE_CHECKING = False
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 TRASH = ".portal-trash"
 # What every copy and listing by rclone says, but those of a list of names.
 WITHOUT_TRASH = ("--exclude", f"{TRASH}/**")
+# As rclone writes them (https://rclone.org/overview/#encoding).
+_CONTROL = {chr(0x2400 + number): chr(number) for number in range(32)} | {"\u2421": "\x7f"}
+_PICTURE = re.compile(f"(\u201b?)([{''.join(_CONTROL)}])")
 # How rclone writes what `rows` reads.
 LSJSON = ("--recursive", "--files-only", "--no-mimetype", "--use-server-modtime", *WITHOUT_TRASH)
 
@@ -60,8 +65,13 @@ def listing_of(rows: "Iterable[Row]") -> Listing:
     return found
 
 
+def plain(name: str) -> str:
+    """The name that rclone calls so: it shows control characters by their pictures in Unicode, and marks such a picture."""
+    return _PICTURE.sub(lambda found: found[2] if found[1] else _CONTROL[found[2]], name)
+
+
 def rows(lines: "Iterable[bytes]") -> "Iterator[Row]":
-    """Of the lines of `rclone lsjson`, one file in each."""
+    """Of the lines of `rclone lsjson`, one file in each, with the name that rclone has for it."""
     for line in lines:
         if line[:1] == b"{":
             entry = json.loads(line.rstrip(b",\r\n"))
@@ -72,7 +82,7 @@ def main(names: str) -> None:
     found = Listing()
     with open(names, "wb") as file:
         for row in rows(sys.stdin.buffer):
-            found.add(*row)
+            found.add(plain(row[0]), *row[1:])
             file.write(row[0].encode("utf-8", "surrogateescape") + b"\n")
     sys.stdout.write(found.words + "\n")
 

@@ -229,6 +229,11 @@ class Version(models.Model):
     def __str__(self) -> str:
         return f"{self.datastore.name}@{self.name}"
 
+    @property
+    def disk_bytes(self) -> int:
+        """What a copy takes of a disk, about: files of file systems end with a block of 4 KiB that is half empty, or so."""
+        return self.bytes + 4096 * self.files
+
     def holds(self, path: str) -> bool:
         """Whether a change of what lies at `path`, a file or a folder, would change it."""
         here, there = f"{self.folder}/" if self.folder else "", f"{path}/" if path else ""

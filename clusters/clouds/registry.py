@@ -107,10 +107,11 @@ def why_no_environments(name: str) -> str:
     return DRIVERS[kind].why_no_environments(stored) if kind else str(_absent(name))
 
 
-def why_not_cached(name: str, *, has_version: bool) -> str:
-    """Why a cloud copies no input once for several runs, or "". One query, none for this machine."""
+def why_not_cached(name: str, disk_bytes: int | None) -> str:
+    """Why a cloud does not copy an input of that size (None: of no version) once for several runs, or "". One query, none for
+    this machine."""
     kind, stored = _stored(name)
-    return DRIVERS[kind].why_not_cached(stored, has_version=has_version) if kind else str(_absent(name))
+    return DRIVERS[kind].why_not_cached(stored, disk_bytes) if kind else str(_absent(name))
 
 
 def _stored(name: str) -> tuple[str, Mapping[str, Any]]:

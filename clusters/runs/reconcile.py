@@ -320,6 +320,7 @@ def plan_of(run: Run) -> Plan:
                 version=asked,
                 digest=digest,
                 cached=mode == "cache",
+                disk_bytes=version.disk_bytes if version else 0,
                 stream_key=_stream_key(run) if mode == "stream" else "",
             )
         )

@@ -372,8 +372,10 @@ def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) ->
     if store.kind != Datastore.Kind.S3:
         done = {"cache": "cached", "stream": "streamed"}.get(said.mode, "divided into parts and folds")
         return FieldError(field, f"“{name}” is mounted as it is; only what lies in S3 is {done}.")
-    if said.mode == "cache" and (why := why_not_cached(place.cloud, has_version=bool(said.version))):
-        return FieldError(field, f"Input cannot be cached on {title_of(place.cloud)}: {why}")
+    if said.mode == "cache":
+        version = _version(store, spec)
+        if why := why_not_cached(place.cloud, version.disk_bytes if version else None):
+            return FieldError(field, f"Input cannot be cached on {title_of(place.cloud)}: {why}")
     if said.mode == "stream" and not place.driver.streams:
         return FieldError(field, f"Input cannot be streamed on {title_of(place.cloud)}; copy it.")
     return None

@@ -145,6 +145,17 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             ),
             main,
         ),
+        "input-cached": (
+            plan(
+                role("worker", 2),
+                run=run,
+                mounts=(
+                    replace(data()[0], cached=True, version="digits@1", digest="a" * 64, disk_bytes=5 * 10**9),
+                    data()[1],
+                ),
+            ),
+            replace(main, cache_class="cephfs"),
+        ),
         "input-streamed": (
             plan(role("master"), run=run, mounts=(replace(data()[0], stream_key="0123456789" * 6), data()[1])),
             main,

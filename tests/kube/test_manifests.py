@@ -32,7 +32,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.render import environments, manifests, names, storage
+from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, storage
 from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import ROLES
@@ -675,7 +675,7 @@ def everything(kind: str) -> list[dict[str, Any]]:
     return [
         manifests.owner_manifest(whole.run, settings, whole),
         *(storage.volume_manifest(source, settings) for source in sources),
-        *filter(None, [environments.claim_manifest(whole, settings, "2026-07-01")]),
+        *filter(None, [each.claim_manifest(whole, settings, "2026-07-01") for each in (environments, cache)]),
         *manifests.run_manifests(whole, "some-uid", settings),
     ]
 
@@ -730,7 +730,7 @@ def test_the_api_server_takes_every_manifest_and_pod_security_every_pod(line: tu
     client.apply(manifests.owner_manifest(whole.run, settings, whole), **strictly)
     made = manifests.run_manifests(whole, "00000000-0000-0000-0000-000000000000", settings)
     made += [storage.volume_manifest(m.source, settings) for m in whole.mounts if isinstance(m.source, VolumeSource)]
-    made += filter(None, [environments.claim_manifest(whole, settings, "2026-07-01")])
+    made += filter(None, [each.claim_manifest(whole, settings, "2026-07-01") for each in (environments, cache)])
     for each in client.apply_all(made, **strictly):
         if each["kind"] in ("Job", "Deployment", "StatefulSet", "Service", "Ingress", "NetworkPolicy"):
             assert Drift().is_as_applied(each["kind"], each["metadata"], queued=manifests.is_queued(each))

@@ -24,6 +24,7 @@ from datastores import listing
 from datastores.drivers.s3 import S3
 from datastores.listing import listing_of
 from portal.up.services import program
+from tests.counted import Counted
 from tests.kube.plans import plan
 from tests.running import listening
 
@@ -46,9 +47,16 @@ def whole(s3: Any, bucket: str, tmp_path: Path) -> Plan:
 
 
 def start(
-    whole: Plan, container: str, index: str = "0", first_part: int = -1, task_index: Any = None, **changes: str
+    whole: Plan,
+    container: str,
+    index: str = "0",
+    first_part: int = -1,
+    task_index: Any = None,
+    pod: str = "home",
+    **changes: str,
 ) -> subprocess.Popen[str]:
-    """As kubelet starts it in the task of this index: its variables, those from the Secret among them, and its arguments."""
+    """As kubelet starts it in the task of this index: its variables, those from the Secret among them, and its arguments. `pod`
+    is the folder that all its containers have."""
     (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
     said = {"first_part": first_part, **({"task_index": task_index} if task_index else {})}
     parts = storage.pod_parts(whole, Settings(), **said)
@@ -63,8 +71,7 @@ def start(
         if not (own / name).exists():
             (own / name).symlink_to(str(module.__file__))
     path = f"{own}:{Path(program('rclone')).parent}:{os.environ['PATH']}"
-    # Both containers of a pod have the same volume there.
-    home = Path(whole.mounts[0].mount_path).parent / "home"
+    home = Path(whole.mounts[0].mount_path).parent / pod
     home.mkdir(exist_ok=True)
     env |= {"PATH": path, "HOME": str(home), "SAYS": str(home / "said")}
     return subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
@@ -130,6 +137,65 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
         assert (tmp_path / "out" / "checkpoint").read_bytes() == b"step 7"
         said = (tmp_path / "home" / "said").read_text()
         assert re.fullmatch(r"read [0-9a-f]{64} 7 7\n", said), "of all of it, whichever part it is"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\t"])
+def test_what_a_task_gave_a_name_that_is_no_line_is_stored_and_what_others_wrote_is_left_alone(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path, name: str
+) -> None:
+    s3.client.put_object(Bucket=bucket, Key="out/a", Body=b"step 7")
+    assert start(whole, storage.FETCH).wait(30) == 0
+    s3.client.put_object(Bucket=bucket, Key="out/a", Body=b"step 8")
+    (tmp_path / "out" / "deep").mkdir()
+    (tmp_path / "out" / "deep" / name).write_text("2")
+    store = start(whole, storage.STORE)
+    listening(store.pid, signal.SIGTERM)
+    store.send_signal(signal.SIGTERM)
+    assert store.wait(30) == 0
+    # The server of the tests is rclone, too, and after a moment calls it by the pictures of such characters.
+    seen = name.replace("\n", "\u240a").replace("\t", "\u2409")
+    assert b"2" in {content(s3, bucket, f"out/deep/{each}") for each in (name, seen)}
+    assert content(s3, bucket, "out/a") == b"step 8"
+
+
+def test_a_listing_has_the_names_that_the_store_has() -> None:
+    named = {"a\u240ab": "a\nb", "\u201b\u240a": "\u240a", "\u2421\u201b": "\x7f\u201b", NAME: NAME}
+    assert {name: listing.plain(name) for name in named} == named
+
+
+def test_a_cached_input_is_read_once_by_all_pods_and_only_what_is_whole_is_found(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    size = 5_000_000
+    for name in ("a", f"deep/{NAME}"):
+        s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=os.urandom(size))
+    assert start(whole, storage.FETCH).wait(30) == 0
+    digest = (tmp_path / "home" / "said").read_text().split()[1]
+    volume = tmp_path / "in"
+    shutil.rmtree(volume)
+    # As one that was killed has left it: a half, and what has changed since.
+    (volume / "partial").mkdir(parents=True)
+    (volume / "partial" / "gone").write_bytes(b"1")
+    with Counted(s3.url) as counted:
+        source = replace(whole.mounts[0].source, endpoint=counted.url)  # type: ignore[type-var]
+        first = replace(whole.mounts[0], source=source, cached=True, digest=digest, version="digits@1")
+        shared = replace(whole, mounts=(first, whole.mounts[1]))
+        pods = [start(shared, storage.FETCH, pod=f"pod{number}") for number in range(4)]
+        assert [pod.wait(60) for pod in pods] == [0, 0, 0, 0]
+        assert 2 * size < counted.sent < 2.05 * size
+        files = volume / "files"
+        assert sorted(str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()) == [
+            "a",
+            f"deep/{NAME}",
+        ]
+        assert not (volume / "partial").exists()
+        counted.sent = 0
+        assert start(shared, storage.FETCH, pod="later").wait(30) == 0
+        assert counted.sent < 0.05 * size
+        assert (tmp_path / "later" / "said").read_text().startswith(f"read {digest} 2 {2 * size}\n")
+    # It is what lies there, or nothing.
+    s3.client.put_object(Bucket=bucket, Key="in/b", Body=b"1")
+    assert start(shared, storage.FETCH, pod="last", **{counted.url: s3.url}).wait(60) != 0
 
 
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(

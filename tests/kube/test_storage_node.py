@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,16 @@ from clusters.clouds.drivers.base import (
     RunRef,
     S3Source,
     Source,
+    StorageSeen,
     TaskSeen,
     VolumeRef,
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from datastores.drivers.s3 import S3
+from datastores.listing import listing_of
 from portal.up import servers, services
+from tests.counted import Counted
 from tests.kube import images
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node
@@ -261,6 +265,59 @@ def test_input_that_cannot_be_fetched_is_told_with_its_reason(
     assert "The input could not be fetched" in task.message
     assert "directory not found" in task.message
     gone(cloud, following, run)
+
+
+def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_later_runs(
+    node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
+) -> None:
+    """The volume is a folder of the node, as one of a class with ReadWriteMany is the same for all nodes."""
+    size, tasks = 30_000_000, 8
+    for name in ("a", "deep/b"):
+        store.client.put_object(Bucket=bucket, Key=f"in/data/{name}", Body=os.urandom(size // 2))
+    source = store.source(bucket, "in/data")
+    driver = S3(
+        server=source.endpoint,
+        bucket=bucket,
+        prefix=source.prefix,
+        access_key=source.access_key,
+        secret=source.secret_key,
+        region=source.region,
+    )
+    rows = [(each.path, each.size, int(each.modified.timestamp())) for each in driver.walk("") if each.modified]
+    disk = Path("/var/tmp") / f"cache-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    disk.mkdir()
+    os.chown(disk, 1000, 1000)
+    facts = {
+        "capacity": {"storage": "20Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": disk.name,
+        "hostPath": {"path": str(disk)},
+    }
+    node.plane.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": disk.name}, "spec": facts})
+    cloud._settings = replace(cloud._settings, cache_class=disk.name)
+    program = "cd /elearn/input; sha256sum a deep/b | sha256sum; find . -type f | wc -l; "
+    program += "(echo 1 > no) 2>/dev/null || echo not written"
+    said = set()
+    try:
+        with Counted(store.url, node.gateway) as counted:
+            mount = Mount("/elearn/input", True, replace(source, endpoint=counted.url), cached=True, disk_bytes=size)
+            mount = replace(mount, version="digits@1", digest=listing_of(rows).digest)
+            for number, count, most in ((1, tasks, 1.05 * size), (2, 1, 0.05 * size)):
+                counted.sent = 0
+                each = run_ref(run.namespace, number=number)
+                argv = ("bash", "-c", program)
+                master = role("master", count, argv=argv, cpu_milli=20, memory_mb=64, gpus=0, retries=0)
+                cloud.apply(plan(master, run=each, image=IMAGE, mounts=(mount,), grace_seconds=GRACE))
+                following.until(lambda each=each, count=count: len(following.of(each, "Succeeded")) == count, 240)
+                said |= {cloud.log(each, "master", index, attempt=0).data for index in range(count)}
+                read = next(seen for seen in reversed(following.told) if isinstance(seen, StorageSeen) and seen.digest)
+                assert (read.files, read.bytes) == (2, size)
+                gone(cloud, following, each)
+                assert counted.sent < most, f"run {number} read {counted.sent} bytes"
+        assert len(said) == 1
+        assert said.pop().endswith(b"\n2\nnot written\n")
+    finally:
+        shutil.rmtree(disk)
 
 
 def test_a_volume_keeps_what_runs_write_each_in_its_folder(

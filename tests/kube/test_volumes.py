@@ -5,6 +5,7 @@ Nothing makes volumes here, so a test makes what a StorageClass would have made;
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 import sys
 from collections.abc import Iterator
@@ -20,15 +21,16 @@ from clusters.clouds.drivers.base import (
     Environment,
     Mount,
     NfsSource,
+    Plan,
     VolumeRef,
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.render import cache, names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
-from tests.kube.plans import plan, role, run_ref
+from tests.kube.plans import bucket, plan, role, run_ref
 from tests.kube.test_loop import Loop
 
 pytestmark = pytest.mark.kube
@@ -58,7 +60,7 @@ def space(plane: Plane, cloud: KubernetesCloud) -> Iterator[str]:
 def test_an_environment_that_no_run_has_and_none_was_started_from_for_long_is_removed(
     plane: Plane, cloud: KubernetesCloud, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "ENVIRONMENTS_AGAIN", 0.2)
+    monkeypatch.setattr(upkeep, "UNUSED_AGAIN", 0.2)
     cloud._settings = replace(cloud._settings, package_index="http://10.209.0.1:3141/simple", environment_class="none")
     claims = f"/api/v1/namespaces/{space}/persistentvolumeclaims"
     runs = [run_ref(space), run_ref(space), run_ref(space)]
@@ -83,6 +85,38 @@ def test_an_environment_that_no_run_has_and_none_was_started_from_for_long_is_re
         following.until(lambda: following.is_gone(runs[1]))
         (again,) = [each for name, each in plane.until(claims, lambda found: used in found).items() if name == used]
         assert again["metadata"]["annotations"][names.USED] > "2026"
+
+
+def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_a_run_reads(
+    plane: Plane, cloud: KubernetesCloud, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "UNUSED_AGAIN", 0.2)
+    # Each asks for 3 GiB.
+    cloud._settings = replace(cloud._settings, cache_class="none", cache_space="7Gi")
+    claims = f"/api/v1/namespaces/{space}/persistentvolumeclaims"
+
+    def reading(version: str) -> Plan:
+        mount = Mount("/elearn/input", True, bucket("digits"), cached=True, disk_bytes=1_500_000_000)
+        mounts = (replace(mount, version=f"digits@{version}", digest=version),)
+        return plan(role("master"), run=run_ref(space), mounts=mounts)
+
+    made = {version: reading(version) for version in ("read", "oldest", "fresh")}
+    names_of = {version: cache.claim_name(each, cloud._settings) for version, each in made.items()}
+    for each in made.values():
+        cloud.apply(each)
+    assert set(plane.until(claims, lambda found: len(found) == 3)) == set(names_of.values())
+    for version, days in (("read", 29), ("oldest", 28)):
+        old = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()
+        plane.request("PATCH", f"{claims}/{names_of[version]}", {"metadata": {"annotations": {names.USED: old}}})
+    with Following(cloud) as following:
+        for version in ("oldest", "fresh"):
+            cloud.delete(made[version].run)
+            following.until(lambda version=version: following.is_gone(made[version].run))
+        left = plane.until(claims, lambda found: len(found) == 2)
+        assert set(left) == {names_of["read"], names_of["fresh"]}
+        # Another run of the same asks for no other.
+        cloud.apply(reading("fresh"))
+        assert set(plane.until(claims, lambda found: len(found) == 2)) == set(left)
 
 
 class Storage:

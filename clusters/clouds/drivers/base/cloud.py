@@ -99,9 +99,9 @@ class Cloud(Protocol):
         return "They are not made there."
 
     @classmethod
-    def why_not_cached(cls, stored: Mapping[str, Any], *, has_version: bool) -> str:
-        """Why nothing that lies in S3 is copied there once for several runs (`Mount.cached`), or ""; `has_version` says that what
-        has to lie there is known before."""
+    def why_not_cached(cls, stored: Mapping[str, Any], disk_bytes: int | None) -> str:
+        """Why what lies in S3 is not copied there once for several runs (`Mount.cached`), or ""; it takes so many bytes of a
+        disk, None where what has to lie there is not known before."""
         return "It keeps no copies."
 
     @classmethod

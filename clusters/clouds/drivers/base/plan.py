@@ -131,7 +131,8 @@ class Mount:
     With `parts`, of a bucket that is read, each task sees the part of the files that its role says; with `folds`, in folders of
     their own, those for training and those of `fold`, which are held out. See drivers/parts.py.
 
-    With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy.
+    With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy;
+    `disk_bytes` is what it takes, 0 where nobody knows.
 
     With `stream_key`, of a bucket that is read, nothing is copied and nothing is mounted: tasks read it themselves, by S3, as
     `stream_variables` say. They need this key, and it opens nothing else.
@@ -151,6 +152,7 @@ class Mount:
     version: str = ""
     digest: str = ""
     cached: bool = False
+    disk_bytes: int = 0
     stream_key: str = field(default="", repr=False)
 
     @property

@@ -55,7 +55,7 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     path_of,
     patiently,
 )
-from clusters.clouds.drivers.kubernetes.render import environments, manifests, names, network_policy, storage
+from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, network_policy, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
@@ -137,6 +137,10 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         return environments.why_none(Settings.readable(stored))
 
     @classmethod
+    def why_not_cached(cls, stored: Mapping[str, Any], disk_bytes: int | None) -> str:
+        return cache.why_none(Settings.readable(stored), disk_bytes)
+
+    @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
         settings = Settings.readable(stored)
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
@@ -172,8 +176,10 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
         volumes = {source.volume.id: source for source in sources}
         made = [storage.volume_manifest(source, settings) for source in volumes.values()]
-        if claim := environments.claim_manifest(plan, settings, dt.datetime.now(dt.UTC).date().isoformat()):
-            made.append(claim)
+        # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        claims = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
+        made += filter(None, claims)
         made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
         self._client.apply_all([each for each in made if not manifests.is_queued(each)])
@@ -423,7 +429,13 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         if mirror is None:
             return
         if self._upkeep is None or self._upkeep.mirror is not mirror:
-            self._upkeep = Upkeep(self._client, self._settings.portal, mirror, self._apply_namespace)
+            self._upkeep = Upkeep(
+                self._client,
+                self._settings.portal,
+                mirror,
+                self._apply_namespace,
+                quantity(self._settings.cache_space),
+            )
             self._unsettled = set(mirror.namespaces)
         self._upkeep.after(items)
         self._settle_namespaces()

@@ -202,6 +202,18 @@ class Settings:
     environment_size: Quantity = Field(
         default="20Gi", title="Size of an environment", description="Of the volume that each has where it is made once."
     )
+    cache_class: Name = Field(
+        default="",
+        title="Storage class of cached inputs",
+        description="One whose volumes several pods mount (ReadWriteMany) and lock files in, e.g. cephfs: a version of an input "
+        "is copied once for all runs of an appcode that read it. Empty: no input is cached.",
+    )
+    cache_space: Quantity = Field(
+        default="1Ti",
+        title="Space of cached inputs",
+        description="Of the volumes of all of them; where they are more, those that were used longest ago go, but none that a "
+        "run reads.",
+    )
     storage_namespaces: tuple[Label, ...] = Field(
         default=(),
         title="Namespaces with storage",

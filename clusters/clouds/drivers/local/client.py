@@ -76,7 +76,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
         return ""
 
     @classmethod
-    def why_not_cached(cls, stored: Mapping[str, Any], *, has_version: bool) -> str:
+    def why_not_cached(cls, stored: Mapping[str, Any], disk_bytes: int | None) -> str:
         return ""
 
     @classmethod

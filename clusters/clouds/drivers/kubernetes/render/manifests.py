@@ -11,6 +11,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
 from clusters.clouds.drivers.kubernetes.render import (
+    cache,
     code,
     endpoints,
     environments,
@@ -110,7 +111,9 @@ def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) ->
     Nobody can change what it holds, so nobody has to put that right, and no node watches it.
     """
     shared, binary = ({**plan.shared, **code.held(plan)}, environments.packed(plan)) if plan else ({}, {})
-    starts_from = {names.ENVIRONMENT: environments.key(plan, settings)} if plan and plan.environment else {}
+    uses = {names.ENVIRONMENT: environments.key(plan, settings)} if plan and plan.environment else {}
+    if plan and (shared_input := cache.key(plan, settings)):
+        uses[names.CACHE] = shared_input
     return {
         "immutable": True,
         **({"data": shared} if shared else {}),
@@ -120,7 +123,7 @@ def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) ->
         "metadata": {
             "name": names.owner_name(run),
             "namespace": run.namespace,
-            "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run", **starts_from},
+            "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run", **uses},
             "finalizers": [names.TOLD],
         },
     }
@@ -178,6 +181,7 @@ def check(plan: Plan, settings: Settings) -> None:
             _check_volume(mount.source, plan, settings)
     network_policy.check(plan, settings)
     environments.check(plan, settings)
+    cache.check(plan, settings)
     for role in plan.roles:
         held = {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, GPU: role.gpus}
         for name, largest in (settings.largest_task or {}).items():

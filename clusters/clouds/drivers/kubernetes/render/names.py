@@ -34,9 +34,12 @@ OWNER = f"{PREFIX}/owner"
 DATASTORE = f"{PREFIX}/datastore"
 VOLUME_ID = f"{PREFIX}/volume-id"
 
-# On the claim of a saved environment what is in it, and on owners what their runs start from; and the last day on which one did.
+# On the claims of saved environments and of cached inputs what is in them, and on owners what their runs use of them; when a run
+# that does was put there last, and how many bytes were asked for.
 ENVIRONMENT = f"{PREFIX}/environment"
+CACHE = f"{PREFIX}/cache"
 USED = f"{PREFIX}/used"
+BYTES = f"{PREFIX}/bytes"
 
 # Which pod of a service's task this is, from 0 (and then absent): nobody else counts them.
 ATTEMPT = f"{PREFIX}/attempt"
@@ -118,6 +121,11 @@ def claim_name(volume: VolumeRef) -> str:
 def environment_claim(appcode: str, key: str) -> str:
     """The claim of an appcode's saved environment; never the name of one that belongs to a run or a datastore."""
     return _cut(f"{appcode}-environment", f"-{key[:16]}", LABEL_LIMIT)
+
+
+def cache_claim(appcode: str, key: str) -> str:
+    """The claim of an input that an appcode's runs share; never the name of any other."""
+    return _cut(f"{appcode}-cache", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def host_name(run: RunRef, role: str, index: int) -> str:

@@ -1,9 +1,9 @@
 """Data of a run inside its pods: which containers fetch and store it, and which volumes lie where. Pure.
 
 NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
-an init container fetches, and for output a native sidecar stores what changed every few seconds and once more when the
-task has ended; another one follows event files (../../follow.py), another serves input that is streamed (../../stream.py).
-Credentials are in a Secret and nowhere else.
+an init container fetches, into a volume of the pod or, once for many runs, into a claim of its own (cache.py), and for output
+a native sidecar stores what changed every few seconds and once more when the task has ended; another one follows event files
+(../../follow.py), another serves input that is streamed (../../stream.py). Credentials are in a Secret and nowhere else.
 
 Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
 with one key for the whole pool, so a tenant who could name an image could name that of another.
@@ -27,7 +27,7 @@ from clusters.clouds.drivers.base import (
     literal,
 )
 from clusters.clouds.drivers.follow import EVERY
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.render import cache, names
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 
 FETCH = "fetch"
@@ -143,20 +143,16 @@ def pod_parts(
         volume = f"data{number}"
         shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
         parts.mounts.append(shown)
+        lies, folder = _behind(plan, number, settings)
+        parts.volumes.append({"name": volume, **lies})
+        if folder:
+            shown["subPath"] = folder
         if isinstance(mount.source, S3Source):
-            parts.volumes.append({"name": volume, "emptyDir": on_disk(settings)})
             (followed if mount.follow else copied).append((number, mount.mount_path))
             if not mount.read_only:
                 stored.append((number, mount.mount_path))
-            continue
-        claim, folder = _claimed(plan, number)
-        parts.volumes.append(
-            {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": mount.read_only}}
-        )
-        if folder:
-            shown["subPath"] = folder
-            if not mount.read_only:
-                folders.append((number, folder))
+        elif folder and not mount.read_only:
+            folders.append((number, folder))
     if folders:
         parts.init.append(_make_folders(folders, settings))
     if copied:
@@ -218,6 +214,8 @@ def _fetch(
     first, front = plan.mounts[copied[0][0]], list[str]()
     if first.is_input:
         front += ["--input", first.digest or "-", literal(first.version) or "-"]
+    if first.cached:
+        front.append("--cached")
     if first.is_divided:
         part = "$(TASK_INDEX)" if first_part >= 0 else "0"
         front += ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]
@@ -231,14 +229,21 @@ def _fetch(
     return made
 
 
-def _claimed(plan: Plan, number: int) -> tuple[str, str]:
-    """The claim behind a mount, and the folder of it that tasks see."""
-    source = plan.mounts[number].source
+def _behind(plan: Plan, number: int, settings: Settings) -> tuple[dict[str, Any], str]:
+    """The volume behind a mount, and the folder of it that tasks see, "" for all of it."""
+    mount = plan.mounts[number]
+    source = mount.source
+    if mount.cached:
+        return {"persistentVolumeClaim": {"claimName": cache.claim_name(plan, settings)}}, cache.FILES
+    if isinstance(source, S3Source):
+        return {"emptyDir": on_disk(settings)}, ""
     if isinstance(source, VolumeSource):
-        return names.claim_name(source.volume), source.folder
-    assert isinstance(source, NfsSource)
-    folder = str(PurePosixPath(source.path).relative_to(source.root)) if source.root else "."
-    return names.volume_name(plan.run, number), "" if folder == "." else folder
+        claim, folder = names.claim_name(source.volume), source.folder
+    else:
+        assert isinstance(source, NfsSource)
+        claim = names.volume_name(plan.run, number)
+        folder = str(PurePosixPath(source.path).relative_to(source.root)) if source.root else "."
+    return {"persistentVolumeClaim": {"claimName": claim, "readOnly": mount.read_only}}, "" if folder == "." else folder
 
 
 def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:

@@ -40,20 +40,23 @@ RETRY_AT_ONCE = 20
 STOP_SECONDS = 20.0
 # A namespace that somebody opens again and again is closed so often at most.
 BIND_AGAIN = 30.0
-# What saved environments lie in is looked through so often, and goes when nothing was started from it for so many days.
-ENVIRONMENTS = ("environments",)
-ENVIRONMENTS_AGAIN, ENVIRONMENTS_KEPT = 3600.0, dt.timedelta(days=30)
+# What saved environments and cached inputs lie in is looked through so often, and goes when no run has used it for so many days.
+UNUSED = ("unused",)
+UNUSED_AGAIN, UNUSED_KEPT = 3600.0, dt.timedelta(days=30)
 
 
 class Upkeep:
-    """For one mirror; `bound` puts back what bounds a namespace. `after` is called by the thread that watches, and returns at
-    once."""
+    """For one mirror; `bound` puts back what bounds a namespace. Cached inputs may have `cache_space` bytes in all. `after`
+    is called by the thread that watches, and returns at once."""
 
-    def __init__(self, client: Client, portal: str, mirror: Mirror, bound: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: Client, portal: str, mirror: Mirror, bound: Callable[[str], None], cache_space: float
+    ) -> None:
         self._client = client
         self._portal = portal
         self.mirror = mirror
         self._bound = bound
+        self._cache_space = cache_space
         self._due: dict[str, Pod | Owner] = {}
         self._busy: set[Hashable] = set()
         self._not_before: dict[Hashable, float] = {}
@@ -100,7 +103,7 @@ class Upkeep:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
         self._look_for_strays()
-        self._begin(ENVIRONMENTS, self._remove_environments)
+        self._begin(UNUSED, self._remove_unused)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
         """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
@@ -114,12 +117,12 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = ENVIRONMENTS_AGAIN if key == ENVIRONMENTS else BIND_AGAIN if key[0] == "bind" else AGAIN
+            wait = UNUSED_AGAIN if key == UNUSED else BIND_AGAIN if key[0] == "bind" else AGAIN
         try:
             task(*arguments)
         except CloudError as error:
             log.warning("%s of %s is tried again: %s", task.__name__, key, error)
-            wait = max(wait if key == ENVIRONMENTS else AGAIN, error.after or 0.0)
+            wait = max(wait if key == UNUSED else AGAIN, error.after or 0.0)
         except Exception:
             log.exception("%s of %s is tried again", task.__name__, key)
             wait = 10 * AGAIN
@@ -227,23 +230,34 @@ class Upkeep:
         label = names.selector(portal=self._portal, run_id=run.id)
         self._client.delete(path_of(kind, run.namespace), labelSelector=label)
 
-    def _remove_environments(self) -> None:
-        """Those that no run has and none was started from for long; they are made again when one is. Whoever starts one now notes
-        that on its claim first, which then is not as it was seen here."""
-        last = (dt.datetime.now(dt.UTC) - ENVIRONMENTS_KEPT).date().isoformat()
-        ours = f"{names.selector(portal=self._portal)},{names.ENVIRONMENT}"
-        claims = self._client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)
-        for metadata in [claim["metadata"] for page in claims for claim in page["items"] or ()]:
-            if (metadata.get("annotations") or {}).get(names.USED, "") >= last or "deletionTimestamp" in metadata:
+    def _remove_unused(self) -> None:
+        self._remove_claims(names.ENVIRONMENT, float("inf"))
+        self._remove_claims(names.CACHE, self._cache_space)
+
+    def _remove_claims(self, label: str, space: float) -> None:
+        """Of those with this label what no run has and none has used for long, and what was used longest ago as long as they are
+        more than `space` bytes; it is made again when a run needs it. Whoever starts one now notes that on its claim first, which
+        then is not as it was seen here."""
+        last = (dt.datetime.now(dt.UTC) - UNUSED_KEPT).isoformat(timespec="seconds")
+        ours = f"{names.selector(portal=self._portal)},{label}"
+        pages = self._client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)
+        found = [claim["metadata"] for page in pages for claim in page["items"] or ()]
+        noted = [
+            (metadata.get("annotations") or {}, metadata) for metadata in found if "deletionTimestamp" not in metadata
+        ]
+        held = sum(float(notes.get(names.BYTES, 0)) for notes, _ in noted)
+        for notes, metadata in sorted(noted, key=lambda each: each[0].get(names.USED, "")):
+            if notes.get(names.USED, "") >= last and held <= space:
                 continue
-            of_runs = names.selector(portal=self._portal, environment=metadata["labels"][names.ENVIRONMENT])
+            of_runs = f"{names.selector(portal=self._portal)},{label}={metadata['labels'][label]}"
             if self._client.get(path_of("ConfigMap", metadata["namespace"]), labelSelector=of_runs)["items"]:
                 continue
             as_seen = {"preconditions": {"resourceVersion": metadata["resourceVersion"]}}
             with suppress(Missing):
                 path = path_of("PersistentVolumeClaim", metadata["namespace"], metadata["name"])
                 self._client.request("DELETE", path, body=as_seen)
-            log.info("the environment in claim %s/%s was not used for long", metadata["namespace"], metadata["name"])
+            held -= float(notes.get(names.BYTES, 0))
+            log.info("claim %s/%s was not used for long", metadata["namespace"], metadata["name"])
 
     def _patch(self, path: str, metadata: Mapping[str, Any]) -> None:
         try:

@@ -14,7 +14,7 @@ import tempfile
 
 from clusters.clouds.drivers.local.network import socks
 from clusters.clouds.drivers.local.task import sandbox
-from datastores.listing import LSJSON, WITHOUT_TRASH, Listing, listing_of, rows
+from datastores.listing import LSJSON, WITHOUT_TRASH, Listing, listing_of, plain, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int,
         if code != 0:
             raise Failed(explain(mount, errors + said))
         file.seek(0)
-        return listing_of(rows(file))
+        return listing_of((plain(name), size, modified) for name, size, modified in rows(file))
 
 
 def store(spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]) -> None:

@@ -1,0 +1,111 @@
+"""Inputs that all runs of an appcode that read the same share, read-only: what they are called and where they lie. Pure.
+
+Each version of an input is a claim of a storage class of which several pods mount one volume. The first pod that needs it copies
+it there under a lock, others wait, and later ones find it (docker/rclone/fetch):
+
+    lock      held by who copies it
+    partial   what is being copied; who was killed is followed by the next, which goes on
+    files     the whole: it has this name only when nothing is missing, and tasks mount this alone
+
+A key is made of where it lies, the keys by which it is listed there, and the digest of that listing, as on the local cloud
+(../../local/data/cache.py). There the process that lists chooses the folder; here the claim is named before any pod is there to
+list, so what is cached has to be a version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudRefused, Mount, Plan, S3Source
+from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+
+Manifest = dict[str, Any]
+
+FILES = "files"
+_GIB = 2**30
+
+
+def check(plan: Plan, settings: Settings) -> None:
+    """Raises CloudRefused."""
+    if mount := _cached(plan):
+        known = mount.disk_bytes if mount.digest else None
+        if why := why_none(settings, known):
+            raise CloudRefused(f"Its input cannot be cached here: {why}")
+
+
+def why_none(settings: Settings, disk_bytes: int | None) -> str:
+    """Why an input that takes so many bytes, None where it is of no version, is not cached, or ""."""
+    if not settings.cache_class:
+        return (
+            "An administrator has to name a storage class of cached inputs in its settings first, one whose volumes several pods "
+            "mount. Copy or stream it."
+        )
+    if disk_bytes is None:
+        return (
+            "What pods share has to be known before they start. Make a version of the datastore's folder and read that, or "
+            "copy or stream it."
+        )
+    if _size(disk_bytes) * _GIB > quantity(settings.largest_volume):
+        return (
+            f"It needs a volume of {_size(disk_bytes)}Gi, and a volume may have at most {settings.largest_volume}. Stream it, or "
+            "give each task its part."
+        )
+    return ""
+
+
+def key(plan: Plan, settings: Settings) -> str:
+    """Of what the run shares with others, "" where it shares nothing."""
+    mount = _cached(plan)
+    if mount is None:
+        return ""
+    source = mount.source
+    assert isinstance(source, S3Source)
+    where = (source.endpoint, source.region, source.bucket, source.prefix, source.access_key)
+    folds = (str(mount.fold), str(mount.folds))
+    parts = (plan.run.appcode, *where, mount.digest, *folds, settings.cache_class)
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def claim_name(plan: Plan, settings: Settings) -> str:
+    return names.cache_claim(plan.run.appcode, key(plan, settings))
+
+
+def claim_manifest(plan: Plan, settings: Settings, now: str) -> Manifest | None:
+    """The claim in which it lies, None where the run shares nothing. No run owns it: it goes when none has used it for long, or
+    when there is no room."""
+    mount = _cached(plan)
+    if mount is None:
+        return None
+    size = _size(mount.disk_bytes)
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": claim_name(plan, settings),
+            "namespace": plan.run.namespace,
+            "labels": {
+                names.PORTAL: settings.portal,
+                names.APPCODE: plan.run.appcode,
+                names.CACHE: key(plan, settings),
+            },
+            "annotations": {names.USED: now, names.BYTES: str(size * _GIB)},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": settings.cache_class,
+            "resources": {"requests": {"storage": f"{size}Gi"}},
+        },
+    }
+
+
+def _cached(plan: Plan) -> Mount | None:
+    """Only the input is."""
+    return next((mount for mount in plan.mounts if mount.cached), None)
+
+
+def _size(disk_bytes: int) -> int:
+    """In GiB: with a twentieth for what a file system keeps for itself, and one more."""
+    return math.ceil(disk_bytes * 1.05 / _GIB) + 1

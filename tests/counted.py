@@ -1,0 +1,54 @@
+"""A server reached by way of us, who count what it sends."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Counted:
+    """`url` leads to the server at `target`; `sent` are the bytes of its answers since it was set to 0."""
+
+    def __init__(self, target: str, address: str = "127.0.0.1") -> None:
+        parts = urlsplit(target)
+        self.target = (str(parts.hostname), int(parts.port or 80))
+        self.sent = 0
+        counted, lock = self, threading.Lock()
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                # Whoever goes away in the middle of an answer breaks off only that.
+                with suppress(OSError), socket.create_connection(counted.target) as server:
+                    back = threading.Thread(target=self.answer, args=(server,))
+                    back.start()
+                    with suppress(OSError):
+                        while data := self.request.recv(1 << 16):
+                            server.sendall(data)
+                    with suppress(OSError):
+                        server.shutdown(socket.SHUT_WR)
+                    back.join()
+
+            def answer(self, server: socket.socket) -> None:
+                with suppress(OSError):
+                    while data := server.recv(1 << 16):
+                        with lock:
+                            counted.sent += len(data)
+                        self.request.sendall(data)
+                with suppress(OSError):
+                    self.request.shutdown(socket.SHUT_WR)
+
+        self.server = socketserver.ThreadingTCPServer((address, 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://{address}:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.server.shutdown()
+        self.server.server_close()
