@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     if sys.argv[1:2] == ["up"]:
-        from portal.up import main as up
+        from portal.up.main import main as up
 
         sys.exit(up(sys.argv[2:]))
     from portal.up.running import settings_beside

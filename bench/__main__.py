@@ -30,6 +30,7 @@ NAMES = (
     "starting",
     "posting",
     "serving",
+    "storage",
     "reading",
     "searching",
     "launching",
@@ -76,12 +77,12 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         import django
 
         django.setup()
-        from bench import logs, measures, reading, seed, serving
+        from bench import logs, measures, reading, seed, serving, storage
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        local = (*measures.PARTS, serving.serving, reading.reading, logs.searching)
+        local = (*measures.PARTS, serving.serving, storage.storage, reading.reading, logs.searching)
         found = _parts(local, only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)
     finally:

@@ -1,5 +1,11 @@
 from django.apps import AppConfig
 
+# Tasks bind to it, so it is there wherever Django is; and not where Django is not, as in `manage.py up` and the node agent,
+# which would hold twice the memory by it.
+from portal.celery import app as celery_app
+
+__all__ = ["PortalConfig", "celery_app"]
+
 
 class PortalConfig(AppConfig):
     name = "portal"

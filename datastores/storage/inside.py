@@ -18,6 +18,21 @@ _FLAGS = struct.Struct("16sh14x")
 # GiB: a bucket is a number of files of up to this size.
 VOLUME_MB = 1024
 METRICS_PORT = 9327
+# It holds each chunk that comes several times over, ten of them of each client at once: small ones are what keeps it small.
+CHUNK_MB = 1
+MEMORY = {"GOMEMLIMIT": "80MiB", "GOGC": "25"}
+OPTIONS = (
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+    "-s3.autoCreateBucket=false",
+    f"-filer.maxMB={CHUNK_MB}",
+    "-filer.disableDirListing",
+    f"-master.volumeSizeLimitMB={VOLUME_MB}",
+    "-master.telemetry=false",
+    "-volume.max=0",
+    "-volume.preStopSeconds=0",
+    "-volume.index=leveldb",
+)
 
 
 def main(folder: str, sockets: str, weed: str) -> None:
@@ -33,22 +48,9 @@ def main(folder: str, sockets: str, weed: str) -> None:
     at = "127.0.0.1"
     argv = ["weed", "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
     argv += [f"-s3.localSocket=/proc/self/fd/{run}/s3", "-filer.localSocket=/tmp/filer.sock", "-s3.iam.readOnly=false"]
-    argv += [
-        # Which pages of a browser come in says the gateway.
-        "-s3.allowedOrigins=",
-        "-s3.autoCreateBucket=false",
-        "-s3.allowDeleteBucketNotEmpty=false",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-    ]
-    argv += [f"-master.volumeSizeLimitMB={VOLUME_MB}", "-volume.max=0", "-volume.preStopSeconds=0"]
-    argv += [
-        f"-metricsPort={METRICS_PORT}",
-        f"-metricsIp={at}",
-        "-master.telemetry=false",
-        "-filer.disableDirListing",
-        "-volume.index=leveldb",
-    ]
+    # Which pages of a browser come in says the gateway.
+    argv += ["-s3.allowedOrigins=", "-s3.allowDeleteBucketNotEmpty=false", *OPTIONS]
+    argv += [f"-metricsPort={METRICS_PORT}", f"-metricsIp={at}"]
     os.execve(f"/proc/self/fd/{program}", argv, dict(os.environ))  # noqa: S606  no shell is the point
 
 

@@ -32,7 +32,7 @@ import psycopg2
 from aiohttp import web
 
 from datastores.storage.door import AWAY, Grant, Refusal, judge
-from datastores.storage.inside import METRICS_PORT
+from datastores.storage.inside import MEMORY, METRICS_PORT
 from datastores.storage.operations import Confusing, read
 from portal.up.servers import STORAGE_PROOF
 from portal.up.services import dies_with_parent, private_folder
@@ -257,8 +257,7 @@ async def run(folder: Path, door_port: int, store_port: int) -> int:
         **{name: value for name, value in os.environ.items() if not name.startswith("PORTAL_")},
         "AWS_ACCESS_KEY_ID": os.environ["PORTAL_STORAGE_ACCESS_KEY"],
         "AWS_SECRET_ACCESS_KEY": os.environ["PORTAL_STORAGE_SECRET_KEY"],
-        "GOMEMLIMIT": "200MiB",
-        "GOGC": "50",
+        **MEMORY,
     }
     store = await asyncio.create_subprocess_exec(*command(folder, sockets), env=env, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(store.wait())
