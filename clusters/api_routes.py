@@ -33,6 +33,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/runs/<int:run>/log/archive", logs.RunLogArchive.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/exec", exec_api.TaskExec.as_view()),
     path(f"{ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/terminal", terminal.TaskTerminal.as_view()),
+    path(f"{ONE}/input", clusters.ClusterInput.as_view()),
     path(f"{ONE}/usage", clusters.ClusterUsage.as_view()),
     path(f"{ONE}/tensorboard", applications.TensorBoard.as_view()),
     path(f"{ONE}/notebook", notebooks.OpenInNotebook.as_view()),

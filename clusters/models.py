@@ -379,6 +379,12 @@ class Run(models.Model):
         db_default={},
         help_text='What was copied as input: {"digest": "ab…", "files": 3, "bytes": 12, "changed_since": 2}',
     )
+    wrote = models.JSONField(
+        null=True,
+        default=dict,
+        db_default={},
+        help_text='What lay in its output folder when it was gone, as in `read`, and "complete"; NULL until that is listed.',
+    )
     code = models.JSONField(
         default=dict,
         db_default={},
@@ -434,6 +440,7 @@ class Run(models.Model):
             models.Index(fields=["look_at"], condition=Q(desired="running", verdict=""), name="run_look"),
             models.Index(fields=["cluster", "number"], condition=Q(stop_reason="Idle"), name="run_idle"),
             models.Index(fields=["created_by", "phase_since"], name="run_news"),
+            models.Index(fields=["id"], condition=Q(wrote__isnull=True), name="run_unlisted"),
         ]
 
     def __str__(self) -> str:

@@ -81,6 +81,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/manifest", cluster.manifest, name="cluster_manifest"),
     path(f"{ONE}/export", cluster.export, name="export_cluster"),
     path(f"{ONE}/change", create.change_cluster, name="change_cluster"),
+    path(f"{ONE}/change/input", create.changed_input, name="changed_input"),
     re_path(rf"^clusters/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{VERBS})\Z", act.act, name="act_on_cluster"),
     path("admin/flavors", offers.flavors, name="admin_flavors"),
     path("admin/flavors/new", offers.flavor, name="admin_new_flavor"),

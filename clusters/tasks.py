@@ -8,7 +8,7 @@ from clusters import actions
 from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
-from clusters.runs import budgets, quota, reconcile, resync
+from clusters.runs import budgets, listed, quota, reconcile, resync
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
 
@@ -37,6 +37,11 @@ def purge_cluster(cluster_id: int) -> None:
 @shared_task(name="clusters.tasks.copy_logs")
 def copy_logs() -> None:
     collect.copy_due()
+
+
+@shared_task(name="clusters.tasks.note_output")
+def note_output(run_id: int) -> None:
+    listed.note_output(run_id)
 
 
 @shared_task(name="clusters.tasks.settle_volume")

@@ -30,6 +30,11 @@ def wake_logs() -> None:
     send("clusters.tasks.copy_logs")
 
 
+def wake_output(run_id: int) -> None:
+    """Asks for what a run has written to be listed, now that it is gone."""
+    send("clusters.tasks.note_output", run_id)
+
+
 def wake_volume(volume_id: int) -> None:
     """Asks for a cloud to be told what is wanted of a volume."""
     send("clusters.tasks.settle_volume", volume_id)

@@ -22,12 +22,14 @@ from clusters.api.documents import (
     ClusterUsageDocument,
     FlavorPage,
     ImagePage,
+    InputDocument,
     PreviewDocument,
     RunDocument,
     RunPage,
     TaskPage,
     flavor_document,
     image_document,
+    input_document,
     preview_document,
     read_manifest,
     run_document,
@@ -39,13 +41,18 @@ from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image, Run
+from clusters.runs import listed
 from clusters.runs.preview import preview
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
+from datastores.drivers.patience import within
+from datastores.files.api import told
+from datastores.files.downloads import LOOK_SECONDS
 from portal.access import OPERATE, appcode_for
 from portal.api.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, page, text, whole
 from portal.api.views import person
 from portal.errors import Invalid
+from portal.limits import LOOKS
 
 LIST_PARAMETERS = [
     *PAGE_PARAMETERS,
@@ -192,6 +199,22 @@ class Tasks(APIView):
         row = run_for(person(request), code, name, run)
         latest = row.tasks.order_by("role", "index", "-attempt").distinct("role", "index")
         return everything(task_documents(row, latest))
+
+
+class ClusterInput(APIView):
+    @extend_schema(
+        operation_id="clusters_input",
+        summary="Whether the input of a cluster has changed since its last run",
+        description="Lists what the definition reads, and compares names, sizes and times with what the last run noted that read "
+        "the same. All is null where no run has noted it, where it is a version or the output of a cluster, and where there are "
+        "too many files.",
+        responses=InputDocument,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        user = person(request)
+        cluster = cluster_for(user, code, name)
+        with told(), LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            return Response(input_document(listed.input_change(cluster)))
 
 
 class ClusterUsage(APIView):

@@ -24,6 +24,7 @@ from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
 from clusters.manifest import ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
+from clusters.runs.listed import Change
 from clusters.runs.preview import Preview
 from portal.api.documents import Answer
 from portal.manifests import parse
@@ -60,6 +61,17 @@ class ReadStatus(Answer):
     changed_since: int | None = Field(description="The run before, when that has read something else.")
 
 
+class WroteStatus(Answer):
+    """What lay in the output folder of a run when it had ended."""
+
+    digest: str | None = Field(
+        examples=["9f" * 32], description="As that of what is read; null where there are too many files."
+    )
+    files: int
+    bytes: int
+    complete: bool = Field(description="False where there are more files than were counted.")
+
+
 class CodeStatus(Answer):
     """Which program a run started with, beside its image: the same files, or the same commit."""
 
@@ -79,6 +91,9 @@ class RunStatus(Answer):
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
     warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
     read: ReadStatus | None = Field(description="What it has read; null before, and where the input is no copy.")
+    wrote: WroteStatus | None = Field(
+        description="What it has written; null before it is listed, and where the portal cannot see the datastore's files."
+    )
     code: CodeStatus | None = Field(
         description="Null where the image has all of the program, and of Git before the run is planned."
     )
@@ -191,6 +206,21 @@ class PreviewDocument(Answer):
     )
 
 
+class InputAmount(Answer):
+    files: int
+    bytes: int
+
+
+class InputDocument(Answer):
+    """What the run `run` has read of the input, and what lies there now."""
+
+    run: int | None
+    changed: bool | None
+    was: InputAmount | None
+    now: InputAmount | None
+    versions: list[str] = Field(description="Of the datastore: those that are what that run has read.")
+
+
 class FlavorDocument(Answer):
     """A size of task; `name` is what a manifest says."""
 
@@ -221,6 +251,14 @@ class ImageDocument(Answer):
 class ImagePage(Answer):
     items: list[ImageDocument]
     next: str | None
+
+
+def input_document(change: Change | None) -> dict[str, Any]:
+    if change is None:
+        return InputDocument(run=None, changed=None, was=None, now=None, versions=[]).json_value()
+    was, now = (InputAmount(files=files, bytes=size) for files, size in (change.was, change.now))
+    found = InputDocument(run=change.run, changed=change.is_changed, was=was, now=now, versions=list(change.versions))
+    return found.json_value()
 
 
 def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> ClusterManifest:
@@ -277,6 +315,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
         warning=run.data_warning,
         read=ReadStatus(**run.read) if run.read else None,
+        wrote=WroteStatus(**run.wrote) if run.wrote else None,
         code=CodeStatus(**run.code) if run.code else None,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],

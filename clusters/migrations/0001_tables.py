@@ -499,6 +499,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "wrote",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='What lay in its output folder when it was gone, as in `read`, and "complete"; NULL until that is listed.',
+                        null=True,
+                    ),
+                ),
+                (
                     "code",
                     models.JSONField(
                         db_default={},
@@ -688,6 +697,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="run",
             index=models.Index(fields=["created_by", "phase_since"], name="run_news"),
+        ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(condition=models.Q(("wrote__isnull", True)), fields=["id"], name="run_unlisted"),
         ),
         migrations.AddConstraint(
             model_name="run",

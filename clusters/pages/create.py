@@ -26,11 +26,18 @@ from clusters.pages.cluster_form import ClusterForm
 from clusters.pages.conversion import fields_of, manifest_of, short_document
 from clusters.pages.importing import ImportForm, read_manifests
 from clusters.pages.starters import STARTERS, Card
+from clusters.runs import listed
 from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
 from clusters.templates import cluster_of, in_short, in_words, template_for, templates_for
 from datastores.access import datastores_for
+from datastores.drivers.base import DriverError
+from datastores.drivers.patience import within
+from datastores.files.downloads import LOOK_SECONDS
+from datastores.views import address
 from portal.access import OPERATE, appcode_for, appcodes_for
+from portal.api.problems import Unavailable
 from portal.errors import Conflict, FieldError, Invalid
+from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode
@@ -112,6 +119,23 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
         return form_page(request, form, cluster=cluster)
     messages.success(request, f"{name} has been submitted with its changes.")
     return redirect("cluster", appcode, name)
+
+
+@require_GET
+def changed_input(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """A part of the form: whether what the cluster reads is still what its last run read. It comes after the rest, for a store
+    may take seconds to list it."""
+    user = person(request)
+    cluster = cluster_for(user, appcode, name, OPERATE)
+    page: dict[str, Any] = {}
+    try:
+        with LOOKS.enter(user.pk), within(LOOK_SECONDS):
+            change = listed.input_change(cluster)
+        if change:
+            page = {"change": change, "url": address(change.store, change.folder)}
+    except (DriverError, Unavailable) as error:
+        page["trouble"] = str(error)
+    return render(request, "clusters/_input_change.html", page)
 
 
 @require_POST

@@ -40,6 +40,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.base.seen import READ_OTHERS
 from clusters.events import run_event
 from clusters.gateway.changes import routes_changed
+from clusters.input import input_of
 from clusters.models import CloudState, Run, Task
 from clusters.phase import TERMINAL
 from clusters.runs import idle, task_status
@@ -59,7 +60,7 @@ NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
 # What `_note` and `_vanished` may change in a run.
 NOTED = [
-    "storage_state", "storage_message", "data_warning", "read", "refusal", "endpoints", "gone", "stored", "gone_message",
+    "storage_state", "storage_message", "data_warning", "read", "wrote", "refusal", "endpoints", "gone", "stored", "gone_message",
     "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
     "activity", "activity_since", "activity_why", "look_at",
 ]  # fmt: skip
@@ -305,6 +306,10 @@ def _note_read(run: Run, item: StorageSeen) -> None:
             record_all([run_event("run.data_warning", run, run.data_warning)])
         return
     run.read = {"digest": item.digest, "files": item.files, "bytes": item.bytes, "changed_since": None}
+    said = input_of(run.spec)
+    if said and not said.path and run.source and (run.source.wrote or {}).get("digest") not in (None, item.digest):
+        run.data_warning = f"What run {said.from_} wrote has been changed since it ended."
+        record_all([run_event("run.data_warning", run, run.data_warning)])
     runs = Run.objects.filter(cluster=run.cluster_id, number__lt=run.number, spec__input=run.spec["input"])
     before = runs.exclude(read={}).order_by("-number").only("number", "read").first()
     if before and before.read["digest"] != item.digest:
@@ -332,6 +337,9 @@ def _note(run: Run, item: Seen) -> None:
         idle.note(run, item, timezone.now())
     elif isinstance(item, RunGone):
         run.endpoints = {}
+        if item.stored and not run.gone and run.spec.get("output"):
+            run.wrote = None
+            transaction.on_commit(lambda: wakeups.wake_output(run.pk))
         run.gone, run.stored, run.gone_message = True, item.stored, item.message
 
 

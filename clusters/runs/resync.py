@@ -17,7 +17,7 @@ from clusters import wakeups
 from clusters.logs import collect
 from clusters.models import CloudState, Cluster, Run, Task
 from clusters.phase import TERMINAL
-from clusters.runs import idle
+from clusters.runs import idle, listed
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
@@ -27,6 +27,8 @@ from clusters.volumes import lifecycle
 SWEEP_LIMIT = 500
 # A run that is younger has its own wake-up under way; another one would only make busy workers busier.
 WAKEUP_LOST = dt.timedelta(seconds=5)
+# By then a listing of an output has ended, one way or the other.
+LISTING_LOST = dt.timedelta(seconds=2 * listed.SECONDS)
 # Of each cloud that is away, so many runs find out whether it is back.
 PROBES = 4
 # A price may hold from a moment before its row could be seen.
@@ -52,6 +54,9 @@ def sweep() -> None:
     wanted = Cluster.objects.filter(next_by__isnull=False, current_run__phase__in=TERMINAL)
     for cluster_id in wanted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_next(cluster_id)
+    unlisted = Run.objects.filter(wrote__isnull=True, phase_since__lt=at - LISTING_LOST)
+    for run_id in unlisted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_output(run_id)
     for volume_id in lifecycle.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_volume(volume_id)
 

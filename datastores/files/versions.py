@@ -22,6 +22,8 @@ from portal.errors import Conflict, Invalid
 from portal.models import User
 
 MAX_VERSIONS = 200
+# Path, bytes, seconds since 1970.
+Row = tuple[str, int, int]
 
 
 def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Version:
@@ -37,7 +39,7 @@ def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Ve
     try:
         with at_rest(store):
             _require_settled(store, folder)
-            found = listing_of(_rows(open_store(store), folder))
+            found = listing_of(_few(open_store(store), folder))
             if not found.files:
                 raise Invalid.at("path", message="Nothing lies there.")
             with transaction.atomic():
@@ -72,9 +74,15 @@ def _require_settled(store: Datastore, folder: str) -> None:
         raise Conflict(f"{path} is on its way into the trash, or back; try again when it is there.")
 
 
-def _rows(driver: Driver, folder: str) -> Iterator[tuple[str, int, int]]:
+def rows(driver: Driver, folder: str) -> Iterator[Row]:
+    """Of all files in a folder and below, as a listing takes them; asked for as they are consumed. Raises DriverError."""
     start = len(folder) + 1 if folder else 0
-    for count, entry in enumerate(driver.walk(folder), 1):
+    for entry in driver.walk(folder):
+        yield entry.path[start:], entry.size, int(entry.modified.timestamp()) if entry.modified else 0
+
+
+def _few(driver: Driver, folder: str) -> Iterator[Row]:
+    for count, row in enumerate(rows(driver, folder), 1):
         if count > MOST_LOOKED_AT:
             raise Conflict(f"There are more than {MOST_LOOKED_AT:,} files, and no version is made of so many here.")
-        yield entry.path[start:], entry.size, int(entry.modified.timestamp()) if entry.modified else 0
+        yield row

@@ -1,17 +1,20 @@
 """One cluster reads what another one writes, against the real node agent and S3 server."""
 
+import html
 import io
+import re
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
-from clusters import actions
+from clusters import actions, wakeups
 from clusters.models import Cluster, Run
-from clusters.runs import quota
+from clusters.runs import listed, quota, resync
 from clusters.runs.preview import preview
 from datastores.actions import delete_datastore
 from datastores.files import contents, versions
-from datastores.models import AllowedFolder, Datastore, Share
+from datastores.models import AllowedFolder, Datastore, Share, Version
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 
@@ -231,3 +234,90 @@ def changed(cluster, manifest, source):
         spec=manifest("train", input={"from": source}).spec.model_dump(mode="json", by_alias=True)
     )
     return cluster
+
+
+def test_what_a_run_wrote_is_noted_as_the_next_one_reads_it(loop, people, manifest, results, s3, monkeypatch):
+    def gone(cluster):
+        loop.until_phase(cluster, "Succeeded", "Failed")
+        loop.until(lambda: current(cluster).gone)
+        listed.note_output(current(cluster).pk)
+        return current(cluster)
+
+    writes = "mkdir -p /elearn/output/deep; echo 12345 > '/elearn/output/deep/b ü'; echo 1 > /elearn/output/a"
+    prepare = actions.create_cluster(manifest("prepare", writes, output="results"), acting_user=people.bob)
+    first = gone(prepare).wrote
+    assert (first["files"], first["bytes"], first["complete"]) == (2, 8, True)
+    train = actions.create_cluster(manifest("train", input={"from": "prepare"}), acting_user=people.bob)
+    run = gone(train)
+    assert (run.read["digest"], run.wrote) == (first["digest"], {}), "it has no output"
+    page = Client()
+    page.force_login(people.bob)
+    assert "2 files, 8 B when it had ended" in page.get("/clusters/ops-demo/prepare").content.decode()
+    status = page.get("/api/v1/appcodes/ops-demo/clusters/prepare").json()["status"]
+    assert status["wrote"] == first
+
+    # Somebody has changed it since.
+    s3.client.put_object(Bucket=results.spec["bucket"], Key="prepare/1/a", Body=b"2")
+    actions.deploy(train, acting_user=people.bob)
+    assert gone(train).data_warning == "What run prepare/1 wrote has been changed since it ended."
+
+    # A wake-up that was lost, and an output that is too large.
+    actions.deploy(prepare, acting_user=people.bob)
+    loop.until_phase(prepare, "Succeeded")
+    loop.until(lambda: current(prepare).gone)
+    assert current(prepare).wrote is None
+    woken = []
+    monkeypatch.setattr(wakeups, "wake_output", woken.append)
+    resync.sweep()
+    assert woken == []
+    Run.objects.filter(pk=current(prepare).pk).update(phase_since=timezone.now() - resync.LISTING_LOST * 2)
+    resync.sweep()
+    assert woken == [current(prepare).pk]
+    monkeypatch.setattr(listed, "MOST_LOOKED_AT", 1)
+    listed.note_output(current(prepare).pk)
+    wrote = current(prepare).wrote
+    assert (wrote["digest"], wrote["files"], wrote["complete"]) == (None, 1, False)
+    assert "more than 1 file" in page.get("/clusters/ops-demo/prepare").content.decode()
+
+
+def test_the_form_of_another_run_says_whether_its_input_has_changed(loop, people, manifest, results, s3):
+    def put(name, text):
+        s3.client.put_object(Bucket=results.spec["bucket"], Key=f"in/{name}", Body=text.encode())
+
+    page = Client()
+    page.force_login(people.bob)
+
+    def said():
+        text = page.get("/clusters/ops-demo/train/change/input").content.decode()
+        return " ".join(re.sub("<[^>]*>", "", html.unescape(text)).split())
+
+    def asked():
+        return page.get("/api/v1/appcodes/ops-demo/clusters/train/input").json()
+
+    put("a", "123")
+    data = {"datastore": "results", "path": "in"}
+    train = actions.create_cluster(manifest("train", input=data), acting_user=people.bob)
+    assert (said(), asked()["run"]) == ("", None)
+    loop.until_phase(train, "Succeeded")
+    assert said() == "The input is what run 1 read: 1 file, 3 B."
+    assert (asked()["changed"], asked()["run"]) == (False, 1)
+    thaw = versions.freeze(results, "first", "in", acting_user=people.bob)
+    versions.thaw(thaw, acting_user=people.bob)
+    put("b", "45")
+    assert said() == (
+        "The input has changed since run 1. It read 1 file, 3 B; now there are 2 files, 5 B. Freeze it as a version and name "
+        "that, for later runs to read the same."
+    )
+    document = asked()
+    assert (document["changed"], document["was"]["bytes"], document["now"]["bytes"]) == (True, 3, 5)
+    # What the last run read is a version of the datastore, whatever lies there now.
+    train_run = current(train)
+    Version.objects.create(
+        datastore=results, name="first", folder="in", digest=train_run.read["digest"], files=1, bytes=3
+    )
+    assert asked()["versions"] == ["first"]
+    assert "Run 1 read the version first" in said()
+    assert page.get("/clusters/ops-demo/train/change").content.decode().count("/change/input") == 1
+    results.spec["server"] = "http://127.0.0.1:9"
+    results.save()
+    assert said().startswith("Whether the input has changed cannot be told: ")
