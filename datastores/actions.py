@@ -18,6 +18,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -325,7 +326,8 @@ def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
             "volume",
             "size",
             message=f"Volumes of {appcode.code} may have {appcode.storage_quota_gib:,} GiB together, and {left:,.0f} GiB are "
-            "left; choose a smaller size, delete what is not needed, or request a larger quota on the page of the appcode.",
+            "left; choose a smaller size, delete what is not needed, or let an owner request a larger quota.",
+            see=f"/appcodes/{appcode.code}/request?storage={ceil((used + size_bytes(size)) / 2**30)}",
         )
 
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FieldError:
+    """`see` is the page, as a path, on which one asks for what is missing; "" where there is none."""
+
     path: tuple[str, ...]
     message: str
+    see: str = ""
 
 
 class Invalid(Exception):
@@ -21,8 +24,8 @@ class Invalid(Exception):
         self.errors = errors
 
     @classmethod
-    def at(cls, *path: str, message: str) -> Invalid:
-        return cls([FieldError(path, message)])
+    def at(cls, *path: str, message: str, see: str = "") -> Invalid:
+        return cls([FieldError(path, message, see)])
 
 
 class Conflict(Exception):

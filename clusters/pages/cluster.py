@@ -41,7 +41,7 @@ from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, w
 from clusters.runs.preview import cost_of
 from clusters.runs.status import consumer
 from clusters.spec.folders import output_folder
-from portal.access import OPERATE, may
+from portal.access import MANAGE, OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout
 from portal.pages.appcodes import person
@@ -68,6 +68,8 @@ class Page:
     row: Row
     now: dt.datetime
     notice: str = ""
+    # GPUs of a quota by which the run would start, where it waits for that and the person may ask for one.
+    larger_quota: int | None = None
 
     @property
     def url(self) -> str:
@@ -184,7 +186,10 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
     now = timezone.now()
     may_operate = may(user, cluster.appcode, OPERATE)
     row = row_of(cluster, user=user, may_operate=may_operate, titles=flavor_titles(), now=now)
-    return Page(cluster, run, row, now, silence_of(run, now) if run else "")
+    waits = run is not None and run.phase == Run.Phase.QUEUED and run.wait_reason == "QuotaExceeded"
+    # Whatever others hold by then.
+    larger = cluster.appcode.gpu_quota + run.gpus if run and waits and may(user, cluster.appcode, MANAGE) else None
+    return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger)
 
 
 @require_safe

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django import forms
@@ -25,6 +25,7 @@ from clusters.pages.conversion import INPUT_INITIAL, TIME_UNITS, field_of, fits_
 from clusters.pages.raw_text import Words
 from portal.errors import FieldError
 from portal.manifests import mistakes
+from portal.pages.forms import with_link
 
 FOLDED = (
     "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "mode", "completion", "retries",
@@ -268,7 +269,7 @@ class ClusterForm(forms.Form):
                 self.add_error(None, f"{'.'.join(error.path)}: {error.message}")
             elif field not in self.errors:
                 variable = f"{error.path[2]}: " if field == "env" and len(error.path) > 2 else ""
-                self.add_error(field, variable + error.message)
+                self.add_error(field, with_link(replace(error, message=variable + error.message)))
 
     def fix(self, *names: str) -> None:
         """Makes fields unchangeable: what they are filled with stands, whatever is sent."""

@@ -34,7 +34,7 @@ from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from datastores.files.downloads import LOOK_SECONDS
 from datastores.views import address
-from portal.access import OPERATE, appcode_for, appcodes_for
+from portal.access import MANAGE, OPERATE, appcode_for, appcodes_for
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, FieldError, Invalid
 from portal.limits import LOOKS
@@ -338,6 +338,8 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
     ]
     return {
         "form": form,
+        "appcode": appcode,
+        "may_ask": found and found.larger_quota and appcodes_for(user, MANAGE).filter(code=appcode).exists(),
         "preview": found,
         "cluster": cluster,
         "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,

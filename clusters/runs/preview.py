@@ -54,7 +54,8 @@ NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
 
 @dataclass(frozen=True)
 class Preview:
-    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach."""
+    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach. `larger_quota` are the GPUs of a
+    quota by which it would not wait for others of its appcode, None where it does not."""
 
     place: Place
     notice: str
@@ -63,6 +64,7 @@ class Preview:
     fits: Fits
     sentence: str
     cost: Cost
+    larger_quota: int | None = None
 
 
 def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None) -> Preview:
@@ -75,10 +77,12 @@ def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster
     resolved = resolve(spec, appcode)
     capacity = capacity_of(resolved.place.cloud)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
+    in_use = held(appcode.pk)
+    by_quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue))
     source = resolved.input.run if resolved.input else None
     judgements = (
         Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else NOTHING_TO_SAY,
-        judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue)),
+        by_quota,
         judge(tasks_of(resolved), capacity),
     )
     scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
@@ -94,6 +98,9 @@ def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster
         fits=judgement.fits,
         sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
+        larger_quota=in_use.gpus + sum(queue) + resolved.gpus
+        if judgement is by_quota and by_quota.fits == "waits"
+        else None,
     )
 
 

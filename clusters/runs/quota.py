@@ -8,14 +8,14 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
 from clusters.models import Run
 from clusters.phase import TERMINAL
 from clusters.runs.status import refresh
-from clusters.spec.admission import Quota, judge_quota
+from clusters.spec.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.spec.catalog import why_not_read
 from portal.models import Appcode
 
@@ -36,7 +36,7 @@ def admit(run_id: int) -> bool:
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related(*JOINED).get(pk=run_id)
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
-    in_use, before = 0, list[int]()
+    in_use, before = Held(), list[int]()
     if run.gpus:  # one without waits for nobody's
         older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
         in_use, before = held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
@@ -62,7 +62,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
         if _judge(run, appcode, in_use, before, barred):
             changed.append(run)
         if run.admitted_at is not None:
-            in_use += run.gpus
+            in_use += Holder(f"{run.cluster.name}/{run.number}", run.gpus)
         elif 0 < run.gpus <= appcode.gpu_quota and not run.refusal:
             before.append(run.gpus)
     _save_judged(changed)
@@ -78,7 +78,7 @@ def _barred(appcode: Appcode) -> tuple[str, str]:
     return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
 
 
-def _judge(run: Run, appcode: Appcode, in_use: int, before: list[int], barred: tuple[str, str]) -> bool:
+def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], barred: tuple[str, str]) -> bool:
     """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
     quota holds up nobody."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
@@ -110,10 +110,15 @@ def why_unread(source: Run) -> tuple[str, str]:
     )
 
 
-def held(appcode_id: int) -> int:
-    """GPUs that count against the quota of an appcode: those of runs that were admitted and are not gone."""
-    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
-    return runs.aggregate(gpus=Sum("gpus"))["gpus"] or 0
+def held(appcode_id: int) -> Held:
+    """What counts against the quota of an appcode: the GPUs of runs that were admitted and are not gone. One query."""
+    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False, gpus__gt=0)
+    rows = runs.annotate(sum=Window(Sum("gpus")), count=Window(Count("pk"))).order_by("-gpus", "pk")
+    found = list(rows.values_list("cluster__name", "number", "gpus", "sum", "count")[:MOST_NAMED])
+    if not found:
+        return Held()
+    largest = tuple(Holder(f"{name}/{number}", gpus) for name, number, gpus, _, _ in found)
+    return Held(found[0][3], largest, found[0][4] - len(found))
 
 
 def waiting(appcode_id: int) -> QuerySet[Run]:

@@ -11,14 +11,45 @@ from dataclasses import dataclass
 
 from clusters.clouds.drivers.base.fit import Judgement
 
+# Of the runs that hold GPUs so many are named.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A run by its name (`train/3`), and the GPUs that it holds."""
+
+    run: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """The GPUs of all admitted runs of an appcode; of those that have any the largest, and how many others there are."""
+
+    gpus: int = 0
+    largest: tuple[Holder, ...] = ()
+    others: int = 0
+
+    def __add__(self, new: Holder) -> Held:
+        holders = sorted((*self.largest, new), key=lambda each: -each.gpus) if new.gpus else self.largest
+        largest = tuple(holders[:MOST_NAMED])
+        return Held(self.gpus + new.gpus, largest, self.others + len(holders) - len(largest))
+
+    @property
+    def words(self) -> str:
+        """ "train/3 (4 GPUs), eval/1 (2 GPUs) and 2 more runs"."""
+        named = ", ".join(f"{each.run} ({_gpus(each.gpus)})" for each in self.largest)
+        return f"{named} and {self.others} more run{'s' if self.others > 1 else ''}" if self.others else named
+
 
 @dataclass(frozen=True)
 class Quota:
-    """`held` are the GPUs of admitted runs; `queue` the GPUs of each run that waits before this one, oldest first."""
+    """`queue` are the GPUs of each run that waits before this one, oldest first."""
 
     appcode: str
     limit: int
-    held: int
+    held: Held = Held()
     queue: Sequence[int] = ()
 
 
@@ -33,13 +64,14 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
             f"It needs {_gpus(gpus)}, and the quota of {quota.appcode} is {quota.limit}. Ask for fewer, or let an "
             "owner request a larger quota.",
         )
-    free = quota.limit - quota.held
+    free = quota.limit - quota.held.gpus
     if quota.queue or gpus > free:
+        by = f"; held by {quota.held.words}" if quota.held.largest else ""
         place = f" It is number {len(quota.queue) + 1} in the queue." if quota.queue else ""
         return Judgement(
             "waits",
             "QuotaExceeded",
-            f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {quota.limit} of {quota.appcode} are free."
+            f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {quota.limit} of {quota.appcode} are free{by}."
             + place,
         )
     return Judgement("now", "", "")

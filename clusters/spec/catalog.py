@@ -119,7 +119,8 @@ def name_taken(code: str, name: str) -> Invalid:
 def require_active(appcode: Appcode) -> None:
     """Raises Invalid unless the appcode was approved, is neither disabled nor expired, and no budget blocks new runs of it."""
     if sentence := appcode.why_not or why_blocked(appcode):
-        raise Invalid.at("metadata", "appcode", message=sentence)
+        longer = f"/appcodes/{appcode.code}/request" if appcode.expired else ""
+        raise Invalid.at("metadata", "appcode", message=sentence, see=longer)
 
 
 def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, source: Run | None = None) -> Needs:
@@ -195,10 +196,12 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     domain = gateway.domain if gateway else ""
     named = _named(spec, stores, source)
     resolved = Resolved(spec, place, image, environment, plugins, resources, *named, runs=shown, domain=domain)
-    quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, held=0))
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
-        raise Invalid.at("spec", "roles", role, "flavor" if ROLES[role].is_fixed else "count", message=quota.message)
+        field = "flavor" if ROLES[role].is_fixed else "count"
+        more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
+        raise Invalid.at("spec", "roles", role, field, message=quota.message, see=more)
     return resolved
 
 

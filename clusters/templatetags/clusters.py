@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from django import template
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
 
 from clusters.failure import lines_of
 
@@ -19,6 +23,18 @@ def cores(milli: int) -> str:
 def gib(mib: int) -> str:
     """16384 → "16 GiB", 512 → "0.5 GiB"."""
     return f"{mib / 1024:.4g} GiB"
+
+
+# A run as sentences name it: train/3.
+RUN = re.compile(r"(?<![\w/.-])([a-z](?:[a-z0-9-]*[a-z0-9])?)/([1-9][0-9]{0,8})(?![\w/-])")
+
+
+@register.filter
+def with_links(sentence: str, appcode: str) -> SafeString:
+    """A sentence of the portal, in which runs of the appcode lead to their pages."""
+    link = rf'<a href="/clusters/{escape(appcode)}/\1?run=\2">\1/\2</a>'
+    # Of names only letters, digits and hyphens come into it.
+    return mark_safe(RUN.sub(link, escape(sentence)))  # noqa: S308
 
 
 @register.filter

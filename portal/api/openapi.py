@@ -24,6 +24,7 @@ TAGS = {
     "runs": "Runs, tasks and logs",
     "applications": "Applications",
     "clusters": "Clusters",
+    "templates": "Clusters",
     "datastores": "Datastores",
     "appcodes": "Appcodes",
     "flavors": "Catalogue",
@@ -39,6 +40,9 @@ class FieldProblem(pydantic.BaseModel):
 
     path: str
     message: str
+    see: str = pydantic.Field(
+        default="", description="The page on which one asks for what is missing; left out where there is none."
+    )
 
 
 class Problem(pydantic.BaseModel):

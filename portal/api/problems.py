@@ -4,9 +4,9 @@
      "detail": "…", "instance": "/api/v1/…", "errors": [{"path": "spec.roles.worker.count", "message": "…"}]}
 
 `type` is for programs and never changes its meaning; `detail` is a sentence for people. Paths are those of the manifest that
-was sent, or names of query parameters. 400 is a body that cannot be read at all, 422 one that can, with fields to mend.
-What may not be seen and what does not exist are the same 404. Whatever nobody thought of becomes a 500 that gives nothing
-away but an id; the log has the rest under the same id.
+was sent, or names of query parameters; `see` beside a message is the page on which one asks for what is missing. 400 is a
+body that cannot be read at all, 422 one that can, with fields to mend. What may not be seen and what does not exist are the same
+404. Whatever nobody thought of becomes a 500 that gives nothing away but an id; the log has the rest under the same id.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pydantic
+from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied
 from django.db import InterfaceError, OperationalError
@@ -138,7 +139,11 @@ def unknown_address(request: HttpRequest) -> HttpResponse:
 
 
 def _invalid(path: str, errors: Iterable[FieldError]) -> HttpResponse:
-    shown = [{"path": ".".join(error.path)[:MAX_PATH], "message": error.message} for error in errors]
+    shown = [
+        {"path": ".".join(error.path)[:MAX_PATH], "message": error.message}
+        | ({"see": f"{settings.PORTAL_ORIGIN}{error.see}"} if error.see else {})
+        for error in errors
+    ]
     first = f"{shown[0]['path']}: {shown[0]['message']}" if shown[0]["path"] else shown[0]["message"]
     detail = first if len(shown) == 1 else f"{len(shown)} fields have to be mended; the first is {first}"
     return problem(path, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-fields", detail, errors=shown[:MAX_ERRORS])

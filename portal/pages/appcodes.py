@@ -310,6 +310,9 @@ def request_quota(request: HttpRequest, code: str) -> HttpResponse:
     asked = appcode.asked
     again = asked if asked and (asked.is_open or asked.state == QuotaRequest.State.REFUSED) else None
     first = RequestForm.shown(requests_actions.proposed_terms(appcode, timezone.now()))
+    # What is needed by whom a refusal led here.
+    needed = {name: layout.words(request, name) for name in ("gpus", "storage")}
+    first |= {name: said for name, said in needed.items() if said.isascii() and said.isdecimal()}
     form = RequestForm(request.POST or None, initial={**first, "reason": again.reason if again else ""})
     if request.method == "POST":
         try:

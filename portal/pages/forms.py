@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
+from django.utils.html import format_html
 
-from portal.errors import Invalid
+from portal.errors import FieldError, Invalid
 from portal.manifests import parse
 from portal.models import Appcode, Membership, OrgNode
 from portal.specs import (
@@ -40,9 +41,16 @@ def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str])
         prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         name = next((fields[prefix] for prefix in prefixes if prefix in fields), None)
         if name in form.fields:
-            form.add_error(name, item.message)
+            form.add_error(name, with_link(item))
         else:
             form.add_error(None, f"{'.'.join(parts)}: {item.message}" if parts else item.message)
+
+
+def with_link(error: FieldError) -> str:
+    """The sentence of an error, with the page on which one asks for what is missing, where there is one. It opens beside the
+    form, so that nothing typed is lost."""
+    link = '{} <a href="{}" target="_blank">Request quota</a>'
+    return format_html(link, error.message, error.see) if error.see else error.message
 
 
 class Words(forms.CharField):

@@ -71,7 +71,7 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
         assert (loops.run(one).phase, loops.run(one).reason) == ("Stopped", "Disabled")
         assert (loops.run(two).phase, loops.run(two).reason) == ("Failed", "Lost")
         assert not Run.objects.filter(gone=False).exists()
-        assert quota.held(people.ops.pk) == 0
+        assert quota.held(people.ops.pk).gpus == 0
         found = list(UsageSegment.objects.all())
         assert len(found) == 3
         assert {tuple(each.flags) for each in found} == {("end-estimated",)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -321,6 +322,56 @@ def test_the_preview_says_what_create_would_refuse_and_keeps_the_last_estimate(m
     page = client.post("/clusters/preview", body | {"master_flavor": "small"}).content.decode()
     assert "It asks for no GPU." in page
     assert '<div id="estimate">' in page
+
+
+def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(make_cluster, people, as_person):
+    from portal.actions import requests
+    from portal.specs import Granted
+    from tests.api.client import api_of
+
+    now = dt.datetime.now(dt.UTC)
+    for number, workers in enumerate((1, 0, 0, 1), 1):
+        make_cluster(f"holds-{number}", phase="Running", workers=workers, run={"admitted_at": now})
+    client = as_person(people.alice)
+    body = sent(client.get("/clusters/new?appcode=ops-demo").content.decode()) | {"name": "more", "command": "true"}
+    body |= {"worker_flavor": "middle-1-gpu", "worker_count": "2"}
+    page = client.post("/clusters/preview", body).content.decode()
+    named = [
+        f'<a href="/clusters/ops-demo/holds-{n}?run=1">holds-{n}/1</a> ({gpus})'
+        for n, gpus in ((1, "2 GPUs"), (4, "2 GPUs"), (2, "1 GPU"))
+    ]
+    held = f"needs 3 GPUs, 2 of 8 of ops-demo are free; held by {', '.join(named)} and 1 more run."
+    assert held in page
+    larger = "/appcodes/ops-demo/request?gpus="
+    assert f'href="{larger}9"' in page
+    assert larger not in as_person(people.bob).post("/clusters/preview", body).content.decode()
+    # More than the quota is refused, with the way to a larger one beside the field, and in REST.
+    client = as_person(people.alice)
+    body["worker_count"] = "11"
+    page = client.post("/clusters/new", body).content.decode()
+    assert list(wrong_fields(page)) == ["worker_count"]
+    assert f'<a href="{larger}12" target="_blank">Request quota</a>' in page
+    assert f'<a href="{larger}12"' in client.post("/clusters/preview", body).content.decode()
+    spec = {
+        "image": "tensorflow",
+        "command": "true",
+        "roles": {"master": {"flavor": "middle-1-gpu"}, "worker": {"flavor": "middle-1-gpu", "count": 11}},
+    }
+    refused = {"kind": "cluster", "metadata": {"name": "more"}, "spec": spec}
+    status, problem = api_of(people.bob).post("/appcodes/ops-demo/clusters", refused)
+    assert (status, problem["errors"][0]["see"].endswith(f"{larger}12")) == (422, True)
+    asked = client.get(f"{larger}12").content.decode()
+    assert re.search(r'name="gpus" value="12"', asked)
+    assert (
+        client.post("/appcodes/ops-demo/request", {"gpus": "12", "storage": "1024", "reason": "Two models"}).status_code
+        == 302
+    )
+    people.ops.refresh_from_db()
+    requests.approve(people.ops, Granted(revision=people.ops.asked.revision), acting_user=people.root)
+    # Of the machines there are too few all the same, which is another sentence, and no quota helps.
+    page = client.post("/clusters/preview", body).content.decode()
+    assert "Can never start" in page
+    assert larger not in page
 
 
 def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(catalogue, people, as_person):

@@ -93,7 +93,7 @@ def segment(run):
 
 
 def test_a_run_there_ends_as_lost_when_it_was_last_heard_and_its_gpus_are_free(run, training, people, lost_at):
-    assert quota.held(people.ops.pk) == 1
+    assert quota.held(people.ops.pk).gpus == 1
     assert segment(run).ended is None
     loss = decommission.give_up(training, acting_user=people.root)
     assert (loss.runs, loss.gpus, loss.volumes, loss.heard_at) == (1, 1, 0, lost_at)
@@ -106,7 +106,7 @@ def test_a_run_there_ends_as_lost_when_it_was_last_heard_and_its_gpus_are_free(r
     assert (segment(run).ended, segment(run).flags) == (lost_at, ["end-estimated"])
     assert (run.gpu_rate, run.cost_rate) == (0, 0)
     assert run.gpu_seconds == 3600
-    assert quota.held(people.ops.pk) == 0
+    assert quota.held(people.ops.pk).gpus == 0
     training.refresh_from_db()
     assert (training.enabled, training.is_default) == (False, False)
     assert CloudState.objects.get().capacity == {}
@@ -292,7 +292,7 @@ def test_one_that_comes_back_has_its_runs_ended_and_their_times_corrected(run, t
     run.refresh_from_db()
     assert (run.phase, run.reason, run.gone) == ("Failed", "Lost", False)
     assert Run.objects.filter(reconcile.unsettled(now()), pk=run.pk).exists(), "the cloud is to be told to end it"
-    assert quota.held(people.ops.pk) == 1, "its pod holds what it holds"
+    assert quota.held(people.ops.pk).gpus == 1, "its pod holds what it holds"
     assert Event.objects.filter(verb="run.found").count() == 1
     ended = now().replace(microsecond=0)
     tell(seen(run, "Failed", began, finished_at=ended, reason="Stopped"), RunGone(run.pk))
@@ -300,7 +300,7 @@ def test_one_that_comes_back_has_its_runs_ended_and_their_times_corrected(run, t
     assert (run.phase, run.reason, run.gone) == ("Failed", "Lost", True)
     assert (segment(run).ended, segment(run).flags) == (ended, [])
     assert run.gpu_seconds == int((ended - began).total_seconds())
-    assert quota.held(people.ops.pk) == 0
+    assert quota.held(people.ops.pk).gpus == 0
     # It is one like others again when somebody enables it.
     training.refresh_from_db()
     cloud_actions.change(training, cloud_actions.manifest_of(training, enabled=True), acting_user=people.root)

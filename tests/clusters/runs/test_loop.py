@@ -88,7 +88,7 @@ def test_quota_holds_a_run_back_until_another_ends(loop, people, manifest):
     loop.work()
     run = Run.objects.get(current_of=second)
     assert (run.phase, run.reason) == ("Queued", "QuotaExceeded")
-    assert "0 of 2 of ops-demo are free" in run.message
+    assert "0 of 2 of ops-demo are free; held by one/1 (2 GPUs)." in run.message
     actions.disable(first, acting_user=people.bob)
     loop.until_phase(first, "Stopped")
     loop.until_phase(second, "Running")

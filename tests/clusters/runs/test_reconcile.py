@@ -75,7 +75,7 @@ def test_two_workers_never_admit_more_than_the_quota(catalogue, people, manifest
     results = at_once(*(lambda pk=run.pk: quota.admit(pk) for run in runs))
     assert sum(result is True for result in results) == 1, results
     assert at_once(*(lambda: quota.admit_waiting(people.ops.pk) for _ in range(4))) == [[], [], [], []]
-    assert quota.held(people.ops.pk) == 2
+    assert quota.held(people.ops.pk).gpus == 2
 
 
 def test_a_run_that_was_admitted_meanwhile_does_not_wait_for_itself(catalogue, people, manifest):
