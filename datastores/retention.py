@@ -177,17 +177,26 @@ def candidates(spec: RuleSpec, files: Iterable[Entry], outputs: Iterable[Output]
 def decide(found: Iterable[Item], held: Sequence[Held]) -> Decision:
     """What goes of `found`: nothing that lies in what is held, and no folder with something in it that is."""
     whys = {each.folder: each.why for each in reversed(held)}
+    above = {folder: each.why for each in reversed(held) for folder in _up(each.folder)}
     going, kept = [], dict[str, tuple[int, int]]()
     for item in sorted(found, key=lambda each: each.path):
         why = next((whys[folder] for folder in _up(item.path) if folder in whys), "")
         if not why and item.is_folder:
-            why = next((each.why for each in held if each.folder.startswith(f"{item.path}/")), "")
+            why = above.get(item.path, "")
         if not why:
             going.append(item)
             continue
         files, size = kept.get(why, (0, 0))
         kept[why] = files + item.files, size + item.size
     return Decision(tuple(going), tuple(Kept(why, *amount) for why, amount in kept.items()))
+
+
+def seen_from(top: str, other: str, held: Held) -> Held | None:
+    """What is held in a datastore that lies at `other`, as one that lies at `top` sees it; None where that is somewhere else."""
+    folder = f"{other}/{held.folder}" if held.folder else other
+    if f"{top}/".startswith(f"{folder}/"):
+        return Held("", held.why)
+    return Held(folder[len(top) + 1 :], held.why) if folder.startswith(f"{top}/") else None
 
 
 def _failed(top: str, files: Iterable[Entry], outputs: Iterable[Output], before: dt.datetime) -> list[Item]:

@@ -24,7 +24,7 @@ from datastores.drivers.base import Driver, DriverError, Entry
 from datastores.drivers.patience import within
 from datastores.files import contents, trash
 from datastores.models import Datastore, Removal, Rule
-from datastores.retention import Decision, Held, Item, RuleSpec, candidates, decide
+from datastores.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -140,9 +140,25 @@ def _files(driver: Driver, folder: str) -> Iterator[Entry]:
 
 
 def _held(store: Datastore) -> list[Held]:
-    held = [each for hook in hooks.in_use for each in hook(store)]
-    held += [
-        Held(version.folder, f"the version {store.name}@{version.name} has it") for version in store.versions.all()
-    ]
-    moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED)
-    return [*held, *(Held(path, "on its way to the trash, or back") for path in moving.values_list("path", flat=True))]
+    moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED).values_list("path", flat=True)
+    held = [Held(path, "on its way to the trash, or back") for path in moving]
+    for other in _at_one_place(store):
+        found = [each for hook in hooks.in_use for each in hook(other)]
+        found += [Held(row.folder, f"the version {other.name}@{row.name} has it") for row in other.versions.all()]
+        if other.appcode_id != store.appcode_id:
+            found = [Held(each.folder, "another appcode uses it") for each in found]
+        held += [seen for each in found if (seen := seen_from(_top(store), _top(other), each))]
+    return held
+
+
+def _at_one_place(store: Datastore) -> list[Datastore]:
+    """The datastores, of whatever appcode, that have files in common with this one, itself among them."""
+    rows = Datastore.objects.select_related("appcode").filter(kind=store.kind)
+    if store.kind == Datastore.Kind.S3:
+        rows = rows.filter(spec__server=store.spec["server"], spec__bucket=store.spec["bucket"])
+    here = f"{_top(store)}/"
+    return [row for row in rows if here.startswith(f"{_top(row)}/") or f"{_top(row)}/".startswith(here)]
+
+
+def _top(store: Datastore) -> str:
+    return store.where.rstrip("/")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastores.drivers.base import Entry
-from datastores.retention import Held, Item, Output, RuleSpec, candidates, decide
+from datastores.retention import Held, Item, Output, RuleSpec, candidates, decide, seen_from
 from portal.errors import Invalid
 from portal.manifests import parse
 
@@ -142,6 +142,24 @@ def test_what_is_held_stays_and_everything_else_goes(paths: dict[str, bool], fol
         item.path for item in items if not any(touches(item, folder) for folder in folders)
     }
     assert sum(each.files for each in found.kept) + found.files == len(items)
+
+
+@pytest.mark.parametrize(
+    ("top", "other", "folder", "seen"),
+    [
+        ("b", "b", "f", "f"),
+        ("b", "b/p", "f", "p/f"),
+        ("b", "b/p", "", "p"),
+        ("b/p", "b", "", ""),
+        ("b/p", "b", "p", ""),
+        ("b/p", "b", "p/x", "x"),
+        ("b/p", "b", "q", None),
+        ("b/p", "b/pq", "", None),
+    ],
+)
+def test_two_datastores_at_one_place_hold_the_same_files(top: str, other: str, folder: str, seen: str | None) -> None:
+    found = seen_from(top, other, Held(folder, "why"))
+    assert (found.folder if found else None) == seen
 
 
 @pytest.mark.parametrize(

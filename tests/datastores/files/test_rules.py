@@ -93,9 +93,19 @@ def test_old_files_go_but_not_what_a_version_or_a_living_run_has(
     path = "elsewhere" if filled.kind == "s3" else "{name}/{run}"
     spec = {"input": {"datastore": "ops-demo/data", "path": "train/2"}, "output": "data", "outputPath": path}
     run = Run.objects.create(cluster=cluster, number=1, spec=spec, resources={}, gpus=0)
+    # Another appcode has a part of it for its own.
+    contents.store_file(filled, "shared/x", io.BytesIO(b"x"), 1, acting_user=people.bob)
+    below = {"prefix": "shared"} if filled.kind == "s3" else {"path": f"{filled.spec['path']}/shared"}
+    Datastore.objects.create(
+        appcode=people.flight, name="theirs", kind=filled.kind, spec={**filled.spec, **below}, secret="x"
+    )
+    reads = {"input": "theirs", "output": None, "outputPath": "{name}/{run}"}
+    stranger = Cluster.objects.create(appcode=people.flight, name="stranger", spec={})
+    Run.objects.create(cluster=stranger, number=1, spec=reads, resources={}, gpus=0)
     rule = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
     rules.sweep()
-    assert lying(filled) == FILES
+    files = {**FILES, "shared/x": b"x"}
+    assert lying(filled) == files
     later(monkeypatch, 31)
     if filled.kind == "s3":
         versions.freeze(filled, "v1", "train/1", acting_user=people.bob)
@@ -103,16 +113,15 @@ def test_old_files_go_but_not_what_a_version_or_a_living_run_has(
     assert [item.path for item in found.going] == ["note.txt"]
     held = {each.why: each.files for each in found.kept}
     writes = "the version data@v1 has it" if filled.kind == "s3" else "run train/1 writes there"
-    assert held == {writes: 7, "run train/1 reads it": 1}
+    assert held == {writes: 7, "run train/1 reads it": 1, "another appcode uses it": 1}
     rules.sweep()
-    assert lying(filled) == {path: data for path, data in FILES.items() if path != "note.txt"}
-    # When the run is over only the version holds something.
+    assert lying(filled) == {path: data for path, data in files.items() if path != "note.txt"}
+    # When the run is over the version holds something, and those others.
     Run.objects.filter(pk=run.pk).update(gone=True, phase="Succeeded")
     later(monkeypatch, 1.1)
     rules.sweep()
-    assert set(lying(filled)) == (
-        {path for path in FILES if path.startswith("train/1/")} if filled.kind == "s3" else set()
-    )
+    frozen = {path for path in FILES if path.startswith("train/1/")} if filled.kind == "s3" else set()
+    assert set(lying(filled)) == {"shared/x", *frozen}
 
 
 def test_a_store_that_does_not_answer_is_said_and_asked_again_and_what_cannot_be_seen_whole_is_left_alone(
