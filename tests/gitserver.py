@@ -50,12 +50,12 @@ class Repository:
 class GitServer:
     """`login` is "name:token" where it wants one; `asked` are the requests, as METHOD PATH."""
 
-    def __init__(self, folder: Path, login: str = "") -> None:
+    def __init__(self, folder: Path, login: str = "", address: str = "127.0.0.1") -> None:
         self.folder, self.login = folder, login
         self.asked: list[str] = []
         self.redirect = ""
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.server = ThreadingHTTPServer((address, 0), self._handler())
+        self.url = f"http://{address}:{self.server.server_port}"
 
     def repository(self, name: str = "code.git") -> Repository:
         return Repository(self, name)
@@ -112,8 +112,8 @@ class GitServer:
 
 
 @contextmanager
-def git_server(folder: Path, login: str = "") -> Iterator[GitServer]:
-    made = GitServer(folder, login)
+def git_server(folder: Path, login: str = "", address: str = "127.0.0.1") -> Iterator[GitServer]:
+    made = GitServer(folder, login, address)
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
     yield made

@@ -372,8 +372,8 @@ def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) ->
     if said is None or (said.mode == "copy" and not said.folds):
         return None
     field = ("spec", "input", "folds" if said.mode == "copy" else "mode")
-    if store.kind != Datastore.Kind.S3:
-        done = {"cache": "cached", "stream": "streamed"}.get(said.mode, "divided into parts and folds")
+    if store.kind != Datastore.Kind.S3 and said.mode in ("cache", "stream"):
+        done = {"cache": "cached", "stream": "streamed"}[said.mode]
         return FieldError(field, f"“{name}” is mounted as it is; only what lies in S3 is {done}.")
     if said.mode == "cache":
         version = _version(store, spec)

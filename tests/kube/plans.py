@@ -145,12 +145,29 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             ),
             main,
         ),
+        "mounted-input-in-parts": (
+            plan(
+                role("master"),
+                role("worker", 2, first_part=0),
+                run=run,
+                mounts=(replace(nfs, parts=2, fold=1, folds=5), data()[1]),
+            ),
+            main,
+        ),
         "input-cached": (
             plan(
                 role("worker", 2),
                 run=run,
                 mounts=(
-                    replace(data()[0], cached=True, version="digits@1", digest="a" * 64, disk_bytes=5 * 10**9),
+                    replace(
+                        data()[0],
+                        cached=True,
+                        version="digits@1",
+                        digest="a" * 64,
+                        disk_bytes=5 * 10**9,
+                        fold=1,
+                        folds=5,
+                    ),
                     data()[1],
                 ),
             ),

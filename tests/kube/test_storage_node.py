@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ import boto3
 import pytest
 
 from clusters.clouds.drivers.base import (
+    CodeCommit,
     ImageRef,
     Mount,
     Plan,
@@ -32,6 +34,7 @@ from datastores.drivers.s3 import S3
 from datastores.listing import listing_of
 from portal.up import servers, services
 from tests.counted import Counted
+from tests.gitserver import git_server
 from tests.kube import images
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node
@@ -272,8 +275,10 @@ def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_late
 ) -> None:
     """The volume is a folder of the node, as one of a class with ReadWriteMany is the same for all nodes."""
     size, tasks = 30_000_000, 8
-    for name in ("a", "deep/b"):
-        store.client.put_object(Bucket=bucket, Key=f"in/data/{name}", Body=os.urandom(size // 2))
+    bodies = {name: os.urandom(size // 2) for name in ("a", "deep/b")}
+    for name, body in bodies.items():
+        store.client.put_object(Bucket=bucket, Key=f"in/data/{name}", Body=body)
+    contents = "\n".join(sorted(hashlib.sha256(body).hexdigest() for body in bodies.values()))
     source = store.source(bucket, "in/data")
     driver = S3(
         server=source.endpoint,
@@ -295,29 +300,56 @@ def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_late
     }
     node.plane.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": disk.name}, "spec": facts})
     cloud._settings = replace(cloud._settings, cache_class=disk.name)
-    program = "cd /elearn/input; sha256sum a deep/b | sha256sum; find . -type f | wc -l; "
+    program = "cd /elearn/input; find -L . -type f -exec sha256sum {} + | cut -c1-64 | sort; ls; "
     program += "(echo 1 > no) 2>/dev/null || echo not written"
-    said = set()
     try:
         with Counted(store.url, node.gateway) as counted:
             mount = Mount("/elearn/input", True, replace(source, endpoint=counted.url), cached=True, disk_bytes=size)
             mount = replace(mount, version="digits@1", digest=listing_of(rows).digest)
-            for number, count, most in ((1, tasks, 1.05 * size), (2, 1, 0.05 * size)):
+            for number, count, most, folds in ((1, tasks, 1.05 * size, 0), (2, 1, 0.05 * size, 2)):
                 counted.sent = 0
+                reads = replace(mount, fold=min(1, folds), folds=folds)
                 each = run_ref(run.namespace, number=number)
                 argv = ("bash", "-c", program)
                 master = role("master", count, argv=argv, cpu_milli=20, memory_mb=64, gpus=0, retries=0)
-                cloud.apply(plan(master, run=each, image=IMAGE, mounts=(mount,), grace_seconds=GRACE))
+                cloud.apply(plan(master, run=each, image=IMAGE, mounts=(reads,), grace_seconds=GRACE))
                 following.until(lambda each=each, count=count: len(following.of(each, "Succeeded")) == count, 240)
-                said |= {cloud.log(each, "master", index, attempt=0).data for index in range(count)}
+                said = {cloud.log(each, "master", index, attempt=0).data.decode() for index in range(count)}
+                shown = "train\nvalidation\n" if folds else "a\ndeep\n"
+                assert said == {f"{contents}\n{shown}not written\n"}
                 read = next(seen for seen in reversed(following.told) if isinstance(seen, StorageSeen) and seen.digest)
                 assert (read.files, read.bytes) == (2, size)
                 gone(cloud, following, each)
                 assert counted.sent < most, f"run {number} read {counted.sent} bytes"
-        assert len(said) == 1
-        assert said.pop().endswith(b"\n2\nnot written\n")
     finally:
         shutil.rmtree(disk)
+
+
+def test_a_commit_of_a_private_repository_is_fetched_by_a_pod_whose_task_has_no_token(
+    node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, tmp_path: Path
+) -> None:
+    token = secrets.token_hex(12)
+    with git_server(tmp_path, f"reader:{token}", node.gateway) as server:
+        repository = server.repository()
+        commit = repository.commit({"train/run.sh": "pwd; cat data/word; touch no", "train/data/word": "hello\n"})
+        repository.commit({"train/run.sh": "echo what came later"})
+        task = role("master", argv=("bash", "run.sh"), cpu_milli=50, memory_mb=64, gpus=0, retries=0)
+        code = CodeCommit(repository.url, commit, "train", "reader", token)
+        cloud.apply(plan(task, run=run, image=IMAGE, code=code, grace_seconds=GRACE))
+        assert ended(following, run).exit_code == 1
+        said = cloud.log(run, "master", 0, attempt=0).data.decode()
+        assert said.startswith("/elearn/code/train\nhello\n")
+        assert "Read-only file system" in said
+        assert token not in str(node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods"))
+        assert token not in _arguments()
+        gone(cloud, following, run)
+        # What the server refuses is not tried again.
+        other = run_ref(run.namespace, number=4)
+        cloud.apply(plan(task, run=other, image=IMAGE, code=replace(code, token="another"), grace_seconds=GRACE))
+        following.until(lambda: "refused" in following.storage(other), 120)
+        told = [each.message for each in following.told if isinstance(each, StorageSeen) and each.run_id == other.id]
+        assert "refused the name and token" in told[-1]
+        gone(cloud, following, other)
 
 
 def test_a_volume_keeps_what_runs_write_each_in_its_folder(

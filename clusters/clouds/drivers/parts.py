@@ -7,21 +7,27 @@ All files are put in the order of their names, byte by byte, and counted from 0.
 is in one fold and in one part, they differ by one file at most, and whoever has the same names gets the same files, on
 whatever machine.
 
-A program of docker/rclone, too: `parts PART PARTS FOLD FOLDS FOLDER` reads names that are in order, one a line, and writes those
+What is mounted is not copied for that: a task sees links to its files, and beside them the whole to which they lead.
+
+A program of docker/rclone, too. `parts PART PARTS FOLD FOLDS FOLDER` reads names that are in order, one a line, and writes those
 for training and for validation into the files train and validation of FOLDER. It keeps none of them: there may be millions, and
-its container is small.
+its container is small. `parts --links FIRST INDEX PARTS FOLD FOLDS WHOLE INTO` makes links in the folder INTO to the files below
+WHOLE that part FIRST + INDEX has, or none where FIRST is below 0.
 """
 
 import os
+import shutil
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import TypeVar
 
     Name = TypeVar("Name")
 
+# Where links lead.
+WHOLE = "/elearn/whole"
 # Where they are below the input, with folds.
 TRAIN, VALIDATION = "train", "validation"
 
@@ -47,7 +53,57 @@ def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: i
         others += 1
 
 
+def shown(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> "dict[str, str]":
+    """Where each file that the task gets is below the input, by its name."""
+    train, held = divided(names, part, parts, fold, folds)
+    return {name: f"{TRAIN}/{name}" if folds else name for name in train} | {
+        name: f"{VALIDATION}/{name}" for name in held
+    }
+
+
+def link(whole: str, into: str, found: "Mapping[str, str]") -> None:
+    """Makes symbolic links to files of `whole` in the folder `into`; `found` says where each appears."""
+    for name, appears in found.items():
+        place = os.path.join(into, appears)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(os.path.join(whole, name), place)
+
+
+def files_below(top: str) -> "Iterator[str]":
+    """The paths of all regular files. Follows no links, and leaves out folders that we may not open, as a file system has them
+    for itself."""
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(os.path.join(top, folder)) as entries:
+                for entry in entries:
+                    path = os.path.join(folder, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(path)
+                    elif entry.is_file(follow_symlinks=False):
+                        yield path
+        except PermissionError:
+            if not folder:
+                raise
+
+
+def make_links(*argv: str) -> None:
+    first, index, *rest = map(int, argv[:5])
+    whole, into = argv[5:]
+    # Of an earlier try.
+    for entry in os.scandir(into):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    link(whole, into, shown(files_below(whole), first + index if first >= 0 else -1, *rest))
+
+
 def main(*argv: str) -> None:
+    if argv[0] == "--links":
+        make_links(*argv[1:])
+        return
     part, parts, fold, folds = map(int, argv[:4])
     folder = argv[4]
     with open(os.path.join(folder, TRAIN), "wb") as train, open(os.path.join(folder, VALIDATION), "wb") as held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.drivers.parts import divided
+from clusters.clouds.drivers.parts import divided, main
 
 NAMES = st.sets(st.text(min_size=1, max_size=6).filter(lambda name: name.isprintable()), max_size=40)
 
@@ -30,3 +30,25 @@ def test_every_file_is_read_by_one_task_and_held_out_by_one_fold(names, parts, f
         assert divided(names, -1, parts, fold, folds if folds > 1 else 0) == ([], held)
         held_out += held
     assert sorted(held_out) == (sorted(names) if folds > 1 else [])
+
+
+def test_links_are_made_to_the_files_of_a_task_and_to_nothing_that_was_there_before(tmp_path):
+    whole, into = tmp_path / "whole", tmp_path / "into"
+    (into / "left").mkdir(parents=True)
+    (into / "left" / "over").symlink_to("nowhere")
+    for name in ("a", "deep/b\n", "deep/er/c"):
+        (whole / name).parent.mkdir(parents=True, exist_ok=True)
+        (whole / name).write_text(name)
+    (whole / "link").symlink_to("a")
+    for first, index, expected in ((1, 1, ["deep/er/c"]), (0, 0, ["a"]), (-1, 0, [])):
+        for _ in range(2):
+            main("--links", str(first), str(index), "3", "0", "0", str(whole), str(into))
+        found = [path for path in into.rglob("*") if not path.is_dir()]
+        assert [str(path.relative_to(into)) for path in found] == expected
+        assert [path.read_text() for path in found] == expected
+    main("--links", "-1", "0", "0", "2", "3", str(whole), str(into))
+    assert sorted(str(path.relative_to(into)) for path in into.rglob("*") if not path.is_dir()) == [
+        "train/a",
+        "train/deep/er/c",
+        "validation/deep/b\n",
+    ]

@@ -138,8 +138,6 @@ def test_the_tasks_that_compute_share_the_files(loop, people, manifest, results,
     AllowedFolder.objects.create(path=str(tmp_path))
     Datastore.objects.create(appcode=people.ops, name="folder", kind="local", spec={"path": str(tmp_path)})
     for said, field, done in (
-        ({"mode": "shard"}, "mode", "divided into parts and folds"),
-        ({"fold": 1, "folds": 2}, "folds", "divided into parts and folds"),
         ({"mode": "cache"}, "mode", "cached"),
         ({"mode": "stream"}, "mode", "streamed"),
     ):
@@ -147,6 +145,50 @@ def test_the_tasks_that_compute_share_the_files(loop, people, manifest, results,
             lambda said=said: preview(manifest(input={"datastore": "folder", **said}), acting_user=people.bob)
         )
         assert refused == {f"spec.input.{field}": f"“folder” is mounted as it is; only what lies in S3 is {done}."}
+
+
+def test_of_what_is_mounted_each_task_sees_links_to_its_files(loop, people, manifest, tmp_path):
+    folder = tmp_path / "digits"
+    for number in range(6):
+        (folder / "in" / f"deep {number % 2}").mkdir(parents=True, exist_ok=True)
+        (folder / "in" / f"deep {number % 2}" / f"{number}\nä").write_text(f"file {number}\n")
+    (folder / "in" / "elsewhere").symlink_to("/etc/passwd")
+    (folder / ".portal-trash").mkdir()
+    (folder / ".portal-trash" / "removed").write_text("removed\n")
+    for path in [tmp_path, *tmp_path.parents]:
+        path.chmod(path.stat().st_mode | 0o055)
+    AllowedFolder.objects.create(path=str(folder))
+    Datastore.objects.create(appcode=people.ops, name="folder", kind="local", spec={"path": str(folder)})
+    says = "cd /elearn/input; find -L . -type f -name '*ä' -exec cat {} + | sort; ls . train validation; sleep 600"
+    for name, said, expected in (
+        (
+            "whole",
+            {"path": "in", "folds": 3, "fold": 1},
+            {"master": {"file 0", "file 1", "file 2", "file 3", "file 4", "file 5"}},
+        ),
+        (
+            "parts",
+            {"path": "in", "mode": "shard"},
+            {"master": {"file 0", "file 4", "file 3"}, "worker": {"file 2", "file 1", "file 5"}},
+        ),
+        (
+            "all",
+            {"mode": "shard"},
+            {"master": {"file 0", "file 4", "file 3"}, "worker": {"file 2", "file 1", "file 5"}},
+        ),
+    ):
+        data = {"datastore": "folder", **said}
+        cluster = actions.create_cluster(
+            manifest(name, says, workers=len(expected) - 1, input=data), acting_user=people.bob
+        )
+        run = loop.until_phase(cluster, "Running", "Failed")
+        for role in expected:
+            loop.until_said(run, "validation", role)
+        told = {role: set(log_of(run, role).splitlines()) for role in expected}
+        assert {role: {line for line in told[role] if line.startswith("file ")} for role in told} == expected
+        assert not any({"removed", "elsewhere"} & lines for lines in told.values())
+        actions.disable(cluster, acting_user=people.bob)
+        loop.until_phase(cluster, "Stopped")
 
 
 def test_a_run_notes_what_it_has_read_and_tells_when_that_is_other_than_before(loop, people, manifest, results, s3):

@@ -128,8 +128,9 @@ class Mount:
     With `follow`, of what is read only, only the event files of a bucket are fetched (`follow.PATTERN`), a piece of each before
     the start; they grow as they grow there, within seconds; see drivers/follow.py. What is mounted needs nothing of that.
 
-    With `parts`, of a bucket that is read, each task sees the part of the files that its role says; with `folds`, in folders of
-    their own, those for training and those of `fold`, which are held out. See drivers/parts.py.
+    With `parts`, of what is read, each task sees the part of the files that its role says; with `folds`, in folders of
+    their own, those for training and those of `fold`, which are held out. See drivers/parts.py. Of what is mounted it sees links,
+    and the whole beside it.
 
     With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy;
     `disk_bytes` is what it takes, 0 where nobody knows.

@@ -55,10 +55,10 @@ def test_an_input_is_cached_where_there_is_a_class_for_a_version_that_fits(
 def test_runs_of_one_appcode_that_list_the_same_with_the_same_keys_share_a_copy() -> None:
     one = cache.claim_name(reading(), OFFERED)
     assert cache.claim_name(reading(secret="another"), OFFERED) == one
+    assert cache.claim_name(reading(fold=1, folds=5), OFFERED) == one
     others = [
         reading("demo2"),
         reading(digest="b"),
-        reading(fold=1, folds=5),
         reading(source=replace(bucket("digits"), prefix="train")),
         reading(source=replace(bucket("digits"), access_key="ANOTHER")),
     ]

@@ -64,8 +64,7 @@ def key(plan: Plan, settings: Settings) -> str:
     source = mount.source
     assert isinstance(source, S3Source)
     where = (source.endpoint, source.region, source.bucket, source.prefix, source.access_key)
-    folds = (str(mount.fold), str(mount.folds))
-    parts = (plan.run.appcode, *where, mount.digest, *folds, settings.cache_class)
+    parts = (plan.run.appcode, *where, mount.digest, settings.cache_class)
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

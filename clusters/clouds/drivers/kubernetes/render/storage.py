@@ -20,6 +20,7 @@ from clusters.clouds.drivers.base import (
     CloudError,
     CloudRefused,
     CodeCommit,
+    Mount,
     NfsSource,
     Plan,
     S3Source,
@@ -29,11 +30,13 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.follow import EVERY
 from clusters.clouds.drivers.kubernetes.render import cache, names
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+from clusters.clouds.drivers.parts import WHOLE
 
 FETCH = "fetch"
 STORE = "store"
 FOLLOW = "follow"
 FOLDERS = "folders"
+DIVIDE = "divide"
 STREAM = "stream"
 # Where the tasks of a pod, and nobody else, find what streams their input.
 STREAM_PORT = 3142
@@ -48,8 +51,8 @@ CONFINED: dict[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
-# All that a task reads comes through it.
-_STREAM_CPU = "500m"
+# Of those by which all comes that a task reads, and of those that look at each of its files.
+_BUSY_CPU = "500m"
 # Lists of what is to be copied, and what a helper says.
 _HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
@@ -141,12 +144,11 @@ def pod_parts(
         if mount.stream_key:
             continue
         volume = f"data{number}"
-        shown: dict[str, Any] = {"name": volume, "mountPath": mount.mount_path, "readOnly": mount.read_only}
-        parts.mounts.append(shown)
+        path = WHOLE if _is_linked(mount) else mount.mount_path
         lies, folder = _behind(plan, number, settings)
         parts.volumes.append({"name": volume, **lies})
-        if folder:
-            shown["subPath"] = folder
+        shown = {"name": volume, "mountPath": path, "readOnly": mount.read_only}
+        parts.mounts.append({**shown, **({"subPath": folder} if folder else {})})
         if isinstance(mount.source, S3Source):
             (followed if mount.follow else copied).append((number, mount.mount_path))
             if not mount.read_only:
@@ -157,17 +159,12 @@ def pod_parts(
         parts.init.append(_make_folders(folders, settings))
     if copied:
         parts.init.append(_fetch(plan, copied, settings, first_part, task_index))
+    for mount in filter(_is_linked, plan.mounts):
+        _divide(mount, parts, settings, first_part, task_index)
     if stored:
         parts.init.append(_store(plan, stored, settings, serves=serves))
     if followed:
-        follow = _helper(plan, FOLLOW, [FOLLOW, "--every", str(EVERY)], followed, settings)
-        # The task begins when all was looked at once, however long a server is away; what is there then is shown at once.
-        probe = {
-            "exec": {"command": ["test", "-e", f"{TMP}/reached"]},
-            "periodSeconds": 1,
-            "failureThreshold": 1_000_000,
-        }
-        parts.init.append({**follow, "restartPolicy": "Always", "startupProbe": probe})
+        parts.init.append(_follow(plan, followed, settings))
     streaming = _stream(plan, settings)
     parts.init += streaming
     if copied or followed or streaming:
@@ -186,6 +183,17 @@ def _store(plan: Plan, stored: list[tuple[int, str]], settings: Settings, *, ser
     return made
 
 
+def _follow(plan: Plan, followed: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
+    made = _helper(plan, FOLLOW, [FOLLOW, "--every", str(EVERY)], followed, settings)
+    # The task begins when all was looked at once, however long a server is away; what is there then is shown at once.
+    probe = {
+        "exec": {"command": ["test", "-e", f"{TMP}/reached"]},
+        "periodSeconds": 1,
+        "failureThreshold": 1_000_000,
+    }
+    return {**made, "restartPolicy": "Always", "startupProbe": probe}
+
+
 def _stream(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
     """What serves the loopback of the pod, where input is streamed; it copies nothing."""
     streamed = [(number, mount.mount_path) for number, mount in enumerate(plan.mounts) if mount.stream_key]
@@ -193,8 +201,7 @@ def _stream(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
         return []
     made = _helper(plan, STREAM, [STREAM, str(STREAM_PORT)], streamed, settings)
     del made["args"][-1], made["volumeMounts"][1:]
-    for held in made["resources"].values():
-        held["cpu"] = _STREAM_CPU
+    _give_cpu(made)
     key = {"name": names.secret_name(plan.run), "key": "variable-AWS_ACCESS_KEY_ID"}
     made["env"].append({"name": "STREAM_KEY", "valueFrom": {"secretKeyRef": key}})
     probe = {"exec": {"command": ["test", "-e", f"{TMP}/serving"]}, "periodSeconds": 1, "failureThreshold": 60}
@@ -216,7 +223,7 @@ def _fetch(
         front += ["--input", first.digest or "-", literal(first.version) or "-"]
     if first.cached:
         front.append("--cached")
-    if first.is_divided:
+    if first.is_divided and not first.cached:
         part = "$(TASK_INDEX)" if first_part >= 0 else "0"
         front += ["--divide", str(first_part), part, str(first.parts), str(first.fold), str(first.folds)]
         made["env"].insert(0, dict(task_index))
@@ -227,6 +234,34 @@ def _fetch(
         behind += 2 * next(place for place, limit in enumerate(limits) if limit)
         made["args"][behind:behind] = ["--most", f"{max(limits):g}Gi"]
     return made
+
+
+def _is_linked(mount: Mount) -> bool:
+    """Whether a divided input is mounted, so that tasks see links to their files."""
+    return mount.is_divided and (mount.cached or not isinstance(mount.source, S3Source))
+
+
+def _divide(mount: Mount, parts: PodParts, settings: Settings, first_part: int, task_index: Mapping[str, Any]) -> None:
+    """Adds what makes links to the files of a task, and where these lie."""
+    links = {"name": DIVIDE, "mountPath": mount.mount_path}
+    whole = next(each for each in parts.mounts if each["mountPath"] == WHOLE)
+    numbers = (mount.parts, mount.fold, mount.folds)
+    words = ["--links", str(first_part), "$(TASK_INDEX)", *map(str, numbers), WHOLE, mount.mount_path]
+    made = {
+        **container(DIVIDE, settings),
+        "command": ["parts", *words],
+        "env": [dict(task_index)],
+        "volumeMounts": [whole, links],
+    }
+    _give_cpu(made)
+    parts.init.append(made)
+    parts.volumes.append({"name": DIVIDE, "emptyDir": on_disk(settings)})
+    parts.mounts.append({**links, "readOnly": True})
+
+
+def _give_cpu(helper: dict[str, Any]) -> None:
+    for held in helper["resources"].values():
+        held["cpu"] = _BUSY_CPU
 
 
 def _behind(plan: Plan, number: int, settings: Settings) -> tuple[dict[str, Any], str]:

@@ -174,6 +174,7 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
             what = {
                 code.FETCH_CODE: "The code could not be fetched",
                 storage.FETCH: "The input could not be fetched",
+                storage.DIVIDE: "The input could not be divided",
                 storage.FOLDERS: "The folder of the run could not be made",
             }.get(init["name"], f"{init['name']} failed")
             return "Error", f"{what}: {(failed.get('message') or failed.get('reason') or '').strip()}"

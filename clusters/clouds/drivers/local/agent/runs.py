@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, Seen, Waiting
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, S3Source, Seen, Waiting
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.endpoints import Endpoints
 from clusters.clouds.drivers.local.agent.environment import UV, Environment
@@ -25,6 +25,7 @@ from clusters.clouds.drivers.local.data.data import TRY_AGAIN, Data
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import network, outside
 from clusters.clouds.drivers.local.task import sandbox
+from clusters.clouds.drivers.parts import WHOLE
 
 OUTPUT = "/elearn/output"
 
@@ -240,12 +241,15 @@ class Run:
         for number, mount in enumerate(self.plan.mounts):
             if mount.stream_key:
                 continue
-            bind: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
+            shown: sandbox.Bind = {"target": mount.mount_path, "read_only": mount.read_only, "data": True}
+            lies: sandbox.Bind = {"source": str(self.data.place(number))}
             if folder := self.data.own(mount.source):
-                bind |= {"source": folder.path, "root": folder.root}
-            else:
-                bind["source"] = str(self.data.place(number, part))
-            binds.append(bind)
+                lies = {"source": folder.path, "root": folder.root}
+            if mount.is_divided:
+                if not isinstance(mount.source, S3Source):
+                    binds.append({**shown, **lies, "target": WHOLE})
+                lies = {"source": str(self.data.share(number, part))}
+            binds.append({**shown, **lies})
         if not any(mount.mount_path == OUTPUT for mount in self.plan.mounts):
             binds.append({"source": str(self.data.scratch), "target": OUTPUT})
         return binds

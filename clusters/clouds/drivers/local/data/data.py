@@ -36,8 +36,9 @@ class Data:
     def __init__(self, run: PartOf) -> None:
         self.run = run
         self.folder = run.folder / "storage"
-        self.remote = any(self.own(mount.source) is None for mount in run.plan.mounts) or isinstance(
-            run.plan.code, CodeCommit
+        # A process divides what is here, too: there may be many files.
+        self.remote = isinstance(run.plan.code, CodeCommit) or any(
+            mount.is_divided or self.own(mount.source) is None for mount in run.plan.mounts
         )
         self.process: processes.Detached | None = None
         self.status: dict[str, Any] = {}
@@ -112,11 +113,13 @@ class Data:
             return LocalSource(str(root), str(root / source.folder))
         return source if isinstance(source, LocalSource) else None
 
-    def place(self, number: int, part: int) -> Path:
-        """The folder that shows remote mount `number` to a task; of a divided one, this part of it."""
-        if self.run.plan.mounts[number].is_divided:
-            return Path(storage.share(str(self.copy(number)), part))
+    def place(self, number: int) -> Path:
+        """The folder that has the files of remote mount `number`."""
         return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
+
+    def share(self, number: int, part: int) -> Path:
+        """The folder that shows this part of divided mount `number`."""
+        return Path(storage.share(str(self.copy(number)), part))
 
     @property
     def variables(self) -> dict[str, str]:
@@ -181,7 +184,7 @@ class Data:
                     where = "the volume" if isinstance(mount.source, VolumeSource) else own.path
                     self.empty = f"The input is empty: there is nothing in {where}."
                 os.close(handle)
-            else:
+            if own is None or mount.is_divided:
                 folders.append(self.copy(number))
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -219,8 +222,9 @@ class Data:
             return
         mounts = []
         for number, mount in enumerate(self.run.plan.mounts):
-            if self.own(mount.source) is None:
-                kind = "s3" if isinstance(mount.source, S3Source) else "nfs"
+            own = self.own(mount.source)
+            if own is None or mount.is_divided:
+                kind = "local" if own else "s3" if isinstance(mount.source, S3Source) else "nfs"
                 row = {"number": str(number), "kind": kind, "folder": str(self.copy(number))}
                 flags = {
                     name: getattr(mount, name)
@@ -238,7 +242,7 @@ class Data:
                         "stream_key",
                     )
                 }
-                mounts.append(row | vars(mount.source) | flags)
+                mounts.append(row | vars(own or mount.source) | flags)
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/storage",
             "poke": str(machine.poke),

@@ -26,9 +26,11 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
+from clusters.clouds.drivers.local.task import sandbox
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
-from clusters.clouds.drivers.parts import TRAIN, VALIDATION, divided
+from clusters.clouds.drivers.parts import WHOLE, link, shown
 from datastores import trees
+from datastores.listing import TRASH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,12 +144,22 @@ class Storage:
                 delay = min(LONGEST_DELAY, delay * 2)
         for mount in self.mounts:
             if mount["parts"] or mount["folds"]:
-                divide(mount, self.status.values.get("sources", {}).get(mount["number"], mount["folder"]))
+                self.divide(mount)
         self.reach()
         for mount in self.outputs:
             self.stored[mount["number"]] = scan(mount["folder"])
         self.remember()
         self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
+
+    def divide(self, mount: dict[str, Any]) -> None:
+        if mount["kind"] != "local":
+            divide(mount, self.status.values.get("sources", {}).get(mount["number"], mount["folder"]))
+            return
+        handle = sandbox.open_inside(mount["root"], mount["path"])
+        try:
+            divide(mount, f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
 
     def reach(self) -> None:
         """Until what is followed was looked at once, so that who opens it first finds something."""
@@ -168,7 +180,7 @@ class Storage:
             place = nfs.attach(mount["server"], mount["path"], mount["folder"])
             self.status.values.setdefault("sources", {})[mount["number"]] = place
             return
-        if mount["follow"] or mount["stream_key"]:
+        if mount["kind"] == "local" or mount["follow"] or mount["stream_key"]:
             return
         if mount["cached"]:
             self.fetch_cached(mount)
@@ -273,7 +285,8 @@ class Storage:
         for mount in self.mounts:
             place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
             is_copied = not (mount["follow"] or mount["shown_gib"] or mount["stream_key"])
-            if mount["read_only"] and is_copied and is_empty(place):
+            # Of folders of this machine the agent says it.
+            if mount["kind"] != "local" and mount["read_only"] and is_copied and is_empty(place):
                 where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
                 return f"The input is empty: there is nothing in {where}."
         return ""
@@ -374,22 +387,22 @@ def share(folder: str, part: int) -> str:
 
 
 def divide(mount: dict[str, Any], source: str) -> None:
-    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched into `source`: no file lies
-    here twice.
-    May be repeated, for nobody looks at them yet."""
+    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched into `source`, so no file
+    lies here twice, or of links to where tasks find what is mounted. May be repeated, for nobody looks at them yet."""
     folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
-    names = list(scan(source))
+    names = [name for name in scan(source) if not name.startswith(f"{TRASH}/")]
     for part in (-1, *range(parts)):
-        train, held = divided(names, part, parts, fold, folds)
-        chosen = {name: f"{TRAIN}/{name}" if folds else name for name in train}
-        chosen |= {name: f"{VALIDATION}/{name}" for name in held}
+        found = shown(names, part, parts, fold, folds)
         there = share(folder, part)
         if os.path.isdir(there):
             trees.remove(there)
         os.mkdir(there, 0o755)
-        for name, shown in chosen.items():
-            os.makedirs(os.path.dirname(os.path.join(there, shown)), exist_ok=True)
-            os.link(os.path.join(source, name), os.path.join(there, shown), follow_symlinks=False)
+        if mount["kind"] != "s3":
+            link(WHOLE, there, found)
+            continue
+        for name, appears in found.items():
+            os.makedirs(os.path.dirname(os.path.join(there, appears)), exist_ok=True)
+            os.link(os.path.join(source, name), os.path.join(there, appears), follow_symlinks=False)
 
 
 def scan(folder: str) -> dict[str, list[int]]:
