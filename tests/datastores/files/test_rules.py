@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from datastores.specs import DatastoreManifest
 from portal.errors import Invalid
 from portal.models import Event
 from tests.datastores.files.conftest import ROOT
-from tests.datastores.files.test_trash import lying
+from tests.datastores.files.test_trash import dying, everything, lying
 
 RULES = ROOT.removesuffix("files") + "rules"
 FILES = {f"train/1/ckpt-{n}.{end}": b"12345" for n in (9, 10, 11) for end in ("index", "data-00000-of-00001")}
@@ -163,6 +164,30 @@ def test_a_store_that_does_not_answer_is_said_and_asked_again_and_what_cannot_be
     rule.refresh_from_db()
     assert (rule.trouble, rule.files) == ("", 3)
     assert {path for path in lying(filled) if "ckpt" in path} == {path for path in FILES if "ckpt-11" in path}
+
+
+@pytest.mark.parametrize("dies", [1, 2, 3])
+def test_who_dies_over_a_rule_has_moved_a_part_and_the_next_turn_finds_the_rest(
+    filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch, dies: int
+) -> None:
+    rule = rules.add(filled, Rule(kind="checkpoints", keep=1).spec, acting_user=people.bob)
+    with monkeypatch.context() as patch:
+        steps = count()
+        for where, name in ((trash, "remove"), (trash, "carry_on")):
+            patch.setattr(where, name, dying(getattr(where, name), steps, dies))
+        with pytest.raises(KeyboardInterrupt):
+            rules.sweep()
+    rules.sweep()
+    rule.refresh_from_db()
+    assert rule.applied_at is None, "it does not keep others waiting"
+    trash.sweep()
+    later(monkeypatch, 1 / 24)
+    rules.sweep()
+    trash.sweep()
+    old = {path for path in FILES if "ckpt-9" in path or "ckpt-10" in path}
+    assert lying(filled) == {path: data for path, data in FILES.items() if path not in old}
+    assert sorted(row.path for row in Removal.objects.all()) == sorted(old)
+    assert everything(filled) == sorted(FILES.values())
 
 
 @pytest.mark.parametrize("at", ["local"], indirect=True)
