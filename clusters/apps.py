@@ -8,7 +8,7 @@ class ClustersConfig(AppConfig):
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
         from billing import hooks as billing_hooks
-        from clusters import hooks, metrics
+        from clusters import hooks, metrics, wakeups
         from clusters.applications import inside
         from clusters.clouds import health, registry
         from clusters.gateway import middleware
@@ -33,4 +33,5 @@ class ClustersConfig(AppConfig):
         portal_hooks.notes.add(health.notes)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))
         portal_hooks.searches.add(("Templates", hooks.find_templates))
+        portal_hooks.given.add(wakeups.wake_waiting)
         portal_hooks.news.add(telling.news)

@@ -9,8 +9,10 @@ import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Generic, TypeVar
 
+from django.db import transaction
 from django.db.models import QuerySet
 from prometheus_client.core import Metric
 
@@ -110,6 +112,8 @@ mail: Hook[Callable[[str, int, str, str, Sequence[str]], None]] = Hook()
 budgets: Hook[Callable[[Collection[int]], Mapping[int, Decimal]]] = Hook()
 # Makes an amount the monthly budget of an appcode, as an administrator approved it, in the transaction of the approval.
 grant_budget: Hook[Callable[[Appcode, Decimal, User], None]] = Hook()
+# What has to be looked at again when an appcode, by its id, may use more or has come back; called after the commit.
+given: Hook[Callable[[int], None]] = Hook()
 # GiB of the volumes of some appcodes, by their codes; those without any are left out.
 volumes_gib: Hook[Callable[[Collection[str]], Mapping[str, int]]] = Hook()
 # All GPUs that there are.
@@ -122,6 +126,12 @@ closed_networks: Hook[Callable[[], Iterable[str]]] = Hook()
 
 def gpu_prices_of(appcode: Appcode | None) -> GpuPrices | None:
     return price(appcode) if (price := gpu_prices.only) else None
+
+
+def tell_given(appcode: int) -> None:
+    """In the transaction that gives it."""
+    for tell in given:
+        transaction.on_commit(partial(tell, appcode))
 
 
 def budgets_of(appcodes: Collection[int]) -> Mapping[int, Decimal]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
@@ -167,7 +168,7 @@ def role_of(kind: str) -> str:
 
 
 def own_errors(errors: Iterable[FieldError]) -> list[FieldError]:
-    return [FieldError(own_path(error.path), error.message) for error in errors]
+    return [replace(error, path=own_path(error.path)) for error in errors]
 
 
 def own_path(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ several tasks may mount it; a ReadWriteOnce volume is not, because the applicati
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
@@ -141,4 +142,4 @@ def _own(error: FieldError) -> FieldError:
         path = ("spec", "notebook")
     elif path[:2] == ("spec", "roles"):
         path = ("spec", "flavor")
-    return FieldError(path, error.message)
+    return replace(error, path=path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -24,6 +25,7 @@ from clusters.pages.raw_text import Words
 from datastores.models import Datastore
 from portal.errors import FieldError, Invalid
 from portal.manifests import parse
+from portal.pages.forms import with_link
 
 STEPS = ("Appcode", "Application", "Resources", "Review")
 FIELDS: tuple[tuple[str, ...], ...] = (
@@ -316,7 +318,7 @@ class ApplicationForm(forms.Form):
                 self.add_error(None, f"{'.'.join(path)}: {error.message}")
             elif field not in self.errors:
                 variable = f"{path[2]}: " if field == "env" and len(path) > 2 else ""
-                self.add_error(field, variable + error.message)
+                self.add_error(field, with_link(replace(error, message=variable + error.message)))
 
     def fix(self, *names: str) -> None:
         """Makes fields unchangeable: what they are filled with stands, whatever is sent."""

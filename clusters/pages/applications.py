@@ -42,7 +42,7 @@ from clusters.pages import listing
 from clusters.pages.application_form import NEW, REVIEW, STEPS, STORE, ApplicationForm, document_of, fields_of
 from clusters.pages.choices import Offer, flavor_label
 from clusters.pages.cluster import Page, page_of, reading_of
-from clusters.pages.create import curl, free_name, offer_of
+from clusters.pages.create import curl, free_name, may_ask, offer_of
 from clusters.pages.environments import can_be_saved
 from clusters.runs.idle import REASON as IDLE_REASON
 from clusters.runs.idle import UNASKED, Outlook, outlook, saved, used_at
@@ -274,6 +274,8 @@ def _preview(request: HttpRequest, form: ApplicationForm, cluster: Cluster | Non
     text = json.dumps(document, indent=2, ensure_ascii=False)
     return {
         "preview": found,
+        "appcode": code,
+        "may_ask": may_ask(person(request), code, found),
         "volume": volume,
         "per_month": found.cost.per_hour * HOURS + (volume.per_month if volume else 0) if found else None,
         "wrong": [(form.fields[name].label, errors[0]) for name, errors in form.errors.items() if name in form.fields],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -203,7 +204,7 @@ def _each(text: str, make: Callable[[ClusterManifest], Made]) -> list[Made]:
             if len(manifests) == 1:
                 raise
             where = f"manifest {number}"
-            raise Invalid([FieldError((where, *error.path), error.message) for error in invalid.errors]) from invalid
+            raise Invalid([replace(error, path=(where, *error.path)) for error in invalid.errors]) from invalid
     return made
 
 
@@ -339,7 +340,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
     return {
         "form": form,
         "appcode": appcode,
-        "may_ask": found and found.larger_quota and appcodes_for(user, MANAGE).filter(code=appcode).exists(),
+        "may_ask": may_ask(user, appcode, found),
         "preview": found,
         "cluster": cluster,
         "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,
@@ -350,6 +351,11 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "manifest": text,
         "curl": curl(address, text, method="PUT" if cluster else "POST"),
     }
+
+
+def may_ask(user: User, appcode: str, found: Preview | None) -> bool:
+    """Whether the person may ask for the larger quota by which it would not wait."""
+    return bool(found and found.larger_quota and appcodes_for(user, MANAGE).filter(code=appcode).exists())
 
 
 def differences(form: ClusterForm, cluster: Cluster) -> list[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal import events
+from portal import events, hooks
 from portal.access import MANAGE, require, require_administrator
 from portal.actions.requests import give, give_alone, judge_expiry, locked, new_terms, note_of, send, terms_of
 from portal.errors import Conflict, FieldError, Invalid
@@ -135,6 +135,7 @@ def enable_appcode(appcode: Appcode, *, acting_user: User) -> Appcode:
         raise Conflict(f"{appcode.code} is {appcode.standing}, not disabled.")
     appcode.state, appcode.note = State.ACTIVE, ""
     appcode.save()
+    hooks.tell_given(appcode.pk)
     record(appcode, "appcode.enabled", acting_user, f"enabled with {terms_of(appcode).words(settings.CURRENCY)}")
     return appcode
 

@@ -183,6 +183,7 @@ def give(appcode: Appcode, terms: Terms, now: dt.datetime, user: User) -> None:
     if terms.budget is not None:
         for grant in hooks.grant_budget:
             grant(appcode, terms.budget, user)
+    hooks.tell_given(appcode.pk)
 
 
 def _set(appcode: Appcode, terms: Terms, now: dt.datetime) -> None:

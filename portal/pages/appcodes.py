@@ -10,6 +10,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import redirect, render
@@ -304,7 +305,9 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
 def request_quota(request: HttpRequest, code: str) -> HttpResponse:
     """Asks for more, less or longer beside what the appcode has; one that was never approved is changed as a whole instead."""
     user = person(request)
-    appcode = access.appcode_for(user, code, MANAGE)
+    appcode = access.appcode_for(user, code)
+    if not access.may(user, appcode, MANAGE):
+        raise PermissionDenied(f"Quota of {code} is asked for by its owners: {', '.join(_owners(appcode))}.")
     if appcode.state == Appcode.State.REQUESTED:
         return redirect("change_appcode", code)
     asked = appcode.asked
@@ -329,6 +332,12 @@ def request_quota(request: HttpRequest, code: str) -> HttpResponse:
         "prices": hooks.gpu_prices_of(appcode),
     }  # fmt: skip
     return render(request, "portal/appcode_request.html", context)
+
+
+def _owners(appcode: Appcode) -> list[str]:
+    """Whom to ask: at most four people by name."""
+    owners = appcode.memberships.filter(role=Membership.Role.OWNER).select_related("user").order_by("user__username")
+    return [each.user.display_name for each in owners]
 
 
 @require_POST

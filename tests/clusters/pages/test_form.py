@@ -324,7 +324,11 @@ def test_the_preview_says_what_create_would_refuse_and_keeps_the_last_estimate(m
     assert '<div id="estimate">' in page
 
 
-def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(make_cluster, people, as_person):
+def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(
+    make_cluster, people, as_person, monkeypatch, django_capture_on_commit_callbacks
+):
+    from clusters import wakeups
+    from clusters.models import Flavor
     from portal.actions import requests
     from portal.specs import Granted
     from tests.api.client import api_of
@@ -360,14 +364,27 @@ def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(make_cluster,
     refused = {"kind": "cluster", "metadata": {"name": "more"}, "spec": spec}
     status, problem = api_of(people.bob).post("/appcodes/ops-demo/clusters", refused)
     assert (status, problem["errors"][0]["see"].endswith(f"{larger}12")) == (422, True)
+    served = [{"name": "web", "port": 8080}]
+    spec = {"type": "web", "image": "tensorflow", "flavor": "nine", "command": "true", "endpoints": served}
+    Flavor.objects.create(name="nine", title="Nine", cpu_milli=1000, memory_mb=1024, gpus=9)
+    refused = {"kind": "application", "metadata": {"name": "more"}, "spec": spec}
+    (error,) = api_of(people.bob).post("/appcodes/ops-demo/applications", refused)[1]["errors"]
+    assert (error["path"], error["see"].endswith(f"{larger}9")) == ("spec.flavor", True)
     asked = client.get(f"{larger}12").content.decode()
     assert re.search(r'name="gpus" value="12"', asked)
     assert (
         client.post("/appcodes/ops-demo/request", {"gpus": "12", "storage": "1024", "reason": "Two models"}).status_code
         == 302
     )
+    refused_too = as_person(people.bob).get(f"{larger}12")
+    assert (refused_too.status_code, "asked for by its owners: alice." in refused_too.content.decode()) == (403, True)
+    client = as_person(people.alice)
     people.ops.refresh_from_db()
-    requests.approve(people.ops, Granted(revision=people.ops.asked.revision), acting_user=people.root)
+    woken = []
+    monkeypatch.setattr(wakeups, "send", lambda *said, **_: woken.append(said))
+    with django_capture_on_commit_callbacks(execute=True):
+        requests.approve(people.ops, Granted(revision=people.ops.asked.revision), acting_user=people.root)
+    assert ("clusters.tasks.admit_waiting", people.ops.pk) in woken
     # Of the machines there are too few all the same, which is another sentence, and no quota helps.
     page = client.post("/clusters/preview", body).content.decode()
     assert "Can never start" in page
