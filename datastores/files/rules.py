@@ -40,9 +40,9 @@ MOST_FILES = 200_000
 EVERY = dt.timedelta(days=1)
 # What could not be looked at is tried again.
 AGAIN = dt.timedelta(hours=1)
-# How much goes in one turn, and for how long the portal moves it before the sweep of the trash goes on; the rest has its
-# next turn in a minute. How long a store may take to list a folder, and for how long a round begins others.
-MOST_MOVED, TURN, LIST_SECONDS, ROUND_SECONDS = 1_000, 10.0, 300.0, 50.0
+# How much goes in one turn, and for how many seconds; the rest has its next turn when the others have had theirs. So it never
+# stands in a row before what people remove. How long a store may take to list a folder, and for how long a round begins others.
+MOST_MOVED, TURN, LIST_SECONDS, ROUND_SECONDS = 1_000, 15.0, 300.0, 50.0
 
 
 def preview(store: Datastore, spec: RuleSpec) -> Decision:
@@ -106,7 +106,7 @@ def apply(rule: Rule) -> None:
             found = preview(rule.datastore, rule.spec)
         with contents.changing(rule.datastore, *(item.path for item in found.going[:MOST_MOVED])):
             _move(rule, found.going[:MOST_MOVED], moved)
-        if len(found.going) > MOST_MOVED:
+        if len(found.going) > len(moved):
             wait = dt.timedelta(0)
     except (DriverError, Conflict, Unavailable) as error:
         log.warning("rule %s of %s cannot be applied: %s", rule.pk, rule.datastore, error)
@@ -121,11 +121,14 @@ def apply(rule: Rule) -> None:
 
 
 def _move(rule: Rule, items: Sequence[Item], moved: list[Item]) -> None:
-    """One by one, so that `moved` has what is on its way when a store answers no more."""
+    """One by one, so that `moved` has what is on its way when a store answers no more. What is large goes on by the sweep of the
+    trash."""
     until = time.monotonic() + TURN
     for item in items:
+        left = until - time.monotonic()
+        if moved and left <= 0:
+            return
         entry = Entry(item.path.rpartition("/")[2], item.path, item.is_folder, item.size)
-        left = max(0.0, until - time.monotonic())
         trash.remove(rule.datastore, [entry], acting_user=None, cause=rule.spec.words[:200], seconds=left)
         moved.append(item)
 

@@ -166,6 +166,29 @@ def test_a_store_that_does_not_answer_is_said_and_asked_again_and_what_cannot_be
     assert {path for path in lying(filled) if "ckpt" in path} == {path for path in FILES if "ckpt-11" in path}
 
 
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_what_is_too_much_for_one_turn_goes_by_the_next_ones_and_stands_before_nobody(
+    filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "TURN", 0)
+    long = rules.add(filled, Rule(kind="checkpoints", keep=1).spec, acting_user=people.bob)
+    short = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
+    turns = []
+    whole = rules.apply
+
+    def apply(rule: Rule) -> None:
+        whole(rule)
+        turns.append((rule.pk, Removal.objects.count(), Removal.objects.filter(settled=False).count()))
+
+    monkeypatch.setattr(rules, "apply", apply)
+    monkeypatch.setattr(trash, "SECONDS", 0)
+    rules.sweep()
+    assert [pk for pk, _, _ in turns] == [long.pk, short.pk, long.pk, long.pk, long.pk]
+    # With no time at all each is left to the sweep of the trash, one in a turn.
+    assert [(count, left) for _, count, left in turns] == [(1, 1), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert Event.objects.filter(verb="datastore.rule-applied").count() == 4
+
+
 @pytest.mark.parametrize("dies", [1, 2, 3])
 def test_who_dies_over_a_rule_has_moved_a_part_and_the_next_turn_finds_the_rest(
     filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch, dies: int
