@@ -377,6 +377,8 @@ def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) ->
         return FieldError(field, f"“{name}” is mounted as it is; only what lies in S3 is {done}.")
     if said.mode == "cache":
         version = _version(store, spec)
+        if said.version and not version:
+            return None  # said at its own field
         if why := why_not_cached(place.cloud, version.disk_bytes if version else None):
             return FieldError(field, f"Input cannot be cached on {title_of(place.cloud)}: {why}")
     if said.mode == "stream" and not place.driver.streams:

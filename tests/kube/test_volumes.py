@@ -114,9 +114,18 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
             following.until(lambda version=version: following.is_gone(made[version].run))
         left = plane.until(claims, lambda found: len(found) == 2)
         assert set(left) == {names_of["read"], names_of["fresh"]}
-        # Another run of the same asks for no other.
+        # Another run of the same asks for no other, and names none that is about to go.
         cloud.apply(reading("fresh"))
         assert set(plane.until(claims, lambda found: len(found) == 2)) == set(left)
+    path, again = f"{claims}/{names_of['fresh']}", reading("fresh")
+    plane.request("PATCH", path, {"metadata": {"finalizers": ["example.com/held"]}})
+    plane.request("DELETE", path)
+    with pytest.raises(CloudError, match="is being removed"):
+        cloud.apply(again)
+    plane.request("PATCH", path, {"metadata": {"finalizers": None}})
+    plane.until(claims, lambda found: names_of["fresh"] not in found)
+    cloud.apply(again)
+    plane.until(claims, lambda found: names_of["fresh"] in found)
 
 
 class Storage:

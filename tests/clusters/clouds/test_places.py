@@ -13,7 +13,7 @@ from clusters.clouds.placement import place_of
 from clusters.models import Cloud, Image, Placement, Run
 from clusters.runs.preview import preview
 from clusters.spec.catalog import resolve
-from datastores.models import AllowedFolder, Datastore
+from datastores.models import AllowedFolder, Datastore, Version
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
 
@@ -116,6 +116,30 @@ def test_what_can_be_used_depends_on_where_it_lands(training, people, ops_line, 
     assert errors["spec.output"].startswith(
         "“folder” is of kind Folder of this machine, which Training cannot reach; choose"
     )
+
+
+def test_an_input_is_cached_there_where_an_administrator_offers_it_and_a_version_is_named(
+    training, people, ops_line, manifest
+):
+    spec = {"server": "https://s3.example", "bucket": "tmp", "prefix": "", "access_key": "x", "region": "us-east-1"}
+    store = Datastore.objects.create(appcode=people.ops, name="digits", kind="s3", spec=spec, secret="x")
+    Version.objects.create(datastore=store, name="1", folder="train", digest="a" * 64, files=1, bytes=2**40)
+    small = Version.objects.create(datastore=store, name="2", folder="train", digest="a" * 64, files=1, bytes=10)
+
+    def reading(**said):
+        return manifest(image="container-only", input={"datastore": "digits", "mode": "cache", **said}).spec
+
+    def why(**said):
+        return refused(lambda: resolve(reading(**said), people.ops))
+
+    assert resolve(manifest(input={"datastore": "digits", "mode": "cache"}).spec, people.ops).place.is_local
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
+    assert "An administrator has to name a storage class" in why(version="2")["spec.input.mode"]
+    Cloud.objects.filter(pk=training.pk).update(settings={"cache_class": "cephfs"})
+    assert "Make a version" in why()["spec.input.mode"]
+    assert "has no version 3" in why(version="3")["spec.input.version"]
+    assert "a volume may have at most 1Ti" in why(version="1")["spec.input.mode"]
+    assert resolve(reading(version="2"), people.ops).input.version == small
 
 
 def test_more_tasks_than_one_variable_can_name_there_are_refused_at_the_field(training, people, ops_line, manifest):

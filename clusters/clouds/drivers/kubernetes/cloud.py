@@ -178,8 +178,11 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         made = [storage.volume_manifest(source, settings) for source in volumes.values()]
         # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        claims = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
-        made += filter(None, claims)
+        shared = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
+        for claim in self._client.apply_all(list(filter(None, shared))):
+            # A pod that names it would wait for ever.
+            if "deletionTimestamp" in claim["metadata"]:
+                raise CloudError("What its tasks share with other runs is being removed, and then made again.")
         made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
         # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
         self._client.apply_all([each for each in made if not manifests.is_queued(each)])
