@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from clusters.models import Run
 from datastores.models import Datastore
 from portal.models import Appcode
 from portal.up.services import free_port
+from tests.counted import Counted
 
 if TYPE_CHECKING:
     from bench.seed import Seeded
@@ -36,42 +36,6 @@ TASKS, ROUNDS = 16, 5
 KEYS = ("bench" * 4, "secret" * 6)
 
 
-class Counted:
-    """Leads connections to `port` of this machine, and counts the bytes that come back."""
-
-    def __init__(self, port: int) -> None:
-        self.to, self.bytes, self.lock = ("127.0.0.1", port), 0, threading.Lock()
-        self.server = socket.create_server(("127.0.0.1", 0), backlog=64)
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return "http://{}:{}".format(*self.server.getsockname())
-
-    def _serve(self) -> None:
-        while True:
-            client = self.server.accept()[0]
-            threading.Thread(target=self._lead, args=(client,), daemon=True).start()
-
-    def _lead(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self.to) as store:
-            back = threading.Thread(target=self._copy, args=(store, client, True), daemon=True)
-            back.start()
-            self._copy(client, store, False)
-            back.join()
-
-    def _copy(self, source: socket.socket, target: socket.socket, is_counted: bool) -> None:
-        try:
-            while piece := source.recv(1 << 18):
-                if is_counted:
-                    with self.lock:
-                        self.bytes += len(piece)
-                target.sendall(piece)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-
 def reading(portal: Portal, tenants: Seeded) -> list[Result]:
     """an input of 1 GB for 16 tasks: what is read of the store, and their start when it lies here already"""
     api, numbers = api_of(portal, tenants), itertools.count()
@@ -81,12 +45,12 @@ def reading(portal: Portal, tenants: Seeded) -> list[Result]:
         Datastore.objects.create(appcode=appcode, name="bench-data", kind="s3", spec=spec, secret=KEYS[1])
         cached = {"datastore": "bench-data", "mode": "cache"}
         first = _start(api, tenants, f"read-{next(numbers)}", cached, 300)
-        read = store.bytes / 1e6
+        read = store.sent / 1e6
         with_it, without = [], []
         for _ in range(ROUNDS):
             without.append(_start(api, tenants, f"read-{next(numbers)}", None, 60))
             with_it.append(_start(api, tenants, f"read-{next(numbers)}", cached, 60))
-        more = store.bytes / 1e6 - read
+        more = store.sent / 1e6 - read
     return [
         Result(f"input of 1 GB for {TASKS} tasks, cached: read from the store", read, "MB", None, FILES * FILE_MB, times=1.05),
         Result(f"the same, {ROUNDS} runs later: read from the store besides", more, "MB", 0.05 * FILES * FILE_MB),
@@ -133,7 +97,8 @@ def _store() -> Iterator[Counted]:
         process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL)
         try:
             until(lambda: _answers(port))
-            yield Counted(port)
+            with Counted(f"http://127.0.0.1:{port}") as store:
+                yield store
         finally:
             process.kill()
             process.wait()

@@ -26,7 +26,7 @@ class Counted:
                     back = threading.Thread(target=self.answer, args=(server,))
                     back.start()
                     with suppress(OSError):
-                        while data := self.request.recv(1 << 16):
+                        while data := self.request.recv(1 << 18):
                             server.sendall(data)
                     with suppress(OSError):
                         server.shutdown(socket.SHUT_WR)
@@ -34,7 +34,7 @@ class Counted:
 
             def answer(self, server: socket.socket) -> None:
                 with suppress(OSError):
-                    while data := server.recv(1 << 16):
+                    while data := server.recv(1 << 18):
                         with lock:
                             counted.sent += len(data)
                         self.request.sendall(data)

@@ -102,8 +102,8 @@ class ClusterForm(forms.Form):
         label="How it is read",
         required=False,
         initial=INPUT_INITIAL["input_mode"],
-        help_text="For inputs in S3. In parts, each master and worker has some files; a program that reads by itself finds "
-        "PORTAL_INPUT.",
+        help_text="In parts, each master and worker has some files. For inputs in S3: copied once, on Kubernetes of a version; "
+        "or read by the program, which finds PORTAL_INPUT.",
     )
     input_fold = Words(
         label="Fold held out",
