@@ -65,18 +65,19 @@ class JsonBody(BaseParser):
             raise ParseError(
                 f"The body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
             ) from error
-        if b"\\u0000" in body and (paths := _with_nul(value)):
-            raise Invalid([FieldError(path, "NUL characters are not allowed.") for path in paths])
+        if b"\\u0000" in body:
+            refuse_nul(value)
         return value
 
 
-def _with_nul(body: Any) -> list[tuple[str, ...]]:
-    """The paths of all texts and keys in `body` that contain a NUL character, which no column and no program can take.
+def refuse_nul(body: Any) -> None:
+    """Raises Invalid with the paths of all texts and keys in `body` that contain a NUL character, which no column and no program
+    can take.
 
     A loop, because a body may be nested deeper than Python's stack.
     """
     found: list[tuple[str, ...]] = []
-    left: list[tuple[tuple[str, ...], Any]] = [((), body)]
+    left: list[tuple[tuple[str, ...], Any]] = [((), body)] if isinstance(body, str | list | dict) else []
     while left:
         path, value = left.pop()
         if isinstance(value, dict):
@@ -86,7 +87,8 @@ def _with_nul(body: Any) -> list[tuple[str, ...]]:
             left += [((*path, str(n)), item) for n, item in enumerate(value) if isinstance(item, str | list | dict)]
         elif "\0" in value:
             found.append(path)
-    return found
+    if found:
+        raise Invalid([FieldError(path, "NUL characters are not allowed.") for path in found])
 
 
 class PerPerson(BaseThrottle):

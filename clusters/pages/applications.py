@@ -294,7 +294,7 @@ def _defaults(offer: Offer) -> dict[str, str]:
 
 def _filled(request: HttpRequest, user: User) -> dict[str, str]:
     """What the address says that a new form starts with."""
-    if source := request.GET.get("clone"):
+    if source := words(request, "clone"):
         appcode, slash, name = source.partition("/")
         if not slash:
             raise Http404("Name what to clone as APPCODE/NAME.")

@@ -41,7 +41,7 @@ from portal.errors import Conflict, FieldError, Invalid
 from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import person
-from portal.pages.layout import selected_appcode
+from portal.pages.layout import selected_appcode, words
 
 Made = TypeVar("Made")
 # Of what differs.
@@ -254,7 +254,7 @@ def _carded(user: User, said: QueryDict, offer: Offer) -> dict[str, str] | None:
     """What a card fills in, in the chosen appcode and under a free name; None where `said` names none. Raises Http404."""
     if starter := STARTERS.get(said.get("start", "")):
         return starters.fields(starter, offer) | {"name": free_name(user, starter.name)}
-    if which := said.get("template", ""):
+    if which := said.get("template", "").replace("\0", ""):
         whose, _, name = which.partition("/")
         template = template_for(user, whose, name)
         # Who may run nothing yet is told so instead of the form.
@@ -269,9 +269,9 @@ def offer_of(user: User, appcode: str) -> Offer:
 
 def _filled(request: HttpRequest, user: User) -> dict[str, str]:
     """What a new form starts with."""
-    if source := request.GET.get("clone"):
+    if source := words(request, "clone"):
         return _cloned(user, source, request.GET.get("run", ""))
-    whose = request.GET.get("template", "").partition("/")[0]
+    whose = words(request, "template").partition("/")[0]
     appcode = selected_appcode(request) or (whose if whose != Template.ME else "")
     return {"appcode": appcode} if appcode else {}
 

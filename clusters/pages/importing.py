@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from clusters.manifest import ClusterManifest
 from clusters.pages.raw_text import Words
 from portal.errors import FieldError, Invalid
+from portal.limits import refuse_nul
 from portal.manifests import mistakes
 
 MAX_IMPORT = 100
@@ -69,6 +70,7 @@ def read_manifests(text: str) -> list[ClusterManifest]:
         raise Invalid.at(
             message=f"This is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from error
+    refuse_nul(value)
     if isinstance(value, dict) and value.get("kind") == "List":
         value = value.get("items")
     documents = value if isinstance(value, list) else [value]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -17,7 +18,7 @@ from clusters.frameworks import ROLES
 from clusters.manifest import ClusterManifest
 from clusters.models import Template
 from clusters.pages.cluster_form import ClusterForm
-from clusters.pages.conversion import read_json, short_document
+from clusters.pages.conversion import short_document
 from clusters.pages.create import STAND_INS, form_page, offer_of, run_number
 from clusters.pages.raw_text import Words
 from clusters.templates import (
@@ -34,6 +35,7 @@ from clusters.templates import (
 )
 from portal.access import OPERATE, VIEW, appcode_for, appcodes_for, may
 from portal.errors import Invalid
+from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import User
 from portal.pages.appcodes import person
@@ -84,7 +86,12 @@ class SaveForm(NameForm):
         said = self.cleaned_data
         metadata = {"name": said["name"], "description": said["description"]}
         appcode = said["whose"] if said["whose"] != Template.ME else None
-        return parse(TemplateManifest, {"metadata": {**metadata, "appcode": appcode}, "spec": read_json(said["spec"])})
+        try:
+            spec = orjson.loads(said["spec"])
+        except orjson.JSONDecodeError:
+            spec = None
+        refuse_nul(spec)
+        return parse(TemplateManifest, {"metadata": {**metadata, "appcode": appcode}, "spec": spec})
 
 
 @require_safe

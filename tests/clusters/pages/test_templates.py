@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.clusters.pages.browser import sent, wrong_fields
@@ -117,3 +119,17 @@ def test_a_name_is_one_templates_and_a_person_has_so_many(whole, people, as_pers
     assert save(client, page, name="one", whose="ops-demo").status_code == 302
     assert client.post("/templates/me/one/delete").status_code == 302
     assert [str(each) for each in Template.objects.order_by("pk")] == ["me/three", "ops-demo/one"]
+
+
+def test_what_no_column_takes_is_refused_and_not_an_error(whole, people, as_person):
+    client = as_person(people.alice)
+    for address in ("template=me/a%00", "template=a%00/b", "clone=a%00/b"):
+        assert client.get(f"/clusters/new?{address}").status_code == 404
+    assert client.post("/clusters/start", {"template": "me/a\0", "appcode": "ops-demo"}).status_code == 404
+    for image, said in (("a\0", "image: NUL characters are not allowed."), ("\ud800", "spec: Give an object, {…}.")):
+        spec = json.dumps({**whole.spec, "image": image})
+        assert said in client.post("/templates/save", {"spec": spec, "name": "x", "whose": "me"}).content.decode()
+        document = json.dumps(
+            {"kind": "cluster", "metadata": {"name": "q", "appcode": "ops-demo"}, "spec": json.loads(spec)}
+        )
+        assert client.post("/clusters/import", {"manifest": document}).status_code == 200
