@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class DatastoresConfig(AppConfig):
@@ -9,8 +10,10 @@ class DatastoresConfig(AppConfig):
         from django.conf import settings
 
         from datastores import actions, exports, views
+        from datastores.storage.actions import follow_server
         from portal import hooks
 
+        post_migrate.connect(follow_server, sender=self)
         exports.parse(tuple(settings.NFS_SERVERS))
         hooks.volumes_gib.add(actions.volumes_gib)
         hooks.searches.add(("Datastores", views.find_datastores))

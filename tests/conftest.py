@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from portal.up import servers, services
-from tests import flush, tables
+from tests import flush, s3server, tables
 from tests.index import Index
 from tests.running import Portal
 
@@ -118,7 +118,7 @@ def _start_servers() -> None:
     valkey = servers.valkey(folder / "valkey", folder / "run")
     # Between the question for a free port and its use somebody else may take it.
     for tries_left in (2, 1, 0):
-        s3 = servers.s3(folder / "s3", services.free_port(), access_key, secret_key)
+        s3 = s3server.s3(folder / "s3", services.free_port(), access_key, secret_key)
         try:
             _servers.enter_context(services.running([postgres, valkey, s3], logs, os.environ))
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.db.models import QuerySet
+
 from datastores.models import Datastore, Storage
 from portal.models import Appcode
 
@@ -12,7 +14,12 @@ def storage_of(appcode: Appcode) -> Storage | None:
 
 
 def datastore_of(row: Storage) -> Datastore | None:
-    """The datastore by which runs mount it and people browse it; None where somebody has deleted it."""
+    """The datastore of all of it, by which runs mount it and people browse it; None where somebody has deleted it."""
+    return datastores_of(row).filter(spec__prefix="").first()
+
+
+def datastores_of(row: Storage) -> QuerySet[Datastore]:
+    """Those that lie in it, and come by the portal's own key."""
     if not row.own_key:
-        return None
-    return Datastore.objects.filter(appcode=row.appcode, kind=Datastore.Kind.S3, spec__access_key=row.own_key).first()
+        return Datastore.objects.none()
+    return Datastore.objects.filter(appcode=row.appcode, kind=Datastore.Kind.S3, spec__access_key=row.own_key)

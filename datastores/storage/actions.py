@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from datastores.models import Datastore, Storage
 from datastores.storage import store
+from datastores.storage.access import datastore_of, datastores_of
 from datastores.storage.store import KeyPair, StorageAway
 from portal.access import OPERATE, require
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -34,14 +36,25 @@ def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair 
     _check(appcode)
     row = _row(appcode, acting_user)
     with _alone(row), _away():
-        store.start()
-        store.make_bucket(row.bucket)
-        for owner in ("people", "portal"):
-            store.make_user(row.bucket, owner)
-        if not Datastore.objects.filter(appcode=appcode, spec__access_key=row.own_key, kind=Datastore.Kind.S3).exists():
+        _make(row.bucket)
+        if datastore_of(row) is None:
             _give_portal(row, acting_user)
         # Keys that somebody has stopped stay so until they are refreshed.
         return row, None if row.refreshed_at else _give_people(row, acting_user, "Keys made")
+
+
+def prepare(code: str) -> tuple[str, KeyPair]:
+    """A bucket and the portal's key to it for an appcode that is yet to be made, by the transaction that calls `adopt`; what dies
+    in between may begin again. Raises Conflict."""
+    bucket = bucket_of(code)
+    with _away():
+        _make(bucket)
+        return bucket, store.make_key(bucket, "portal")
+
+
+def adopt(appcode: Appcode, made: KeyPair, *, acting_user: User) -> None:
+    """Switches on what was prepared; people's keys are made when they ask for them. In the caller's transaction."""
+    _own(_row(appcode, acting_user), made, acting_user)
 
 
 def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:
@@ -76,6 +89,13 @@ def bucket_of(code: str) -> str:
     return f"{name[:56].rstrip('-')}-{hashlib.sha256(code.encode()).hexdigest()[:6]}"
 
 
+def _make(bucket: str) -> None:
+    store.start()
+    store.make_bucket(bucket)
+    for owner in ("people", "portal"):
+        store.make_user(bucket, owner)
+
+
 def _check(appcode: Appcode) -> None:
     if not settings.STORAGE["url"]:
         raise Conflict(
@@ -104,8 +124,16 @@ def _give_people(row: Storage, user: User, what: str) -> KeyPair:
 
 
 def _give_portal(row: Storage, user: User) -> None:
-    """A key of the portal's own, and the datastore that has it. One that was deleted was used by nobody, so its key goes."""
-    made = store.make_key(row.bucket, "portal")
+    """A key of the portal's own, and the datastore that has it. Where another datastore has one, both have the same; a key that
+    none has goes."""
+    other = datastores_of(row).first()
+    made = KeyPair(row.own_key or "", other.secret or "") if other else store.make_key(row.bucket, "portal")
+    _own(row, made, user)
+    store.keep_key(row.bucket, "portal", made.access_key)
+
+
+@transaction.atomic
+def _own(row: Storage, made: KeyPair, user: User) -> None:
     spec = {
         "server": settings.STORAGE["url"],
         "access_key": made.access_key,
@@ -113,22 +141,30 @@ def _give_portal(row: Storage, user: User) -> None:
         "prefix": "",
         "region": settings.STORAGE["region"],
     }
-    with transaction.atomic():
-        taken = set(Datastore.objects.filter(appcode=row.appcode).values_list("name", flat=True))
-        name = next(name for name in _names() if name not in taken)
-        made_store = Datastore.objects.create(
-            appcode=row.appcode, name=name, kind=Datastore.Kind.S3, spec=spec, secret=made.secret_key, created_by=user
-        )
-        Storage.objects.filter(pk=row.pk).update(own_key=made.access_key)
-        row.own_key = made.access_key
-        record(
-            "datastore.created",
-            actor=user,
-            appcode=row.appcode.code,
-            object=f"datastore {made_store}",
-            message=f"Created: {made_store.where}.",
-        )
-    store.keep_key(row.bucket, "portal", made.access_key)
+    taken = set(Datastore.objects.filter(appcode=row.appcode).values_list("name", flat=True))
+    name = next(name for name in _names() if name not in taken)
+    made_store = Datastore.objects.create(
+        appcode=row.appcode, name=name, kind=Datastore.Kind.S3, spec=spec, secret=made.secret_key, created_by=user
+    )
+    Storage.objects.filter(pk=row.pk).update(own_key=made.access_key)
+    row.own_key = made.access_key
+    record(
+        "datastore.created",
+        actor=user,
+        appcode=row.appcode.code,
+        object=f"datastore {made_store}",
+        message=f"Created: {made_store.where}.",
+    )
+
+
+def follow_server(**_: object) -> None:
+    """Datastores of the object storage go where it is now: the next start on one machine may find its port taken, and a house may
+    move its server. Told by each `migrate`."""
+    own = Storage.objects.exclude(own_key=None).values("own_key")
+    stores = Datastore.objects.annotate(key=KT("spec__access_key")).filter(kind=Datastore.Kind.S3, key__in=own)
+    for each in stores.exclude(spec__server=settings.STORAGE["url"]) if settings.STORAGE["url"] else ():
+        each.spec["server"] = settings.STORAGE["url"]
+        each.save(update_fields=["spec", "changed_at"])
 
 
 def _names() -> Iterator[str]:

@@ -66,6 +66,11 @@ def make_bucket(bucket: str) -> None:
         _client("s3").create_bucket(Bucket=bucket)
 
 
+def put(bucket: str, key: str, body: bytes) -> None:
+    with _told():
+        _client("s3").put_object(Bucket=bucket, Key=key, Body=body)
+
+
 def make_user(bucket: str, owner: Owner) -> None:
     """A user who may do in the bucket what the door lets through, and nothing elsewhere."""
     iam, name = _client("iam"), _user(bucket, owner)

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,6 +42,8 @@ class Data:
     demo: bool
     given: Mapping[str, str]
     secrets: Mapping[str, str]
+    # Those that were found in this start, by the names of their servers.
+    ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
@@ -132,13 +134,7 @@ class Data:
             "PORTAL_GATEWAY_PORT": str(self.port),
             "DATABASE_URL": urls.get("postgres") or given["DATABASE_URL"],
             "REDIS_URL": urls.get("valkey") or given["REDIS_URL"],
-            "PORTAL_S3_URL": urls.get("s3") or given["PORTAL_S3_URL"],
-            "PORTAL_S3_ACCESS_KEY": own["PORTAL_S3_ACCESS_KEY"]
-            if "s3" in urls
-            else given.get("PORTAL_S3_ACCESS_KEY", ""),
-            "PORTAL_S3_SECRET_KEY": own["PORTAL_S3_SECRET_KEY"]
-            if "s3" in urls
-            else given.get("PORTAL_S3_SECRET_KEY", ""),
+            **{name: value for name, value in given.items() if name.startswith("PORTAL_S3_")},
             "PORTAL_PACKAGE_INDEX": index_url(given),
             **self._storage_env(),
             "LOCAL_CLOUD_DIR": given.get("LOCAL_CLOUD_DIR") or str(self.folder / "cloud"),
@@ -158,6 +154,8 @@ class Data:
 
     def inner_port(self, name: str) -> int:
         """The loopback port of one of our servers: the same as last time unless somebody else has it now."""
+        if name in self.ports:
+            return self.ports[name]
         path = self.folder / "ports.json"
         ports = json.loads(path.read_text()) if path.exists() else {}
         wanted = int(ports.get(name, 0))
@@ -166,6 +164,7 @@ class Data:
             time.sleep(0.05)
         if port != wanted:
             write_private(path, json.dumps(ports | {name: port}, indent=2) + "\n")
+        self.ports[name] = port
         return port
 
 
@@ -228,8 +227,6 @@ def _secrets(path: Path) -> dict[str, str]:
     made = {
         "PORTAL_SECRET_KEY": secrets.token_urlsafe(48),
         "PORTAL_GATEWAY_SECRET": secrets.token_hex(32),
-        "PORTAL_S3_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
-        "PORTAL_S3_SECRET_KEY": secrets.token_hex(20),
         "PORTAL_STORAGE_ACCESS_KEY": "PORTAL" + secrets.token_hex(7).upper(),
         "PORTAL_STORAGE_SECRET_KEY": secrets.token_hex(20),
         "PORTAL_STORAGE_PROOF": secrets.token_hex(32),

@@ -1,7 +1,7 @@
 """`manage.py up`: the whole portal on this machine, from nothing, in one command.
 
 It prepares the data folder, starts the servers, brings the database up to date, starts the portal's own programs and
-then watches over all of them until Ctrl-C. What the environment names already (DATABASE_URL, REDIS_URL, PORTAL_S3_URL) is
+then watches over all of them until Ctrl-C. What the environment names already (DATABASE_URL, REDIS_URL, PORTAL_STORAGE_URL) is
 used and not started. This process stays small: it never imports the settings, and everything that needs Django runs in
 a process of its own. Whatever goes wrong becomes one sentence on stderr and exit status 1.
 """
@@ -76,6 +76,11 @@ async def _start(data: Data, supervisor: Supervisor) -> None:
 
     env = data.portal_env({server.name: server.url for server in servers})
     supervisor.watch_logs()
+    storage = programs.storage(data, env)
+    if storage:
+        # Slower than the others; the demonstration's data will lie in it.
+        wanted = data.storage_folder.is_dir() or (data.demo and not data.given.get("PORTAL_S3_URL"))
+        await supervisor.start_when_asked(storage, data.storage_socket, now=wanted)
     steps = [_manage("migrate", "migrate", "--no-input", env=env)]
     if programs.static_files_changed(BASE_DIR, data):
         steps.append(_manage("collectstatic", "collectstatic", "--no-input", "--clear", env=env))
@@ -87,9 +92,6 @@ async def _start(data: Data, supervisor: Supervisor) -> None:
         _say("  Demonstration: ready")
 
     await supervisor.start(*programs.portal(data, env))
-    storage = programs.storage(data, env)
-    if storage:
-        await supervisor.start_when_asked(storage, data.storage_socket, now=data.storage_folder.is_dir())
     _say("  Node agent, controller, workers, web server, gateway: ready")
     _say(
         f"\nThe portal is ready after {time.monotonic() - began:.0f} s:  {data.origin}  (or http://localhost:{data.port})"
@@ -99,7 +101,7 @@ async def _start(data: Data, supervisor: Supervisor) -> None:
     _say(f"Logs:  {data.logs}\nCtrl-C stops everything.")
 
 
-_TITLES = {"postgres": "PostgreSQL", "valkey": "Valkey", "s3": "S3"}
+_TITLES = {"postgres": "PostgreSQL", "valkey": "Valkey"}
 
 
 def _manage(name: str, *arguments: str, env: Mapping[str, str]) -> Service:

@@ -49,15 +49,12 @@ FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS
 
 
 def own_servers(data: Data) -> list[Service]:
-    """Those of PostgreSQL, Valkey and S3 that the environment does not name already."""
+    """Those of PostgreSQL and Valkey that the environment does not name already."""
     found = []
     if not data.given.get("DATABASE_URL"):
         found.append(servers.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
     if not data.given.get("REDIS_URL"):
         found.append(servers.valkey(data.folder / "valkey", data.sockets))
-    if not data.given.get("PORTAL_S3_URL"):
-        keys = data.secrets["PORTAL_S3_ACCESS_KEY"], data.secrets["PORTAL_S3_SECRET_KEY"]
-        found.append(servers.s3(data.folder / "s3", data.inner_port("s3"), *keys))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The servers that one machine needs: PostgreSQL, Valkey (the Redis protocol), S3 and the node agent, from wheels alone.
+"""The servers that one machine needs: PostgreSQL, Valkey (the Redis protocol), object storage and the node agent, from wheels.
 
 Each function prepares the server's folder and returns a `Service`: how to start it, how to see that it is ready, and by
 which address the portal reaches it. `manage.py up` keeps such services alive for months, the tests for one session; both
@@ -29,7 +29,6 @@ from portal.up.services import (
     open_log,
     postgres_uid,
     private_folder,
-    program,
     write_private,
 )
 
@@ -147,30 +146,6 @@ def valkey(folder: Path, sockets: Path) -> Service:
 
     url = f"unix://{quote(str(address), safe='/')}?db=0"
     return Service("valkey", (str(binary), str(config)), ready, url, stop_order=SERVERS_STOP)
-
-
-def s3(folder: Path, port: int, access_key: str, secret_key: str, address: str = "127.0.0.1") -> Service:
-    """An S3 server over `folder`: every folder in it is a bucket. Other machines reach it only at an `address` of theirs.
-
-    It is for the portal itself and the data of runs, whose requests it answers as S3 does, and its keys are given to nobody
-    else: rclone 1.75 says yes to tags, ACLs, holds, copies of parts and conditions, and destroys or replaces the object.
-    """
-    private_folder(folder)
-    # A file's MD5 is its ETag. It is remembered here; rclone would read every file for each listing, HEAD and range of it.
-    hashes = private_folder(folder.with_name(f"{folder.name}-hashes"))
-    quoted = str(folder).replace('"', '""')
-    remote = f':hasher,remote="{quoted}",hashes=md5,max_age=off:'
-    # --config '': never read or write the user's own rclone settings. The pair is one element of a comma separated list.
-    argv = [program("rclone"), "serve", "s3", remote, "--addr", f"{address}:{port}", "--config", ""]
-    argv += ["--cache-dir", str(hashes), "--dir-cache-time", "1s", "--buffer-size", "0", "--log-level", "NOTICE"]
-    # Parts of an upload that come before their turn wait in memory.
-    argv += ["--multipart-streaming-buffer-limit", "48Mi"]
-    env = {"RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"', "GOMEMLIMIT": "128MiB", "GOGC": "50"}
-
-    def ready() -> bool:
-        return ask(port, b"GET / HTTP/1.0\r\n\r\n", address).startswith(b"HTTP/")
-
-    return Service("s3", tuple(argv), ready, f"http://{address}:{port}", env, stop_order=SERVERS_STOP)
 
 
 # By which the gateway proves itself to the object storage (datastores/storage/server.py).

@@ -179,6 +179,33 @@ def test_a_full_bucket_takes_nothing_more_and_can_be_emptied(portal_up: Portal, 
         time.sleep(REMEMBERED)  # the door's, for the tests that follow
 
 
+def test_who_deletes_its_datastore_and_switches_it_on_again_takes_the_key_from_no_other(
+    portal_up: Portal, own: Bucket
+) -> None:
+    alice, stores = Client(portal_up, "alice"), "/appcodes/ops-demo/datastores"
+    keys = [alice.call("GET", f"{stores}/{name}")["spec"]["s3"]["access_key"] for name in ("demo-input", "storage")]
+    assert keys[0] == keys[1]
+    deleted = urllib.request.Request(
+        f"{alice.url}{stores}/storage", method="DELETE", headers={"Authorization": f"Bearer {alice.token}"}
+    )
+    urllib.request.urlopen(deleted).close()
+    assert alice.call("POST", "/appcodes/ops-demo/storage")["datastore"] == "storage"
+    assert alice.call("GET", f"{stores}/storage")["spec"]["s3"]["access_key"] == keys[0]
+    for name in ("demo-input", "storage"):
+        assert alice.call("GET", f"{stores}/{name}/files")["items"]
+
+
+def test_datastores_go_where_the_storage_is_now_and_no_others_do(people: Any, settings: Any) -> None:
+    settings.STORAGE = settings.STORAGE | {"url": "http://localhost:2"}
+    Storage.objects.create(appcode=people.ops, bucket="ops", own_key="O", limit_gib=1)
+    for name, key in (("own", "O"), ("other", "X")):
+        spec = {"server": "http://localhost:1", "access_key": key, "bucket": "ops", "prefix": ""}
+        Datastore.objects.create(appcode=people.ops, name=name, kind="s3", spec=spec, secret="s")
+    actions.follow_server()
+    servers = {store.name: store.spec["server"] for store in Datastore.objects.all()}
+    assert servers == {"own": "http://localhost:2", "other": "http://localhost:1"}
+
+
 def test_keys_at_a_store_without_a_door_are_stopped_when_it_was_told(people: Any, settings: Any) -> None:
     away = {
         "url": "http://127.0.0.1:9",

@@ -542,7 +542,7 @@ def test_a_run_is_opened_in_a_notebook_and_a_notebook_is_run(browser: Browser, p
             assert eventually(lambda: phase_of(alice, name) == phase, 120), phase_of(alice, name)  # noqa: B023
         reason = alice.call("GET", "/appcodes/ops-demo/clusters/bad")["status"]["message"]
         assert reason.endswith("Cell 2 of 2 failed: ZeroDivisionError: division by zero")
-        kept = json.loads((portal_up.data / "s3" / "demo-output" / "bad" / "1" / "bad.ipynb").read_text())
+        kept = alice.call("GET", "/appcodes/ops-demo/datastores/demo-output/files/bad/1/bad.ipynb")
         assert kept["cells"][0]["outputs"][0]["text"] == ["first\n"]
 
         # The notebook runs without the run, so that is asked before; then one click is enough.

@@ -51,8 +51,8 @@ def train(portal_up: Portal) -> str:
     alice = Client(portal_up, "alice")
     path = alice.create("ops-demo", "learn", **_spec(output="demo-output"))
     _running(alice, path)
-    stored = portal_up.data / "s3" / "demo-output" / "learn" / "1"
-    assert eventually(lambda: any(stored.rglob("*tfevents*")), 120)
+    stored = "/appcodes/ops-demo/datastores/demo-output/files?path=learn/1&below=true&search=tfevents"
+    assert eventually(lambda: alice.call("GET", stored)["items"], 120)
     alice.call("POST", f"{path}/disable")
     assert eventually(lambda: alice.call("GET", path)["status"]["phase"] == "Stopped", 120)
     alice.call("POST", f"{path}/deploy")

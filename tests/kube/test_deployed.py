@@ -28,6 +28,7 @@ from django.test import override_settings
 from portal.db.advisory_lock import Lock
 from portal.up import servers, services
 from portal.up.services import Service, free_port
+from tests import s3server
 from tests.kube import images
 from tests.kube.binary import binary
 from tests.kube.certificates import Authority
@@ -163,7 +164,7 @@ def valkey(node: Node, folder: Path) -> Service:
 def s3(node: Node, folder: Path) -> Service:
     """For the logs of tasks."""
     (folder / "s3/gpu-cloud-logs").mkdir(parents=True)
-    service = servers.s3(folder / "s3", 9000, LOGS_KEY, PASSWORD)
+    service = s3server.s3(folder / "s3", 9000, LOGS_KEY, PASSWORD)
     return replace(
         service,
         argv=tuple(word.replace("127.0.0.1:", f"{node.gateway}:") for word in service.argv),

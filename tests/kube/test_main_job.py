@@ -22,7 +22,8 @@ import psycopg2
 import pytest
 from playwright.sync_api import Page, expect
 
-from portal.up import servers, services
+from portal.up import services
+from tests import s3server
 from tests.browser import SOON, chromium, signed_in
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
@@ -40,7 +41,7 @@ def s3(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     """What the portal's environment says of an S3 server at an address that pods reach."""
     folder = services.private_folder(tmp_path_factory.mktemp("s3"))
     keys = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
-    server = servers.s3(folder / "data", services.free_port(), *keys, address=node.gateway)
+    server = s3server.s3(folder / "data", services.free_port(), *keys, address=node.gateway)
     with services.running([server], services.private_folder(folder / "log"), os.environ):
         found = {"URL": server.url, "ACCESS_KEY": keys[0], "SECRET_KEY": keys[1]}
         client(found).create_bucket(Bucket="gpu-cloud-logs")

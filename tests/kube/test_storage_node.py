@@ -32,7 +32,8 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from datastores.drivers.s3 import S3
 from datastores.listing import listing_of
-from portal.up import servers, services
+from portal.up import services
+from tests import s3server
 from tests.counted import Counted
 from tests.gitserver import git_server
 from tests.kube import images
@@ -69,7 +70,7 @@ class Store:
 def store(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder = tmp_path_factory.mktemp("store")
     access, secret = "NODE" + secrets.token_hex(8).upper(), secrets.token_hex(20)
-    server = servers.s3(folder / "s3", services.free_port(), access, secret, node.gateway)
+    server = s3server.s3(folder / "s3", services.free_port(), access, secret, node.gateway)
     client = boto3.client(
         "s3",
         endpoint_url=server.url,

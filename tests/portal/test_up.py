@@ -101,7 +101,7 @@ def test_secrets_are_private_and_in_no_command_line_or_log(portal):
     assert portal.data.stat().st_mode & 0o077 in (0, 0o011)
     lines = "\n".join(portal.programs().values())
     logs = "\n".join(log.read_text(errors="replace") for log in (portal.data / "log").glob("*.log"))
-    for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "PORTAL_S3_SECRET_KEY"):
+    for name in ("PORTAL_SECRET_KEY", "PORTAL_GATEWAY_SECRET", "PORTAL_STORAGE_SECRET_KEY"):
         assert portal.secret(name) not in lines
         assert portal.secret(name) not in logs
 
@@ -120,7 +120,7 @@ def test_every_killed_program_is_started_again(portal):
         return [pid for pid, other in portal.programs().items() if other.split(":")[0] == line.split(":")[0]]
 
     before = portal.programs()
-    assert len(before) == 9, before
+    assert len(before) == 8, before
     for line in before.values():
         killed = set[int]()
 
@@ -253,12 +253,12 @@ def test_a_missing_wheel_is_one_sentence(tmp_path):
 
 
 def test_servers_that_the_environment_names_are_used_and_not_started(tmp_path):
-    urls = {"DATABASE_URL": "postgresql://db/portal", "REDIS_URL": "redis://cache/0", "PORTAL_S3_URL": "http://store"}
+    urls = {"DATABASE_URL": "postgresql://db/portal", "REDIS_URL": "redis://cache/0"}
     port = str(services.free_port())
     with Data.open({"PORTAL_DATA": str(tmp_path), "PORTAL_PORT": port, **urls}) as data:
         assert programs.own_servers(data) == []
         assert urls.items() <= data.portal_env({}).items()
-        assert not urls.keys() & data.public_env.keys() - {"PORTAL_S3_URL"}
+        assert not urls.keys() & data.public_env.keys()
 
 
 def test_a_long_path_gets_a_short_socket_folder(tmp_path):

@@ -1,10 +1,11 @@
 """`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
 
 Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
-in them, the example cluster `show1` that trains on these, a budget, and some weeks of generated usage (clusters/demo), so that
-the dashboard has something to show. Objects are stored first, because storing them again changes nothing; then one transaction
-makes all rows, or none. An event remembers that it was done, for every page to say so (portal/demonstration.py): what people
-change or delete afterwards stays changed or deleted, and passwords are printed only that once.
+in them (in its appcode's object storage, or on the S3 server that PORTAL_S3_URL names), the example cluster `show1` that trains
+on these, a budget, and some weeks of generated usage (clusters/demo), so that the dashboard has something to show. Objects are
+stored first, because storing them again changes nothing; then one transaction makes all rows, or none. An event remembers that
+it was done, for every page to say so (portal/demonstration.py): what people change or delete afterwards stays changed or
+deleted, and passwords are printed only that once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from clusters.demo import history, plan, plugins
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
 from datastores.actions import create_datastore
-from datastores.models import Datastore
 from datastores.specs import DatastoreManifest
+from datastores.storage import actions, store
+from datastores.storage.store import KeyPair
 from portal.actions.appcodes import request_appcode
 from portal.actions.members import set_member
 from portal.actions.tokens import make_token
@@ -48,7 +50,8 @@ from portal.specs import AppcodeManifest
 from portal.up.services import write_private
 
 TOKEN_DAYS = 365
-INPUT, OUTPUT = "demo-input", "demo-output"
+OWNER, INPUT, OUTPUT = "ops-demo", "demo-input", "demo-output"
+DIGITS = "digits.npz"
 
 # Name → what they are, as a script that reads credentials.json wants to know it.
 PEOPLE = {
@@ -87,9 +90,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         credentials = settings.DATA_DIR / "credentials.json"
         if is_demonstration():
-            _keep_addresses(credentials)
+            _keep_address(credentials)
             return
-        _store_digits()
+        places, made = _places()
         with transaction.atomic():
             try:
                 declare()
@@ -98,10 +101,13 @@ class Command(BaseCommand):
             people = _people()
             _appcodes(people)
             _catalogue(people["root"][0])
-            for name in (INPUT, OUTPUT):
-                create_datastore(_datastore(name), acting_user=people["alice"][0])
+            ops = Appcode.objects.get(code=OWNER)
+            if made:
+                actions.adopt(ops, made, acting_user=people["alice"][0])
+            for name, spec in places.items():
+                manifest = {"metadata": {"name": name, "appcode": OWNER}, "spec": {"s3": spec}}
+                create_datastore(DatastoreManifest.model_validate(manifest), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
-            ops = Appcode.objects.get(code="ops-demo")
             turn.add(ops, turn.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
             history.fill(timezone.now(), owner=people["root"][0], viewer=people["alice"][0])
             # Last, and before the commit: passwords that nobody knows would be worse than none.
@@ -175,21 +181,24 @@ def _catalogue(administrator: User) -> None:
         Price.objects.create(sku=sku, per_hour=per_hour, valid_from=plan.begins(timezone.now()))
 
 
-def _datastore(name: str) -> DatastoreManifest:
-    """A bucket of the S3 server, called like the datastore."""
-    spec = {
-        "server": _given("PORTAL_S3_URL"),
-        "access_key": _given("PORTAL_S3_ACCESS_KEY"),
-        "secret_key": _given("PORTAL_S3_SECRET_KEY"),
-        "bucket": name,
-    }
-    return DatastoreManifest.model_validate({"metadata": {"name": name, "appcode": "ops-demo"}, "spec": {"s3": spec}})
-
-
-def _given(name: str) -> str:
-    if not os.environ.get(name):
-        raise CommandError(f"{name} is not set: the demonstration needs an S3 server. Set it, or PORTAL_DEMO=0.")
-    return os.environ[name]
+def _places() -> tuple[dict[str, dict[str, str]], KeyPair | None]:
+    """Where the datastores lie, the digits in the first of them: in two folders of the appcode's object storage, with the key
+    that was made for them, or in two buckets of the S3 server that was given."""
+    images, labels = _digits()
+    file = io.BytesIO()
+    np.savez_compressed(file, images=images, labels=labels)
+    if url := os.environ.get("PORTAL_S3_URL"):
+        keys = {name: os.environ.get(f"PORTAL_S3_{name.upper()}", "") for name in ("access_key", "secret_key")}
+        _store(file.getvalue(), url, keys["access_key"], keys["secret_key"])
+        return {name: {"server": url, "bucket": name, **keys} for name in (INPUT, OUTPUT)}, None
+    try:
+        bucket, made = actions.prepare(OWNER)
+        store.put(bucket, f"{INPUT}/{DIGITS}", file.getvalue())
+    except (Conflict, store.StorageAway) as error:
+        raise CommandError(f"The demonstration's data could not be stored: {error}") from error
+    keys = {"access_key": made.access_key, "secret_key": made.secret_key}
+    place = {"server": settings.STORAGE["url"], "region": settings.STORAGE["region"], "bucket": bucket, **keys}
+    return {name: {**place, "prefix": name} for name in (INPUT, OUTPUT)}, made
 
 
 def _show1() -> ClusterManifest:
@@ -220,32 +229,30 @@ def _show1() -> ClusterManifest:
     )
 
 
-def _store_digits() -> None:
-    """Makes both buckets and stores the digits in the first: images (n, 64) from 0 to 16 and labels (n,), both as bytes."""
+def _store(digits: bytes, url: str, access_key: str, secret_key: str) -> None:
+    """Makes both buckets, and stores the digits in the first."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = boto3.client(
         "s3",
-        endpoint_url=_given("PORTAL_S3_URL"),
-        aws_access_key_id=_given("PORTAL_S3_ACCESS_KEY"),
-        aws_secret_access_key=_given("PORTAL_S3_SECRET_KEY"),
+        endpoint_url=url,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
         region_name="us-east-1",
     )
-    images, labels = _digits()
-    file = io.BytesIO()
-    np.savez_compressed(file, images=images, labels=labels)
     try:
         there = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
         for bucket in {INPUT, OUTPUT} - there:
             client.create_bucket(Bucket=bucket)
-        client.put_object(Bucket=INPUT, Key="digits.npz", Body=file.getvalue())
+        client.put_object(Bucket=INPUT, Key=DIGITS, Body=digits)
     except (BotoCoreError, ClientError) as error:
         raise CommandError(f"The demonstration's data could not be stored: {error}") from error
 
 
 def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """scikit-learn's handwritten digits, from its own file: importing scikit-learn would take seconds."""
+    """scikit-learn's handwritten digits, images (n, 64) from 0 to 16 and labels (n,), both as bytes: from its own file, because
+    importing scikit-learn would take seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise CommandError("The Python package scikit-learn is missing; it comes with requirements.txt.")
@@ -260,13 +267,8 @@ def _token(user: User) -> str:
     return text
 
 
-def _keep_addresses(credentials: Path) -> None:
-    """Another start may have found another free port for the S3 server, or was given another one for the portal."""
-    server, access_key = os.environ.get("PORTAL_S3_URL"), os.environ.get("PORTAL_S3_ACCESS_KEY")
-    for store in Datastore.objects.filter(name__in=(INPUT, OUTPUT), kind="s3", spec__access_key=access_key):
-        if server and store.spec["server"] != server:
-            store.spec["server"] = server
-            store.save(update_fields=["spec", "changed_at"])
+def _keep_address(credentials: Path) -> None:
+    """Another start may have been given another port."""
     if credentials.exists():
         known = json.loads(credentials.read_text())
         if known["url"] != settings.PORTAL_ORIGIN:

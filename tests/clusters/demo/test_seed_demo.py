@@ -158,16 +158,9 @@ class TestSeeded:
         assert everything() == before
         assert credentials.read_text() == file
 
-    def test_datastores_and_credentials_follow_the_servers(
-        self, credentials: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, s3: Any
-    ) -> None:
-        from datastores.models import Datastore
-
-        monkeypatch.setenv("PORTAL_S3_URL", "http://127.0.0.1:7777")
+    def test_credentials_follow_the_portal(self, credentials: Path, settings: Any) -> None:
         settings.PORTAL_ORIGIN = "http://portal.localhost:9000"
         seed()
-        assert {store.spec["server"] for store in Datastore.objects.all()} == {"http://127.0.0.1:7777"}
-        assert {store.secret for store in Datastore.objects.all()} == {s3.secret_key}
         assert json.loads(credentials.read_text())["url"] == "http://portal.localhost:9000"
         assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
 
