@@ -24,6 +24,8 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import awsrequest, exceptions
 from botocore.config import Config
+from botocore.session import get_session
+from botocore.utils import parse_timestamp
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from datastores.drivers import addresses
@@ -482,7 +484,18 @@ _session_lock = threading.Lock()
 
 @lru_cache(maxsize=1)
 def _session() -> boto3.session.Session:
-    return boto3.session.Session(aws_access_key_id="unused", aws_secret_access_key="unused")  # noqa: S106 - see _client
+    inner = get_session()
+    inner.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+    return boto3.session.Session("unused", "unused", botocore_session=inner)  # see _client
+
+
+def _time(value: Any) -> dt.datetime:
+    """Of lists, a time for each file: botocore's own way, which knows all formats, takes half of the time of a list."""
+    try:
+        found = dt.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = parse_timestamp(value)
+    return found if found.tzinfo else parse_timestamp(value)
 
 
 @lru_cache(maxsize=32)
