@@ -11,6 +11,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from clusters.access import cluster_for, run_for
@@ -38,7 +39,7 @@ from portal.errors import Invalid
 from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import User
-from portal.pages.appcodes import person
+from portal.pages.appcodes import person, safe_next
 from portal.pages.forms import show_errors
 from portal.pages.layout import matching, page_of, selected_appcode, words
 
@@ -147,7 +148,8 @@ def save_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     cluster = cluster_for(user, appcode, name)
     number = run_number(request.GET.get("run", ""))
     spec = run_for(user, appcode, name, number).spec if number else cluster.spec
-    return _save_page(request, SaveForm(user, initial={"name": name, "whose": Template.ME, "spec": json.dumps(spec)}))
+    form = SaveForm(user, initial={"name": name, "whose": Template.ME, "spec": json.dumps(spec)})
+    return _save_page(request, form, reverse("cluster", args=[appcode, name]))
 
 
 @require_POST
@@ -182,8 +184,9 @@ def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     form.is_valid()
     manifest = form.manifest
-    if manifest is None and set(form.errors) <= {"name"}:
-        manifest = form.with_stand_ins({"name": STAND_INS["name"]})
+    # Re-Deploy with changes sends neither.
+    if manifest is None and set(form.errors) <= {"name", "appcode"}:
+        manifest = form.with_stand_ins({"name": STAND_INS["name"], "appcode": "none"})
     if manifest is None:
         return form_page(request, form)
     spec = manifest.spec.model_dump_json(by_alias=True)
@@ -191,8 +194,10 @@ def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
     return _save_page(request, SaveForm(user, initial=said))
 
 
-def _save_page(request: HttpRequest, form: SaveForm) -> HttpResponse:
-    return render(request, "clusters/save_template.html", {"form": form})
+def _save_page(request: HttpRequest, form: SaveForm, back: str = "") -> HttpResponse:
+    """`back` is where it is left without saving; without it what was sent says so."""
+    context = {"form": form, "back": back or safe_next(request, reverse("templates"))}
+    return render(request, "clusters/save_template.html", context)
 
 
 def _text(cluster: ClusterManifest) -> str:

@@ -59,6 +59,21 @@ def test_what_stands_in_the_form_is_saved_and_what_is_wrong_in_it_is_said_there(
     assert (Template.objects.get().spec["input"], Cluster.objects.count()) == ("gone", 0)
 
 
+def test_a_changed_definition_is_saved_without_a_run_and_cancel_leads_back(whole, people, as_person):
+    from clusters.models import Run, Template
+
+    client = as_person(people.alice)
+    typed = sent(client.get("/clusters/ops-demo/demo/change").content.decode()) | {"retries": "7"}
+    page = client.post("/templates/save", typed | {"next": "/clusters/ops-demo/demo/change"}).content.decode()
+    assert 'href="/clusters/ops-demo/demo/change">Cancel<' in page
+    assert (
+        'href="/templates">Cancel<'
+        in client.post("/templates/save", typed | {"next": "//evil.example.com"}).content.decode()
+    )
+    assert save(client, page, name="seven").status_code == 302
+    assert (Template.objects.get().spec["retries"], Run.objects.count()) == (7, 1)
+
+
 def test_what_is_missing_by_now_is_said_when_it_is_used_and_not_lost(whole, people, as_person):
     from clusters.models import Cluster, Image
 
