@@ -31,9 +31,9 @@ from clusters.gateway import origins, visits
 from clusters.manifest import MAX_RUNS_SHOWN
 from clusters.models import Cluster, Run
 from clusters.runs.idle import UNASKED, outlook
+from clusters.spec.listed import page_of_specs
 from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer
-from portal.api.pagination import page
 from portal.api.views import person
 from portal.errors import Conflict
 from portal.manifests import Strict, parse
@@ -251,7 +251,10 @@ def latest(cluster: Cluster) -> list[str]:
 
 def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
     now = timezone.now()
-    return page(request, search_of(request).narrow(rows), order="-id", render=lambda cluster: to_manifest(cluster, now))
+    rows = search_of(request).narrow(rows)
+    return page_of_specs(
+        request, rows, "spec", "current_run__spec", order="-id", render=lambda cluster: to_manifest(cluster, now)
+    )
 
 
 def to_manifest(cluster: Cluster, now: dt.datetime | None = None) -> dict[str, Any]:

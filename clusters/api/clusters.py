@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from rest_framework import status
@@ -40,16 +41,17 @@ from clusters.api.documents import (
 from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
-from clusters.models import Flavor, Image, Run
+from clusters.models import Cluster, Flavor, Image, Run
 from clusters.runs import listed
 from clusters.runs.preview import preview
 from clusters.runs.status import consumer
+from clusters.spec.listed import page_of_specs
 from clusters.spec.search import Search
 from datastores.drivers.patience import within
 from datastores.files.api import told
 from datastores.files.downloads import LOOK_SECONDS
 from portal.access import OPERATE, appcode_for
-from portal.api.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, page, text, whole
+from portal.api.pagination import MAX_SEARCH, PAGE_PARAMETERS, SEARCH_PARAMETER, everything, number, text, whole
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.limits import LOOKS
@@ -92,7 +94,7 @@ class AllClusters(APIView):
     )
     def get(self, request: Request) -> Response:
         rows = clusters_for(person(request))
-        return page(request, search_of(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
+        return _page(request, rows)
 
 
 class AppcodeClusters(APIView):
@@ -105,7 +107,7 @@ class AppcodeClusters(APIView):
     def get(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code)
         rows = clusters_for(person(request)).filter(appcode=appcode)
-        return page(request, search_of(request).narrow(rows), order="-id", render=_with_notices(to_manifest))
+        return _page(request, rows)
 
     @extend_schema(
         operation_id="clusters_create",
@@ -179,7 +181,7 @@ class Runs(APIView):
     def get(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)
         rows = cluster.runs.select_related("cluster__appcode", "created_by")
-        return page(request, rows, order="-number", render=_with_notices(run_document))
+        return page_of_specs(request, rows, "spec", order="-number", render=_with_notices(run_document))
 
 
 class OneRun(APIView):
@@ -257,6 +259,11 @@ def search_of(request: Request) -> Search:
     if unknown := [word for word in phases.split(",") if word.strip() and word.strip().lower() not in known]:
         raise Invalid.at("phase", message=f"“{unknown[0].strip()}” is not a phase; use {', '.join(Run.Phase.values)}.")
     return Search(text=text(request, "search", longest=MAX_SEARCH).strip(), phase=phases.strip(", "))
+
+
+def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
+    rows, render = search_of(request).narrow(rows), _with_notices(to_manifest)
+    return page_of_specs(request, rows, "spec", "current_run__spec", order="-id", render=render)
 
 
 def _with_notices(render: Callable[..., dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

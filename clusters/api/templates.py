@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from clusters.models import Template
+from clusters.spec.listed import page_of_specs
 from clusters.templates import (
     TemplateManifest,
     change_template,
@@ -23,7 +24,7 @@ from clusters.templates import (
 )
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.api.documents import Answer
-from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, search
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.manifests import parse
@@ -69,7 +70,7 @@ class OwnTemplates(APIView):
     )
     def get(self, request: Request) -> Response:
         rows = search(request, own_templates(person(request)), "name", "description")
-        return page(request, rows, order="-id", render=_document)
+        return page_of_specs(request, rows, "spec", order="-id", render=_document)
 
     @extend_schema(
         operation_id="templates_create_own",
@@ -91,7 +92,7 @@ class AppcodeTemplates(APIView):
     )
     def get(self, request: Request, code: str) -> Response:
         rows = search(request, templates_in(person(request), code), "name", "description")
-        return page(request, rows, order="-id", render=_document)
+        return page_of_specs(request, rows, "spec", order="-id", render=_document)
 
     @extend_schema(
         operation_id="templates_create",

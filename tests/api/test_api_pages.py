@@ -105,3 +105,14 @@ def test_a_cursor_opens_nothing(as_mallory: Api, as_root: Api, many: list[str]) 
     _, first = as_root.get("/clusters?limit=3")
     _, answer = as_mallory.get(f"/clusters?{urlsplit(first['next']).query}")
     assert {item["metadata"]["appcode"] for item in answer["items"]} == {"flight-demo"}
+
+
+def test_texts_of_code_stay_out_of_lists(as_alice: Api, django_assert_max_num_queries: Any) -> None:
+    code = {"files": {"train.py": "x" * 100_000}}
+    assert as_alice.post("/appcodes/ops-demo/clusters", manifest("coded", code=code))[0] == 201
+    for path, one in (("clusters", "clusters/coded"), ("clusters/coded/runs", "clusters/coded/runs/1")):
+        with django_assert_max_num_queries(8):
+            _, listed = as_alice.get(f"/appcodes/ops-demo/{path}")
+        _, whole = as_alice.get(f"/appcodes/ops-demo/{one}")
+        assert whole["spec"]["code"] == code
+        assert listed["items"][0]["spec"] == whole["spec"] | {"code": {"files": None}}
