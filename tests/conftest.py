@@ -8,6 +8,7 @@ portal (`portal_up`) start only for tests that ask for them.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import gc
 import os
 import secrets
@@ -65,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # addresses of this process: the node agent's socket, the queue.
     assert str(base) in settings.LOCAL_CLOUD_SOCKET, "the settings were read too early"
     if worker is None:
+        # It names them where nobody has, so it has to come before.
+        importlib.import_module("portal.celery")
         del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
