@@ -111,13 +111,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Item:
-    """A file, or a folder with all that is in it; `why` names the run that failed."""
+    """A file, with its `etag`, or a folder with all that is in it; `why` names the run that failed."""
 
     path: str
     is_folder: bool
     files: int
     size: int
     why: str = ""
+    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def candidates(spec: RuleSpec, files: Iterable[Entry], outputs: Iterable[Output]
     before = now - dt.timedelta(days=spec.days or 1)
     if spec.kind == "failed-runs":
         return _failed(spec.path, files, outputs, before)
-    return [Item(entry.path, False, 1, entry.size) for entry in files if (entry.modified or _NEVER) < before]
+    return [_item(entry) for entry in files if _written(entry) < before]
 
 
 def decide(found: Iterable[Item], held: Sequence[Held]) -> Decision:
@@ -217,7 +218,7 @@ def _failed(top: str, files: Iterable[Entry], outputs: Iterable[Output], before:
             continue
         amounts[folder][0] += 1
         amounts[folder][1] += entry.size
-        if (entry.modified or _NEVER) >= before:
+        if _written(entry) >= before:
             touched.add(folder)
     return [
         Item(folder, True, count, size, f"run {failed[folder]} failed")
@@ -241,12 +242,7 @@ def _checkpoints(files: Iterable[Entry], keep: int) -> list[Item]:
             one.parts = one.shards = 1
         elif parts:
             one.parts, one.shards = parts, one.shards + 1
-    return [
-        Item(entry.path, False, 1, entry.size)
-        for found in series.values()
-        for one in _old(found.values(), keep)
-        for entry in one.entries
-    ]
+    return [_item(entry) for found in series.values() for one in _old(found.values(), keep) for entry in one.entries]
 
 
 def _old(found: Iterable[_Checkpoint], keep: int) -> Iterator[_Checkpoint]:
@@ -272,6 +268,15 @@ def _read(name: str) -> tuple[int, str, str, int | None] | None:
         if match := pattern.fullmatch(name):
             return int(match["number"]), match["series"], match["kind"].lower(), None
     return None
+
+
+def _item(entry: Entry) -> Item:
+    return Item(entry.path, False, 1, entry.size, etag=entry.etag)
+
+
+def _written(entry: Entry) -> dt.datetime:
+    """What is unpacked has the times of who packed it, and did not lie here then."""
+    return max(entry.modified or _NEVER, entry.since or entry.modified or _NEVER)
 
 
 def _up(path: str) -> Iterator[str]:

@@ -42,7 +42,8 @@ class NotPossible(DriverError):
 class Entry:
     """A file or a folder. `name` is the last part of `path`; folders have neither size nor time.
 
-    `etag` changes whenever the bytes of a file do.
+    `etag` changes whenever the bytes of a file do. `modified` may be any time that a program gave to a file; `since` is when it
+    came to be as it is, where that is known apart from it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Entry:
     size: int = 0
     modified: dt.datetime | None = None
     etag: str = ""
+    since: dt.datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -327,8 +327,11 @@ def _entry(folder: int, name: str, above: str) -> Entry | None:
 
 def _file(name: str, path: str, facts: os.stat_result) -> Entry:
     # Some file systems keep any number that a program gives.
-    modified = dt.datetime.fromtimestamp(min(max(facts.st_mtime, 0), _LATEST), dt.UTC)
-    return Entry(name, path, size=facts.st_size, modified=modified, etag=f"{facts.st_mtime_ns:x}-{facts.st_size:x}")
+    modified, since = (
+        dt.datetime.fromtimestamp(min(max(each, 0), _LATEST), dt.UTC) for each in (facts.st_mtime, facts.st_ctime)
+    )
+    etag = f"{facts.st_mtime_ns:x}-{facts.st_size:x}"
+    return Entry(name, path, size=facts.st_size, modified=modified, etag=etag, since=since)
 
 
 def _chunks(fd: int, size: int) -> Iterator[bytes]:

@@ -403,7 +403,8 @@ class S3:
             if denied := _cause(error, addresses.Denied):
                 raise DriverError(str(denied), "server") from error
             raise DriverError(f"The connection to {where} broke.", "server") from error
-        except (exceptions.BotoCoreError, KeyError) as error:
+        # Numbers and times that are none are ValueErrors.
+        except (exceptions.BotoCoreError, KeyError, ValueError) as error:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
 
 
@@ -490,12 +491,16 @@ def _session() -> boto3.session.Session:
 
 
 def _time(value: Any) -> dt.datetime:
-    """Of lists, a time for each file: botocore's own way, which knows all formats, takes half of the time of a list."""
+    """Of lists, a time for each file: botocore's own way, which knows all formats, takes half of the time of a list. Raises
+    ValueError for what is no time."""
     try:
-        found = dt.datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        found = parse_timestamp(value)
-    return found if found.tzinfo else parse_timestamp(value)
+        try:
+            found = dt.datetime.fromisoformat(value)
+        except (TypeError, ValueError):
+            found = parse_timestamp(value)
+        return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    except (RuntimeError, OverflowError) as error:
+        raise ValueError("a time that cannot be") from error
 
 
 @lru_cache(maxsize=32)

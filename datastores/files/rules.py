@@ -20,11 +20,12 @@ from django.utils import timezone
 
 from datastores import hooks
 from datastores.actions import open_store
-from datastores.drivers.base import Driver, DriverError, Entry
+from datastores.drivers.base import Driver, DriverError, Entry, NotThere
 from datastores.drivers.patience import within
 from datastores.files import contents, trash
 from datastores.models import Datastore, Removal, Rule
 from datastores.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
+from datastores.specs import relative_path
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 MOST_RULES = 20
 # Files below the folder of a rule: of S3 a question for every thousand.
 MOST_FILES = 200_000
+# Together; more no column takes.
+MOST_BYTES = 2**62
 EVERY = dt.timedelta(days=1)
 # What could not be looked at is tried again.
 AGAIN = dt.timedelta(hours=1)
@@ -50,8 +53,11 @@ def preview(store: Datastore, spec: RuleSpec) -> Decision:
     DriverError."""
     outputs = (each for hook in hooks.outputs for each in hook(store))
     found = candidates(spec, _files(open_store(store), spec.path), outputs, timezone.now())
+    unnamed = [
+        Held(item.path, "nobody could restore it: no path here is like this") for item in found if _is_odd(item.path)
+    ]
     # Asked last: what has begun during the listing counts, too.
-    return decide(found, _held(store))
+    return decide(found, [*_held(store), *unnamed])
 
 
 def add(store: Datastore, spec: RuleSpec, *, acting_user: User) -> Rule:
@@ -105,8 +111,10 @@ def apply(rule: Rule) -> None:
         with within(LIST_SECONDS):
             found = preview(rule.datastore, rule.spec)
         with contents.changing(rule.datastore, *(item.path for item in found.going[:MOST_MOVED])):
-            _move(rule, found.going[:MOST_MOVED], moved)
-        if len(found.going) > len(moved):
+            looked, trouble = _move(rule, found.going[:MOST_MOVED], moved)
+        if trouble:
+            wait = AGAIN
+        elif looked < len(found.going):
             wait = dt.timedelta(0)
     except (DriverError, Conflict, Unavailable) as error:
         log.warning("rule %s of %s cannot be applied: %s", rule.pk, rule.datastore, error)
@@ -120,21 +128,50 @@ def apply(rule: Rule) -> None:
     Rule.objects.filter(pk=rule.pk).update(due_at=timezone.now() + wait, **last)
 
 
-def _move(rule: Rule, items: Sequence[Item], moved: list[Item]) -> None:
-    """One by one, so that `moved` has what is on its way when a store answers no more. What is large goes on by the sweep of the
-    trash."""
-    until = time.monotonic() + TURN
-    for item in items:
+def _move(rule: Rule, items: Sequence[Item], moved: list[Item]) -> tuple[int, str]:
+    """One by one, so that `moved` has what is on its way when a store answers no more. How many were looked at, and why the first
+    of those stays that cannot go: the others do. What is large goes on by the sweep of the trash. Raises DriverError."""
+    driver, until, trouble = open_store(rule.datastore), time.monotonic() + TURN, ""
+    for count, item in enumerate(items):
         left = until - time.monotonic()
-        if moved and left <= 0:
-            return
+        if count and left <= 0:
+            return count, trouble
+        if not _is_as_listed(driver, item):
+            continue
         entry = Entry(item.path.rpartition("/")[2], item.path, item.is_folder, item.size)
-        trash.remove(rule.datastore, [entry], acting_user=None, cause=rule.spec.words[:200], seconds=left)
-        moved.append(item)
+        try:
+            trash.remove(rule.datastore, [entry], acting_user=None, cause=rule.spec.words[:200], seconds=left)
+            moved.append(item)
+        except DriverError as error:
+            log.warning("%s of %s cannot go by rule %s: %s", item.path, rule.datastore, rule.pk, error)
+            trouble = trouble or readable(str(error))
+    return len(items), trouble
+
+
+def _is_as_listed(driver: Driver, item: Item) -> bool:
+    """Listing takes minutes, in which somebody may have written it anew."""
+    if item.is_folder:
+        return next(driver.walk(item.path), None) is not None
+    try:
+        return driver.look(item.path).etag == item.etag
+    except NotThere:
+        return False
+
+
+def _is_odd(path: str) -> bool:
+    """Whether it is none that people may name. Servers may call files anything."""
+    try:
+        return relative_path(path) != path
+    except ValueError:
+        return True
 
 
 def _files(driver: Driver, folder: str) -> Iterator[Entry]:
+    size = 0
     for count, entry in enumerate(driver.walk(folder), 1):
+        size += entry.size
+        if size > MOST_BYTES:
+            raise DriverError("The server says of its files what cannot be.", "server")
         if count > MOST_FILES:
             raise Conflict(
                 f"There are more than {MOST_FILES:,} files, and a rule sees all of its folder; name one in it."

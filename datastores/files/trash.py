@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
@@ -185,8 +186,13 @@ def _sweep() -> None:
     old.update(state=State.EMPTIED, settled=False, tried_at=None)
     due = Q(trouble="") | Q(tried_at=None) | Q(tried_at__lt=now - AGAIN)
     waiting = Removal.objects.filter(due, settled=False).order_by(F("tried_at").asc(nulls_first=True), "pk")
+    # What a rule moves may be thousands of large files: people's wait for one of them at most, each time.
+    by_rules = Q(state=State.REMOVED) & ~Q(cause="")
+    turns = zip_longest(
+        *(some.values_list("pk", flat=True)[:ROUND] for some in (waiting.exclude(by_rules), waiting.filter(by_rules)))
+    )
     until = time.monotonic() + ROUND_SECONDS
-    for pk in list(waiting.values_list("pk", flat=True)[:ROUND]):
+    for pk in [pk for both in turns for pk in both if pk is not None][:ROUND]:
         if time.monotonic() > until:
             return
         try:

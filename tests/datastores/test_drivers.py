@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import os
 import socket
@@ -200,6 +201,13 @@ def server() -> Iterator[Callable[[bytes], int]]:
         listener.close()
 
 
+def _listing(modified: str = "2026-11-23T10:00:00", size: str = "1") -> bytes:
+    """Of a bucket with one file."""
+    file = f"<Key>a</Key><LastModified>{modified}</LastModified><ETag>x</ETag><Size>{size}</Size>"
+    body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{file}</Contents></ListBucketResult>"
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
 ANSWERS = pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -214,6 +222,8 @@ ANSWERS = pytest.mark.parametrize(
             "another region",
         ),
         (b"", "not as an S3 server|broke"),
+        *((_listing(each), "not as an S3 server") for each in ("never", "1e300", "0001-01-01T00:00:00+14:00")),
+        (_listing(size="many"), "not as an S3 server"),
     ],
 )
 
@@ -225,6 +235,11 @@ def test_a_server_that_is_no_s3_is_told_apart(
     monkeypatch.setattr(addresses, "leads_here", lambda host: False)
     with pytest.raises(DriverError, match=sentence):
         s3_driver(server=f"http://127.0.0.1:{server(answer)}").test()
+
+
+def test_a_time_without_a_zone_is_utc(s3_driver: Callable[..., Driver], server: Callable[[bytes], int]) -> None:
+    (found,) = s3_driver(server=f"http://127.0.0.1:{server(_listing())}").walk("")
+    assert found.modified == dt.datetime(2026, 11, 23, 10, tzinfo=dt.UTC)
 
 
 @ANSWERS

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import os
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +166,53 @@ def test_a_store_that_does_not_answer_is_said_and_asked_again_and_what_cannot_be
     rule.refresh_from_db()
     assert (rule.trouble, rule.files) == ("", 3)
     assert {path for path in lying(filled) if "ckpt" in path} == {path for path in FILES if "ckpt-11" in path}
+
+
+def test_what_cannot_go_keeps_nothing_else_and_what_was_written_meanwhile_stays(
+    filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
+    driver, held = type(open_store(filled)), rules._held
+    carry = driver.carry
+
+    def refuses(self: Any, path: str, to: str, **how: Any) -> Any:
+        if path == "note.txt":
+            raise DriverError("This name is too long.")
+        return carry(self, path, to, **how)
+
+    def writes(store: Datastore) -> Any:
+        contents.store_file(store, "train/2/epoch-1.keras", io.BytesIO(b"2"), 1, acting_user=people.bob)
+        return held(store)
+
+    later(monkeypatch, 31)
+    monkeypatch.setattr(driver, "carry", refuses)
+    monkeypatch.setattr(rules, "_held", writes)
+    rules.sweep()
+    rule.refresh_from_db()
+    assert lying(filled) == {"note.txt": b"note", "train/2/epoch-1.keras": b"2"}
+    assert (rule.files, rule.trouble) == (len(FILES) - 2, "This name is too long.")
+    assert rule.due_at < timezone.now() + dt.timedelta(hours=2), "tried again"
+
+
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_old_times_and_names_that_nobody_could_write_take_nothing_away(
+    filled: Datastore, folder: Path, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
+    # As tar unpacks it.
+    os.utime(folder / "note.txt", (0, 0))
+    assert not rules.preview(filled, rule.spec).going
+    deep = folder
+    for _ in range(11):
+        deep /= "d" * 200
+    deep.mkdir(parents=True)
+    (deep / "a").touch()
+    later(monkeypatch, 31)
+    rules.sweep()
+    assert [entry.name for entry in open_store(filled).walk("")] == ["a"]
+    assert [each.why for each in rules.preview(filled, rule.spec).kept] == [
+        "nobody could restore it: no path here is like this"
+    ]
 
 
 @pytest.mark.parametrize("at", ["local"], indirect=True)

@@ -230,3 +230,17 @@ def test_what_the_store_refuses_stays_where_it_is(
     trash.remove_folder(filled, "runs", acting_user=people.bob, forever=True)
     assert lying(filled) == {}
     assert contents.amount(filled, "").files == 0
+
+
+@pytest.mark.parametrize("at", ["local"], indirect=True)
+def test_what_people_remove_does_not_wait_behind_all_that_a_rule_moves(
+    filled: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"datastore": filled, "is_folder": False, "remote": "x"}
+    for cause, many in (("a rule", 3), ("", 1)):
+        for number in range(many):
+            Removal.objects.create(path=f"{cause}{number}", cause=cause, **facts)
+    turns = list[int]()
+    monkeypatch.setattr(trash, "carry_on", lambda pk, seconds: turns.append(pk))
+    trash.sweep()
+    assert [Removal.objects.get(pk=pk).cause for pk in turns] == ["", "a rule", "a rule", "a rule"]
