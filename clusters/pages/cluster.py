@@ -39,6 +39,7 @@ from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
 from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
 from clusters.runs.preview import cost_of
+from clusters.runs.quota import enough
 from clusters.runs.status import consumer
 from clusters.spec.folders import output_folder
 from portal.access import MANAGE, OPERATE, may
@@ -187,8 +188,7 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
     may_operate = may(user, cluster.appcode, OPERATE)
     row = row_of(cluster, user=user, may_operate=may_operate, titles=flavor_titles(), now=now)
     waits = run is not None and run.phase == Run.Phase.QUEUED and run.wait_reason == "QuotaExceeded"
-    # Whatever others hold by then.
-    larger = cluster.appcode.gpu_quota + run.gpus if run and waits and may(user, cluster.appcode, MANAGE) else None
+    larger = enough(run) if run and waits and may(user, cluster.appcode, MANAGE) else None
     return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger)
 
 

@@ -73,11 +73,14 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     return redirect("cluster", cluster.appcode.code, cluster.name)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def start(request: HttpRequest) -> HttpResponse:
-    """Runs a card in the appcode that is named, under the next free name; what is refused stands in its form."""
+    """Runs a card in the appcode that is named, under the next free name; what is refused stands in its form. Who signs in again
+    there comes to the cards."""
+    if request.method != "POST":
+        return redirect("new_cluster")
     user = person(request)
-    code = appcode_for(user, request.POST.get("appcode", ""), OPERATE).code
+    code = appcode_for(user, request.POST.get("appcode", "").replace("\0", ""), OPERATE).code
     offer = offer_of(user, code)
     filled = _carded(user, request.POST, offer)
     if filled is None:
@@ -144,7 +147,13 @@ def preview_cluster(request: HttpRequest) -> HttpResponse:
     """The right column of the form: what is typed so far, judged and priced. `?change=APPCODE/NAME` is the cluster that is
     changed. Writes nothing."""
     user = person(request)
-    appcode, _, name = request.GET.get("change", "").partition("/")
+    form, cluster = sent_form(request, user)
+    return render(request, "clusters/_preview.html", _preview(request, form, user, cluster))
+
+
+def sent_form(request: HttpRequest, user: User) -> tuple[ClusterForm, Cluster | None]:
+    """What stands in the form, and by `?change=APPCODE/NAME` the cluster that is changed. Raises Http404, PermissionDenied."""
+    appcode, _, name = request.GET.get("change", "").replace("\0", "").partition("/")
     cluster = cluster_for(user, appcode, name, OPERATE) if name else None
     form = ClusterForm(
         offer_of(user, appcode or request.POST.get("appcode", "")),
@@ -153,7 +162,7 @@ def preview_cluster(request: HttpRequest) -> HttpResponse:
     )
     if cluster:
         form.fix("appcode", "name")
-    return render(request, "clusters/_preview.html", _preview(request, form, user, cluster))
+    return form, cluster
 
 
 @require_GET

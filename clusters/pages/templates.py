@@ -18,9 +18,8 @@ from clusters.access import cluster_for, run_for
 from clusters.frameworks import ROLES
 from clusters.manifest import ClusterManifest
 from clusters.models import Template
-from clusters.pages.cluster_form import ClusterForm
 from clusters.pages.conversion import short_document
-from clusters.pages.create import STAND_INS, form_page, offer_of, run_number
+from clusters.pages.create import STAND_INS, form_page, run_number, sent_form
 from clusters.pages.raw_text import Words
 from clusters.templates import (
     MAX_DESCRIPTION,
@@ -152,10 +151,13 @@ def save_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     return _save_page(request, form, reverse("cluster", args=[appcode, name]))
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def save(request: HttpRequest) -> HttpResponse:
-    """What came from one of the two forms: that of New cluster leads to this page's own, which saves."""
+    """What came from one of the two forms: that of New cluster leads to this page's own, which saves. Who signs in again there
+    comes to the form that keeps what was typed."""
     user = person(request)
+    if request.method != "POST":
+        return redirect("new_cluster")
     if "spec" not in request.POST:
         return _of_cluster_form(request, user)
     form = SaveForm(user, request.POST)
@@ -181,14 +183,14 @@ def _save(form: SaveForm, user: User) -> Template:
 
 
 def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
-    form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
+    form, cluster = sent_form(request, user)
     form.is_valid()
     manifest = form.manifest
-    # Re-Deploy with changes sends neither.
+    # A template has neither.
     if manifest is None and set(form.errors) <= {"name", "appcode"}:
         manifest = form.with_stand_ins({"name": STAND_INS["name"], "appcode": "none"})
     if manifest is None:
-        return form_page(request, form)
+        return form_page(request, form, cluster)
     spec = manifest.spec.model_dump_json(by_alias=True)
     said = {"name": form["name"].value(), "whose": Template.ME, "spec": spec}
     return _save_page(request, SaveForm(user, initial=said))

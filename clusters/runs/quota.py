@@ -121,6 +121,13 @@ def held(appcode_id: int) -> Held:
     return Held(found[0][3], largest, found[0][4] - len(found))
 
 
+def enough(run: Run) -> int:
+    """GPUs of a quota by which a run that waits for it would start, whatever others hold and wait for before it. Two queries."""
+    appcode = run.cluster.appcode
+    older = waiting(appcode.pk).filter(pk__lt=run.pk, gpus__lte=appcode.gpu_quota)
+    return held(appcode.pk).gpus + (older.aggregate(gpus=Sum("gpus"))["gpus"] or 0) + run.gpus
+
+
 def waiting(appcode_id: int) -> QuerySet[Run]:
     """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
     return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")

@@ -313,9 +313,11 @@ def request_quota(request: HttpRequest, code: str) -> HttpResponse:
     asked = appcode.asked
     again = asked if asked and (asked.is_open or asked.state == QuotaRequest.State.REFUSED) else None
     first = RequestForm.shown(requests_actions.proposed_terms(appcode, timezone.now()))
-    # What is needed by whom a refusal led here.
-    needed = {name: layout.words(request, name) for name in ("gpus", "storage")}
-    first |= {name: said for name, said in needed.items() if said.isascii() and said.isdecimal()}
+    # What is needed by whom a refusal led here; an open request may ask for more than that.
+    for name in ("gpus", "storage"):
+        needed = layout.words(request, name)
+        if needed.isascii() and needed.isdecimal():
+            first[name] = max(int(needed), first[name]) if asked and asked.is_open else int(needed)
     form = RequestForm(request.POST or None, initial={**first, "reason": again.reason if again else ""})
     if request.method == "POST":
         try:

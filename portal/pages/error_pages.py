@@ -143,21 +143,22 @@ def server_error(request: HttpRequest) -> HttpResponse:
     failed = sys.exception()
     try:
         again = request.get_full_path() if read else layout.came_from(request)
-        if isinstance(failed, Unavailable | OperationalError | InterfaceError):
-            return _unavailable(request, failed, again)
-        if read:
-            lost, advice = "", "Try again."
+        # A database that went away may have done what it was sent.
+        if read or isinstance(failed, Unavailable):
+            lost, advice = "", "Try again"
         else:
             lost, advice = (
                 " What you just sent may not have been done.",
-                "Look whether it was done before you send it again.",
+                "Look whether it was done before you send it again",
             )
+        if isinstance(failed, Unavailable | OperationalError | InterfaceError):
+            return _unavailable(request, failed, lost, advice, again)
         return oops(
             request,
             500,
             "Something went wrong in the portal",
             lost=f"Your clusters keep running and their data is safe.{lost}",
-            advice=f"{advice} If it happens again, tell an administrator the reference below.",
+            advice=f"{advice}. If it happens again, tell an administrator the reference below.",
             again=again,
         )
     except Exception:
@@ -166,16 +167,16 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return HttpResponse(sentence, status=500, content_type="text/plain")
 
 
-def _unavailable(request: HttpRequest, failed: Exception, again: str) -> HttpResponse:
-    """Of a part that does not answer: nothing was changed, as `Unavailable` promises and as an unanswered database leaves it."""
+def _unavailable(request: HttpRequest, failed: Exception, lost: str, advice: str, again: str) -> HttpResponse:
+    """Of a part that does not answer."""
     detail = str(failed) if isinstance(failed, Unavailable) else "The portal's database does not answer."
     response = oops(
         request,
         503,
         "Not available at the moment",
-        lost="Your clusters keep running and their data is safe.",
+        lost=f"Your clusters keep running and their data is safe.{lost}",
         detail=detail,
-        advice="Try again in a few seconds.",
+        advice=f"{advice}, in a few seconds.",
         again=again,
     )
     response["Retry-After"] = str(Unavailable.wait)

@@ -21,7 +21,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
-from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.http import escape_leading_slashes, url_has_allowed_host_and_scheme
 
 from portal import demonstration
 from portal.db import keyset
@@ -146,7 +146,7 @@ def came_from(request: HttpRequest) -> str:
     if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
         return "/"
     parts = urlsplit(referer)
-    return parts.path + (f"?{parts.query}" if parts.query else "")
+    return escape_leading_slashes(parts.path + (f"?{parts.query}" if parts.query else ""))
 
 
 def theme(request: HttpRequest) -> str:

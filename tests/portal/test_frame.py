@@ -323,6 +323,12 @@ def test_a_failure_keeps_the_navigation_without_asking_the_database(
     assert answer["X-Request-ID"] in page
     assert f"error id {answer['X-Request-ID']}" in caplog.text
     assert "a bug" not in page
+    # A database that went away may have done what was sent; what is Unavailable has done nothing.
+    monkeypatch.setattr(layout, "came_from", lambda _: "/appcodes")
+    monkeypatch.setattr(pages_appcodes, "attempt", broken)
+    page = client.post("/appcodes/ops-demo/request/withdraw").content.decode()
+    assert said in page
+    assert ("before you send it again" in page) == (not isinstance(failure, Unavailable))
 
 
 @pytest.mark.django_db
@@ -351,8 +357,10 @@ def test_a_form_that_was_too_old_leads_back_to_itself(people: Any) -> None:
     answer = client.post("/appcodes/new", {"code": "x"}, **sent)
     assert answer.status_code == 403
     assert 'href="/appcodes/new?from=help">Load the page again' in answer.content.decode()
-    elsewhere = client.post("/appcodes/new", {"code": "x"}, HTTP_REFERER="https://evil.example/x")
-    assert "evil.example" not in elsewhere.content.decode()
+    for referer in ("https://evil.example/x", "http://testserver//evil.example/x"):
+        elsewhere = client.post("/appcodes/new", {"code": "x"}, HTTP_REFERER=referer)
+        assert 'href="//evil.example' not in elsewhere.content.decode()
+        assert 'href="https://evil.example' not in elsewhere.content.decode()
 
 
 @pytest.mark.django_db

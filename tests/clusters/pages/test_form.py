@@ -376,6 +376,8 @@ def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(
         client.post("/appcodes/ops-demo/request", {"gpus": "12", "storage": "1024", "reason": "Two models"}).status_code
         == 302
     )
+    # It waits for more than this: the smaller number does not take its place.
+    assert re.search(r'name="gpus" value="12"', client.get(f"{larger}9").content.decode())
     refused_too = as_person(people.bob).get(f"{larger}12")
     assert (refused_too.status_code, "asked for by its owners: alice." in refused_too.content.decode()) == (403, True)
     client = as_person(people.alice)
@@ -389,6 +391,15 @@ def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(
     page = client.post("/clusters/preview", body).content.decode()
     assert "Can never start" in page
     assert larger not in page
+
+
+def test_who_waits_behind_others_asks_for_what_those_need_too(make_cluster, people, as_person):
+    from clusters.runs import quota
+
+    for name, workers in (("first", 7), ("second", 6), ("third", 1)):
+        quota.admit(make_cluster(name, workers=workers).current_run.pk)
+    page = as_person(people.alice).get("/clusters/ops-demo/third").content.decode()
+    assert '"/appcodes/ops-demo/request?gpus=17"' in page
 
 
 def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(catalogue, people, as_person):

@@ -74,6 +74,19 @@ def test_a_changed_definition_is_saved_without_a_run_and_cancel_leads_back(whole
     assert (Template.objects.get().spec["retries"], Run.objects.count()) == (7, 1)
 
 
+def test_what_is_wrong_in_a_changed_definition_is_mended_in_its_own_form(whole, people, as_person):
+    client = as_person(people.alice)
+    page = client.get("/clusters/ops-demo/demo/change").content.decode()
+    assert 'formaction="/templates/save?change=ops-demo/demo"' in page
+    page = client.post("/templates/save?change=ops-demo/demo", sent(page) | {"retries": "x"}).content.decode()
+    assert wrong_fields(page) == {"retries": "Give a whole number."}
+    assert 'id="cluster-form" action="/clusters/ops-demo/demo/change"' in page
+    assert client.post("/templates/save?change=a%00/b", {}).status_code == 404
+    # Who was signed out on a page that only a form leads to comes back to the form that keeps what was typed.
+    for address in ("/templates/save", "/clusters/start"):
+        assert client.get(address)["Location"] == "/clusters/new"
+
+
 def test_what_is_missing_by_now_is_said_when_it_is_used_and_not_lost(whole, people, as_person):
     from clusters.models import Cluster, Image
 
@@ -140,7 +153,8 @@ def test_what_no_column_takes_is_refused_and_not_an_error(whole, people, as_pers
     client = as_person(people.alice)
     for address in ("template=me/a%00", "template=a%00/b", "clone=a%00/b"):
         assert client.get(f"/clusters/new?{address}").status_code == 404
-    assert client.post("/clusters/start", {"template": "me/a\0", "appcode": "ops-demo"}).status_code == 404
+    for card in ({"template": "me/a\0", "appcode": "ops-demo"}, {"start": "hello-gpu", "appcode": "a\0"}):
+        assert client.post("/clusters/start", card).status_code == 404
     for image, said in (("a\0", "image: NUL characters are not allowed."), ("\ud800", "spec: Give an object, {…}.")):
         spec = json.dumps({**whole.spec, "image": image})
         assert said in client.post("/templates/save", {"spec": spec, "name": "x", "whose": "me"}).content.decode()
