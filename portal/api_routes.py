@@ -1,10 +1,11 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from portal.api import views
+from portal.profile.api import MeNotifications
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("me", views.MeView.as_view()),
-    path("me/notifications", views.MeNotifications.as_view()),
+    path("me/notifications", MeNotifications.as_view()),
     path("appcodes", views.Appcodes.as_view()),
     path("appcodes/<slug:code>", views.OneAppcode.as_view()),
     path("appcodes/<slug:code>/request", views.OneRequest.as_view()),

@@ -352,14 +352,22 @@ class Event(models.Model):
         return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"
 
 
+# The name of the only webhook that a person has.
+OWN_WEBHOOK = "me"
+
+
 class Webhook(models.Model):
-    """Where events go: those of one appcode, or with `appcode` None all of them. `kinds` are `run.failed`, `run.*` or `*`.
+    """Where events go: those of one appcode, those of runs that one person started, or with neither all of them. `kinds` are
+    `run.failed`, `run.*` or `*`.
 
     The URL is kept like the secrets, because many receivers put a token into it. A deleted one stays without them until its
     last deliveries are forgotten: events that happen at that very moment still name it.
     """
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, null=True, related_name="webhooks")
+    person = models.ForeignKey(
+        User, on_delete=models.CASCADE, null=True, related_name="+", help_text="Whose own it is; they have one at most."
+    )
     name = models.CharField(max_length=63)
     url = EncryptedTextField()
     host = models.CharField(max_length=260, help_text="Of the URL, with its port: receivers share what they can take.")
@@ -379,13 +387,26 @@ class Webhook(models.Model):
         ordering: ClassVar = ["appcode__code", "name"]
         constraints: ClassVar = [
             models.UniqueConstraint(
-                fields=["appcode", "name"], condition=Q(deleted_at=None), nulls_distinct=False, name="webhook_name_once"
+                fields=["appcode", "person", "name"],
+                condition=Q(deleted_at=None),
+                nulls_distinct=False,
+                name="webhook_name_once",
+            ),
+            models.CheckConstraint(
+                condition=Q(person=None) | Q(appcode=None, name=OWN_WEBHOOK), name="webhook_of_a_person_is_no_appcodes"
             ),
             models.CheckConstraint(condition=Q(kinds__len__gte=1), name="webhook_kinds"),
         ]
 
     def __str__(self) -> str:
+        if self.person:
+            return f"{self.name} of {self.person.username}"
         return f"{self.appcode.code}/{self.name}" if self.appcode else self.name
+
+    @property
+    def title(self) -> str:
+        """As who may see it reads it: nobody sees somebody else's own."""
+        return "My webhook" if self.person_id else self.name
 
     def secrets_at(self, now: dt.datetime) -> list[str]:
         """Those that sign at `now`, the newest first."""

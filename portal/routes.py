@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path, register_convert
 from django.urls.converters import StringConverter
 
 from portal.pages import admin, appcodes, help_page
+from portal.profile import views as profile
 
 
 class Username(StringConverter):
@@ -24,7 +25,7 @@ register_converter(PersonVerb, "person_verb")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/gpus", appcodes.gpus, name="frame_gpus"),
-    path("frame/news", appcodes.news, name="frame_news"),
+    path("frame/news", profile.news, name="frame_news"),
     path("frame/appcodes", appcodes.appcode_menu, name="frame_appcodes"),
     path("frame/appcode", appcodes.switch_appcode, name="switch_appcode"),
     path("frame/expiry", appcodes.notices, name="expiry_notices"),
@@ -42,10 +43,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/members", appcodes.set_member, name="set_member"),
     path("", include("portal.webhooks.routes")),
     path("appcodes/<slug:code>/<verdict:verdict>", admin.decide, name="decide_appcode"),
-    path("profile", appcodes.profile, name="profile"),
-    path("profile/notifications", appcodes.notifications, name="notifications"),
-    path("profile/zone", appcodes.set_zone, name="set_zone"),
-    path("profile/tokens/<slug:token_key>/revoke", appcodes.revoke_token, name="revoke_token"),
+    path("profile", profile.profile, name="profile"),
+    path("profile/notifications", profile.notifications, name="notifications"),
+    path("profile/zone", profile.set_zone, name="set_zone"),
+    path("profile/tokens/<slug:token_key>/revoke", profile.revoke_token, name="revoke_token"),
     path("admin/appcodes", admin.requests, name="admin_appcodes"),
     path("admin/orgs", admin.org_nodes, name="admin_orgs"),
     path("admin/orgs/new", admin.org_node, name="new_org"),

@@ -23,9 +23,10 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run, Task
 from clusters.phase import TROUBLES, RunState, TaskState, next_phase
-from clusters.runs.telling import mail_news
+from clusters.runs.telling import tell
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
+from portal.models import Event
 
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
@@ -92,11 +93,12 @@ def refresh(
         usage = money[consumer(run)]
         run.usage_as_of, run.gpu_seconds, run.gpu_rate = now, usage.gpu_seconds, usage.gpu_rate
         run.cost, run.cost_rate = usage.cost, usage.cost_rate
+    told = []
     for run in moved:
         run.phase_since = now
-        _phase_changed(run, now)
-    if moved:
-        mail_news(moved)
+        told.append((run, _phase_changed(run, now)))
+    if told:
+        tell(told)
     # What the caller has changed is not known here, unless it says what.
     update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
 
@@ -129,7 +131,7 @@ def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int,
     return steady, others
 
 
-def _phase_changed(run: Run, now: dt.datetime) -> None:
+def _phase_changed(run: Run, now: dt.datetime) -> Event:
     if run.phase == Run.Phase.RUNNING and run.started_at is None:
         run.started_at = now
         limit = run.spec.get("timeLimit")
@@ -147,7 +149,8 @@ def _phase_changed(run: Run, now: dt.datetime) -> None:
         if run.cluster.deleted_at:
             transaction.on_commit(lambda: wakeups.wake_purge(run.cluster_id))
     message = f"Run {run.number} {run.phase}. {run.message}".strip()
-    record_all([run_event(f"run.{run.phase.lower()}", run, message, reason=run.reason, **_measured(run))])
+    [event] = record_all([run_event(f"run.{run.phase.lower()}", run, message, reason=run.reason, **_measured(run))])
+    return event
 
 
 def _measured(run: Run) -> dict[str, Any]:

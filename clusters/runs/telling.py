@@ -1,5 +1,5 @@
-"""Who started a run is told when it comes to a phase that they have chosen (portal/notifications.py): by a mail that is written
-with the phase itself, and by their browsers, which ask for what is new.
+"""Who started a run is told when it comes to a phase that they have chosen (portal/profile/notifications.py): by a mail and a
+delivery to their webhook, which are written with the phase itself, and by their browsers, which ask for what is new.
 
 Who is a member of the appcode no more is told nothing.
 """
@@ -10,14 +10,15 @@ import datetime as dt
 from collections.abc import Collection, Sequence
 
 from django.conf import settings
+from django.db.models import Q
 from django.urls import reverse
 
 from clusters.access import clusters_for
 from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run
 from portal import hooks
-from portal.models import Membership, User
-from portal.notifications import PHASES
+from portal.models import Delivery, Event, Membership, User, Webhook
+from portal.profile.notifications import PHASES
 
 
 def url_of(run: Run) -> str:
@@ -25,22 +26,34 @@ def url_of(run: Run) -> str:
     return reverse(page, args=[run.cluster.appcode.code, run.cluster.name])
 
 
-def mail_news(runs: Sequence[Run]) -> None:
-    """Of runs whose phase has just changed, in that transaction: at most two queries and one for each mail."""
-    told = {run.created_by_id for run in runs if run.created_by_id and run.phase.lower() in PHASES}
-    people = User.objects.filter(pk__in=told, is_active=True, mail_phases__len__gt=0).exclude(email="").in_bulk()
+def tell(moved: Sequence[tuple[Run, Event]]) -> None:
+    """Of runs whose phase has just changed, each with the event that says so, in that transaction: at most four queries and one
+    for each mail."""
+    told = {run.created_by_id for run, _ in moved if run.created_by_id and run.phase.lower() in PHASES}
+    chosen = Webhook.objects.filter(person__in=told, person__is_active=True, enabled=True, deleted_at=None)
+    webhooks = {webhook.person_id: webhook for webhook in chosen.defer("url", "secret", "old_secret")}
+    by_mail = Q(mail_phases__len__gt=0) & ~Q(email="")
+    people = User.objects.filter(by_mail | Q(pk__in=webhooks), pk__in=told, is_active=True).in_bulk()
     if not people:
         return
     members = set(Membership.objects.filter(user__in=people).values_list("user_id", "appcode_id"))
-    for run in runs:
+    deliveries = []
+    for run, event in moved:
         user = people.get(run.created_by_id or 0)
-        if user is None or run.phase.lower() not in user.mail_phases:
+        if user is None or not (user.is_superuser or (user.pk, run.cluster.appcode_id) in members):
             continue
-        if user.is_superuser or (user.pk, run.cluster.appcode_id) in members:
-            title, text = _words(run)
-            for tell in hooks.mail:
-                body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n\n{_why()}\n"
-                tell(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, body, [user.email])
+        if user.email and run.phase.lower() in user.mail_phases:
+            _mail(run, user)
+        if (webhook := webhooks.get(user.pk)) and event.verb in webhook.kinds:
+            deliveries.append(Delivery(webhook=webhook, event=event, kind=event.verb))
+    Delivery.objects.bulk_create(deliveries)
+
+
+def _mail(run: Run, user: User) -> None:
+    title, text = _words(run)
+    body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n\n{_why()}\n"
+    for tell_by_mail in hooks.mail:
+        tell_by_mail(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, body, [user.email])
 
 
 def news(user: User, phases: Collection[str], since: dt.datetime) -> list[hooks.News]:

@@ -37,7 +37,6 @@ from portal.api.problems import PasswordToChoose
 from portal.api.tokens import BearerAuthentication
 from portal.manifests import Value, parse
 from portal.models import Appcode, QuotaRequest, User
-from portal.notifications import Notifications, notifications_of, set_notifications
 from portal.specs import Answered, AppcodeManifest, Granted, MeChange, Wanted
 
 EXAMPLE = OpenApiExample(
@@ -68,29 +67,6 @@ class MeView(APIView):
         wanted, user = parse(MeChange, request.data), person(request)
         people_actions.set_time_zone(wanted.time_zone, acting_user=user)
         return Response(me(user))
-
-
-class MeNotifications(APIView):
-    @extend_schema(
-        operation_id="me_notifications",
-        summary="What I am told of runs that I started",
-        responses=Notifications,
-    )
-    def get(self, request: Request) -> Response:
-        return Response(notifications_of(person(request)).model_dump(mode="json", by_alias=True))
-
-    @extend_schema(
-        operation_id="me_notifications_set",
-        summary="Choose what I am told",
-        description="Mail goes to my address; notifications come from every browser with a page of the portal open that I have "
-        "allowed to show them. What is left out is not told.",
-        request=Notifications,
-        responses=Notifications,
-    )
-    def put(self, request: Request) -> Response:
-        wanted = parse(Notifications, request.data)
-        set_notifications(wanted, acting_user=person(request))
-        return Response(wanted.model_dump(mode="json", by_alias=True))
 
 
 class Appcodes(APIView):

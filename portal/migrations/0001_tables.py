@@ -487,6 +487,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "person",
+                    models.ForeignKey(
+                        help_text="Whose own it is; they have one at most.",
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
                     "created_by",
                     models.ForeignKey(
                         null=True,
@@ -501,9 +511,15 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(
                         condition=models.Q(("deleted_at", None)),
-                        fields=("appcode", "name"),
+                        fields=("appcode", "person", "name"),
                         name="webhook_name_once",
                         nulls_distinct=False,
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("person", None), models.Q(("appcode", None), ("name", "me")), _connector="OR"
+                        ),
+                        name="webhook_of_a_person_is_no_appcodes",
                     ),
                     models.CheckConstraint(condition=models.Q(("kinds__len__gte", 1)), name="webhook_kinds"),
                 ],

@@ -1,9 +1,7 @@
-"""Pages of appcodes and of one's own profile, and the fragments of the frame. Thin: parse, access, action, render."""
+"""Pages of appcodes, and the fragments of the frame. Thin: parse, access, action, render."""
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -24,13 +22,9 @@ from portal import access, hooks
 from portal.access import MANAGE
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import members as members_actions
-from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
-from portal.actions import tokens as tokens_actions
 from portal.errors import Conflict, Invalid
-from portal.manifests import parse
 from portal.models import STANDINGS, Appcode, Membership, QuotaRequest, User
-from portal.notifications import PHASES, Notifications, set_notifications
 from portal.pages import decisions, layout
 from portal.pages.forms import (
     AppcodeForm,
@@ -38,8 +32,6 @@ from portal.pages.forms import (
     MemberForm,
     RequestForm,
     TermsForm,
-    TokenForm,
-    ZoneForm,
     show_errors,
 )
 from portal.terms import day
@@ -49,7 +41,6 @@ SWITCHER_LIMIT = 30
 SEARCH_LIMIT, SUGGESTIONS = 8, 4
 ACTIVITY = 20
 NOTICES = 5
-NEWS_KEPT, NEWS_LATE = dt.timedelta(hours=1), dt.timedelta(minutes=1)
 # What a page says nothing of any more: it is in the activity.
 GONE = (QuotaRequest.State.APPROVED, QuotaRequest.State.WITHDRAWN)
 
@@ -384,82 +375,3 @@ def set_member(request: HttpRequest, code: str) -> HttpResponse:
     if not access.appcodes_for(user).filter(pk=appcode.pk).exists():
         return redirect("appcodes")
     return redirect("appcode", code)
-
-
-# One's own
-
-
-@get_or_post
-@never_cache
-def profile(request: HttpRequest) -> HttpResponse:
-    """Who I am, my appcodes and my tokens. The text of a new token is in the answer to its form and nowhere else."""
-    user = person(request)
-    form, made = TokenForm(request.POST or None), None
-    if request.method == "POST" and form.is_valid():
-        try:
-            token, text = tokens_actions.make_token(
-                form.cleaned_data["name"], form.cleaned_data["days"], acting_user=user
-            )
-        except Invalid as error:
-            show_errors(form, error, {"name": "name", "days": "days"})
-        except Conflict as error:
-            form.add_error(None, str(error))
-        else:
-            made, form = {"token": token, "text": text}, TokenForm()
-    context = {
-        "form": form, "made": made, "zone": ZoneForm(initial={"time_zone": user.time_zone}),
-        "tokens": user.auth_token_set.order_by("-created"),
-        "memberships": user.memberships.select_related("appcode").order_by("appcode__code"),
-        "ways": [("mail", "By mail", user.mail_phases), ("browser", "In this browser", user.browser_phases)], "phases": PHASES,
-        "sends_mail": layout.sends_mail(),
-    }  # fmt: skip
-    return render(request, "portal/profile.html", context)
-
-
-@require_safe
-@never_cache
-def news(request: HttpRequest) -> JsonResponse:
-    """What has happened to my runs since `?since=` (an ISO time, by our clock), for static/portal/notify.js; `now` is the next
-    `since`, and lies NEWS_LATE back: a change is written down a while after the time that it has. So some is told again, and its
-    key says which. What is older than NEWS_KEPT is none any more."""
-    now = timezone.now()
-    try:
-        since = max(dt.datetime.fromisoformat(request.GET.get("since", "")), now - NEWS_KEPT)
-    except (ValueError, TypeError):  # none yet, or one without a zone
-        since = now
-    user = person(request)
-    found = [each for ask in hooks.news for each in ask(user, user.browser_phases, since)]
-    until = found[-1].at if len(found) >= hooks.NEWS_AT_ONCE else now - NEWS_LATE
-    return JsonResponse({"now": until.isoformat(), "news": [dataclasses.asdict(each) for each in found]})
-
-
-@require_POST
-def notifications(request: HttpRequest) -> HttpResponse:
-    """What I am told of my runs. Only boxes are sent, so that what is refused was never on the page."""
-    said = {name: request.POST.getlist(name) for name in ("mail", "browser")}
-    set_notifications(parse(Notifications, said), acting_user=person(request))
-    messages.success(request, "Saved: you are told of your runs as you have chosen.")
-    return redirect(reverse("profile") + "#notifications")
-
-
-@require_POST
-def set_zone(request: HttpRequest) -> HttpResponse:
-    """The zone in which one reads and types times."""
-    form = ZoneForm(request.POST)
-    attempt(
-        request,
-        lambda: people_actions.set_time_zone(request.POST.get("time_zone", ""), acting_user=person(request)),
-        f"Times are shown in {form.data.get('time_zone') or 'the zone of the browser'}.",
-    )
-    return redirect("profile")
-
-
-@require_POST
-def revoke_token(request: HttpRequest, token_key: str) -> HttpResponse:
-    token = access.token_for(person(request), token_key)
-    attempt(
-        request,
-        lambda: tokens_actions.revoke_token(token, acting_user=person(request)),
-        f"The token “{token.name}” is revoked.",
-    )
-    return redirect("profile")

@@ -1,15 +1,15 @@
-"""Which webhooks and deliveries a person may see: owners those of their appcodes, administrators all. Nobody else sees any,
-because the URL of a receiver is often a secret in itself.
+"""Which webhooks and deliveries a person may see: owners those of their appcodes, administrators those of all appcodes and of
+everything, and everybody their own, which nobody else sees. The URL of a receiver is often a secret in itself.
 """
 
 from __future__ import annotations
 
 import uuid
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404
 
-from portal.access import MANAGE, appcode_for, require_administrator
+from portal.access import MANAGE, appcode_for, appcodes_for, require_administrator
 from portal.models import Appcode, Delivery, User, Webhook
 
 
@@ -26,20 +26,31 @@ def webhooks_of(appcode: Appcode | None) -> QuerySet[Webhook]:
 
 
 def all_webhooks() -> QuerySet[Webhook]:
-    """For administrators."""
-    return Webhook.objects.filter(deleted_at=None).select_related("appcode", "created_by")
+    """For administrators; people's own are not among them."""
+    return Webhook.objects.filter(person=None, deleted_at=None).select_related("appcode", "created_by")
 
 
-def webhook_for(user: User, code: str | None, name: str) -> Webhook:
-    """Raises Http404 (absent or not theirs) or PermissionDenied (a member who is no owner)."""
-    found = webhooks_of(owner_of(user, code)).filter(name=name).first()
+def own_webhook(user: User) -> Webhook | None:
+    """One query."""
+    return Webhook.objects.filter(person=user, deleted_at=None).select_related("person", "created_by").first()
+
+
+def webhook_for(user: User, code: str | None, name: str | None) -> Webhook:
+    """One's own where there is no name. Raises Http404 (absent or not theirs) or PermissionDenied (a member who is no owner)."""
+    found = webhooks_of(owner_of(user, code)).filter(name=name).first() if name else own_webhook(user)
     if found is None:
-        raise Http404(f"There is no webhook “{name}”.")
+        raise Http404(
+            f"There is no webhook “{name}”." if name else "You have no webhook of your own; choose one on your profile."
+        )
     return found
 
 
 def deliveries_of(webhook: Webhook) -> QuerySet[Delivery]:
-    return Delivery.objects.filter(webhook=webhook).select_related("event")
+    """Of a person's own those of appcodes that they may still see."""
+    found = Delivery.objects.filter(webhook=webhook).select_related("event")
+    if webhook.person:
+        found = found.filter(Q(event__appcode="") | Q(event__appcode__in=appcodes_for(webhook.person).values("code")))
+    return found
 
 
 def delivery_for(webhook: Webhook, uid: uuid.UUID) -> Delivery:

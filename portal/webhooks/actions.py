@@ -11,15 +11,16 @@ import secrets
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.http import Http404
 from django.utils import timezone
 
 from portal import events
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
-from portal.models import Appcode, Delivery, Event, User, Webhook
-from portal.webhooks import posting, specs
+from portal.models import OWN_WEBHOOK, Appcode, Delivery, Event, User, Webhook
+from portal.webhooks import access, posting, specs
 from portal.webhooks.sending import rules
-from portal.webhooks.specs import WebhookManifest
+from portal.webhooks.specs import WebhookManifest, WebhookMetadata, WebhookSpec
 
 MAX_OF_EVERYTHING = 50
 # A receiver has this long to learn a new secret.
@@ -38,6 +39,13 @@ def require_owner(user: User, appcode: Appcode | None) -> None:
         require(user, appcode, MANAGE)
 
 
+def require_owner_of(user: User, webhook: Webhook) -> None:
+    if webhook.person_id is None:
+        require_owner(user, webhook.appcode)
+    elif webhook.person_id != user.pk:
+        raise Http404("There is no such webhook.")
+
+
 @transaction.atomic
 def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting_user: User) -> tuple[Webhook, str]:
     """Makes a webhook of an appcode, or of everything; returns it with its secret, which is shown only now.
@@ -45,8 +53,7 @@ def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting
     Raises Invalid with paths of the manifest, Conflict when there are too many.
     """
     require_owner(acting_user, appcode)
-    target = _target(manifest)
-    mine, most = Webhook.objects.filter(appcode=appcode, deleted_at=None), MAX_OF_EVERYTHING
+    mine, most = Webhook.objects.filter(appcode=appcode, person=None, deleted_at=None), MAX_OF_EVERYTHING
     if appcode is not None:
         # Two at once are counted one after the other.
         Appcode.objects.select_for_update(no_key=True).get(pk=appcode.pk)
@@ -55,9 +62,34 @@ def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting
         raise _taken(manifest)
     if mine.count() >= most:
         raise Conflict(f"There are {most} webhooks already; delete one that is not needed.")
+    return _make(manifest, acting_user, appcode=appcode)
+
+
+@transaction.atomic
+def set_own_webhook(spec: WebhookSpec | None, *, acting_user: User) -> str | None:
+    """Makes one's own webhook what `spec` says, None: removes it. Returns the secret of a new one, which is told only now.
+
+    The caller has changed the person's row in this transaction, so that two at once come one after the other. Raises Invalid
+    with paths of a manifest, Conflict.
+    """
+    webhook = access.own_webhook(acting_user)
+    if spec is None:
+        if webhook is not None:
+            delete_webhook(webhook, acting_user=acting_user)
+        return None
+    manifest = WebhookManifest(metadata=WebhookMetadata(name=OWN_WEBHOOK), spec=spec)
+    if webhook is None:
+        return _make(manifest, acting_user, person=acting_user)[1]
+    change_webhook(webhook, manifest, acting_user=acting_user)
+    return None
+
+
+def _make(
+    manifest: WebhookManifest, acting_user: User, *, appcode: Appcode | None = None, person: User | None = None
+) -> tuple[Webhook, str]:
     secret = _new_secret()
     webhook = Webhook(
-        appcode=appcode, name=manifest.metadata.name, url=manifest.spec.url, host=target.name,
+        appcode=appcode, person=person, name=manifest.metadata.name, url=manifest.spec.url, host=_target(manifest).name,
         kinds=manifest.spec.events, enabled=manifest.spec.enabled, secret=secret, created_by=acting_user,
     )  # fmt: skip
     try:
@@ -72,7 +104,7 @@ def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting
 @transaction.atomic
 def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: User) -> Webhook:
     """Makes it what the manifest says; its name stays. Enabling sends what waits. Raises Invalid, Conflict."""
-    require_owner(acting_user, webhook.appcode)
+    require_owner_of(acting_user, webhook)
     if manifest.metadata.name != webhook.name:
         raise Invalid.at("metadata", "name", message="A name cannot be changed; make another webhook.")
     target, webhook = _target(manifest), _locked(webhook)
@@ -104,7 +136,7 @@ def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: 
 @transaction.atomic
 def delete_webhook(webhook: Webhook, *, acting_user: User) -> None:
     """Nothing more is sent, not even what waits. The row goes with the last of its deliveries."""
-    require_owner(acting_user, webhook.appcode)
+    require_owner_of(acting_user, webhook)
     webhook = _locked(webhook)
     _record("webhook.deleted", webhook, acting_user, f"Sent {_kinds(webhook)} to {webhook.host}.")
     webhook.deleted_at, webhook.enabled = timezone.now(), False
@@ -115,7 +147,7 @@ def delete_webhook(webhook: Webhook, *, acting_user: User) -> None:
 @transaction.atomic
 def rotate_secret(webhook: Webhook, *, acting_user: User) -> str:
     """A new secret, which is shown only now; messages are signed with the one before, too, for a day."""
-    require_owner(acting_user, webhook.appcode)
+    require_owner_of(acting_user, webhook)
     webhook, secret = _locked(webhook), _new_secret()
     webhook.old_secret, webhook.old_secret_until = webhook.secret, timezone.now() + BOTH_HOLD
     webhook.secret = secret
@@ -135,7 +167,7 @@ def send_test(webhook: Webhook, *, acting_user: User) -> Delivery:
 
     Raises Conflict while it is disabled, or when several tests wait already.
     """
-    require_owner(acting_user, webhook.appcode)
+    require_owner_of(acting_user, webhook)
     webhook = _enabled(_locked(webhook))
     waiting = Delivery.objects.filter(webhook=webhook, state=Delivery.State.WAITING, kind=TEST)
     if waiting.count() >= MAX_TESTS:
@@ -148,7 +180,7 @@ def send_test(webhook: Webhook, *, acting_user: User) -> Delivery:
 @transaction.atomic
 def deliver_again(delivery: Delivery, *, acting_user: User) -> Delivery:
     """Sends it again now, under the same id, and tries for as long as with a new one. Raises Conflict while disabled."""
-    require_owner(acting_user, delivery.webhook.appcode)
+    require_owner_of(acting_user, delivery.webhook)
     webhook = _enabled(_locked(delivery.webhook))
     Delivery.objects.filter(pk=delivery.pk).update(
         state=Delivery.State.WAITING, next_at=timezone.now(), attempts=0, first_at=None, claim=None
@@ -181,16 +213,16 @@ def _taken(manifest: WebhookManifest) -> Invalid:
 
 def _locked(webhook: Webhook) -> Webhook:
     """The row as it is now. NO KEY UPDATE: events that are delivered to it meanwhile need not wait. Raises Conflict."""
-    rows = Webhook.objects.select_for_update(of=("self",), no_key=True).select_related("appcode")
+    rows = Webhook.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "person")
     found = rows.filter(pk=webhook.pk, deleted_at=None).first()
     if found is None:
-        raise Conflict(f"{webhook.name} was deleted.")
+        raise Conflict(f"{webhook.title} was deleted.")
     return found
 
 
 def _enabled(webhook: Webhook) -> Webhook:
     if not webhook.enabled:
-        raise Conflict(f"{webhook.name} is disabled; enable it first.")
+        raise Conflict(f"{webhook.title} is disabled; enable it first.")
     return webhook
 
 

@@ -1,4 +1,5 @@
-"""REST of webhooks: the same below an appcode, for its owners, and below /webhooks for administrators (events of everything)."""
+"""REST of webhooks: the same below an appcode, for its owners, below /webhooks for administrators (events of everything), and
+below /me/webhook one's own, which is chosen with the other ways to be told (/me/notifications)."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class AllWebhooks(AppcodeWebhooks):
 
 class OneWebhook(APIView):
     @extend_schema(operation_id="webhooks_read", summary="A webhook as a manifest", responses=WebhookDocument)
-    def get(self, request: Request, name: str, code: str | None = None) -> Response:
+    def get(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         return Response(webhook_document(access.webhook_for(person(request), code, name)))
 
     @extend_schema(
@@ -104,7 +105,7 @@ class OneWebhook(APIView):
         responses=WebhookDocument,
         examples=[EXAMPLE],
     )
-    def put(self, request: Request, name: str, code: str | None = None) -> Response:
+    def put(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         user = person(request)
         webhook = access.webhook_for(user, code, name)
         changed = actions.change_webhook(webhook, read_webhook(request.data, name=name), acting_user=user)
@@ -116,7 +117,7 @@ class OneWebhook(APIView):
         request=None,
         responses={204: None},
     )
-    def delete(self, request: Request, name: str, code: str | None = None) -> Response:
+    def delete(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         user = person(request)
         actions.delete_webhook(access.webhook_for(user, code, name), acting_user=user)
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -130,7 +131,7 @@ class RotateSecret(APIView):
         request=None,
         responses=WebhookSecret,
     )
-    def post(self, request: Request, name: str, code: str | None = None) -> Response:
+    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         user = person(request)
         webhook = access.webhook_for(user, code, name)
         secret = actions.rotate_secret(webhook, acting_user=user)
@@ -146,7 +147,7 @@ class SendTest(APIView):
         request=None,
         responses={202: DeliveryDocument},
     )
-    def post(self, request: Request, name: str, code: str | None = None) -> Response:
+    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         user = person(request)
         row = actions.send_test(access.webhook_for(user, code, name), acting_user=user)
         return Response(delivery_document(row), status=status.HTTP_202_ACCEPTED)
@@ -159,7 +160,7 @@ class Deliveries(APIView):
         parameters=FILTERS,
         responses=DeliveryPage,
     )
-    def get(self, request: Request, name: str, code: str | None = None) -> Response:
+    def get(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
         rows = access.deliveries_of(access.webhook_for(person(request), code, name))
         if state := text(request, "state", longest=10):
             if state not in Delivery.State.values:
@@ -176,7 +177,7 @@ class OneDelivery(APIView):
         summary="A delivery with what is sent and what was answered",
         responses=DeliveryDocument,
     )
-    def get(self, request: Request, name: str, uid: uuid.UUID, code: str | None = None) -> Response:
+    def get(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Response:
         webhook = access.webhook_for(person(request), code, name)
         return Response(delivery_document(access.delivery_for(webhook, uid)))
 
@@ -188,22 +189,29 @@ class DeliverAgain(APIView):
         request=None,
         responses={202: DeliveryDocument},
     )
-    def post(self, request: Request, name: str, uid: uuid.UUID, code: str | None = None) -> Response:
+    def post(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Response:
         user = person(request)
         row = access.delivery_for(access.webhook_for(user, code, name), uid)
         again = actions.deliver_again(row, acting_user=user)
         return Response(delivery_document(again), status=status.HTTP_202_ACCEPTED)
 
 
-def _of_all(view: type[APIView], **names: str) -> type[APIView]:
-    """The same view for webhooks of everything, with a name of its own in the description for each method."""
+def _again(view: type[APIView], whose: str, **names: str) -> type[APIView]:
+    """The same view for webhooks of others, with the methods in `names`, which say what each is called in the description."""
     schema = {method: extend_schema(operation_id=name) for method, name in names.items()}
-    return extend_schema_view(**schema)(type(f"{view.__name__}OfAll", (view,), {"__module__": __name__}))
+    attributes = {"__module__": __name__, "http_method_names": [*names, "head", "options"]}
+    return extend_schema_view(**schema)(type(f"{view.__name__}Of{whose}", (view,), attributes))
 
 
-OneOfAll = _of_all(OneWebhook, get="webhooks_all_read", put="webhooks_all_change", delete="webhooks_all_delete")
-RotateOfAll = _of_all(RotateSecret, post="webhooks_all_rotate")
-TestOfAll = _of_all(SendTest, post="webhooks_all_test")
-DeliveriesOfAll = _of_all(Deliveries, get="deliveries_all_list")
-DeliveryOfAll = _of_all(OneDelivery, get="deliveries_all_read")
-AgainOfAll = _of_all(DeliverAgain, post="deliveries_all_again")
+OneOfAll = _again(OneWebhook, "All", get="webhooks_all_read", put="webhooks_all_change", delete="webhooks_all_delete")
+RotateOfAll = _again(RotateSecret, "All", post="webhooks_all_rotate")
+TestOfAll = _again(SendTest, "All", post="webhooks_all_test")
+DeliveriesOfAll = _again(Deliveries, "All", get="deliveries_all_list")
+DeliveryOfAll = _again(OneDelivery, "All", get="deliveries_all_read")
+AgainOfAll = _again(DeliverAgain, "All", post="deliveries_all_again")
+OneOfMine = _again(OneWebhook, "Mine", get="my_webhook_read")
+RotateOfMine = _again(RotateSecret, "Mine", post="my_webhook_rotate")
+TestOfMine = _again(SendTest, "Mine", post="my_webhook_test")
+DeliveriesOfMine = _again(Deliveries, "Mine", get="my_deliveries_list")
+DeliveryOfMine = _again(OneDelivery, "Mine", get="my_deliveries_read")
+AgainOfMine = _again(DeliverAgain, "Mine", post="my_deliveries_again")

@@ -1,4 +1,4 @@
-"""Addresses of webhooks in REST: below their appcode, and for administrators those of everything."""
+"""Addresses of webhooks in REST: below their appcode, for administrators those of everything, and one's own."""
 
 from django.urls import URLPattern, URLResolver, path
 
@@ -19,4 +19,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("webhooks/<slug:name>/deliveries", api.DeliveriesOfAll.as_view()),
     path("webhooks/<slug:name>/deliveries/<uuid:uid>", api.DeliveryOfAll.as_view()),
     path("webhooks/<slug:name>/deliveries/<uuid:uid>/again", api.AgainOfAll.as_view()),
+    path("me/webhook", api.OneOfMine.as_view()),
+    path("me/webhook/rotate", api.RotateOfMine.as_view()),
+    path("me/webhook/test", api.TestOfMine.as_view()),
+    path("me/webhook/deliveries", api.DeliveriesOfMine.as_view()),
+    path("me/webhook/deliveries/<uuid:uid>", api.DeliveryOfMine.as_view()),
+    path("me/webhook/deliveries/<uuid:uid>/again", api.AgainOfMine.as_view()),
 ]

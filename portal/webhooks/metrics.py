@@ -1,4 +1,5 @@
-"""What webhooks tell Prometheus: whether deliveries keep up with what happens, and how many receivers were given up."""
+"""What webhooks tell Prometheus: whether deliveries keep up with what happens, and how many receivers were given up; who
+has a receiver of their own reads on their profile what became of it."""
 
 from __future__ import annotations
 
@@ -22,5 +23,5 @@ def metrics() -> Iterator[Metric]:
         ((), found["count"])
     ])  # fmt: skip
     yield gauge("portal_webhook_delay_seconds", "For how long the next delivery has been due.", (), [((), late)])
-    given_up = Webhook.objects.filter(enabled=False, deleted_at=None).exclude(disabled_reason="").count()
+    given_up = Webhook.objects.filter(person=None, enabled=False, deleted_at=None).exclude(disabled_reason="").count()
     yield gauge("portal_webhooks_given_up", "Webhooks that the portal itself has disabled.", (), [((), given_up)])

@@ -1,4 +1,4 @@
-"""Addresses of webhooks: below their appcode, and for administrators those of everything."""
+"""Addresses of webhooks: below their appcode, one's own below the profile, and for administrators those of everything."""
 
 from django.urls import URLPattern, URLResolver, path
 
@@ -10,13 +10,21 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/webhooks", views.all_webhooks, name="admin_webhooks"),
     path("admin/webhooks/new", views.new_webhook, name="new_admin_webhook"),
 ]
-for _below, _prefix in (("appcodes/<slug:code>/webhooks", ""), ("admin/webhooks", "admin_")):
+_ONE = (
+    ("appcodes/<slug:code>/webhooks/<slug:name>", ""),
+    ("admin/webhooks/<slug:name>", "admin_"),
+    ("profile/webhook", "own_"),
+)
+for _one, _prefix in _ONE:
     urlpatterns += [
-        path(f"{_below}/<slug:name>", views.one_webhook, name=f"{_prefix}webhook"),
-        path(f"{_below}/<slug:name>/change", views.change_webhook, name=f"change_{_prefix}webhook"),
-        path(f"{_below}/<slug:name>/test", views.send_test, name=f"test_{_prefix}webhook"),
-        path(f"{_below}/<slug:name>/rotate", views.rotate, name=f"rotate_{_prefix}webhook"),
-        path(f"{_below}/<slug:name>/delete", views.delete_webhook, name=f"delete_{_prefix}webhook"),
-        path(f"{_below}/<slug:name>/deliveries/<uuid:uid>", views.delivery, name=f"{_prefix}delivery"),
-        path(f"{_below}/<slug:name>/deliveries/<uuid:uid>/again", views.again, name=f"again_{_prefix}delivery"),
+        path(_one, views.one_webhook, name=f"{_prefix}webhook"),
+        path(f"{_one}/test", views.send_test, name=f"test_{_prefix}webhook"),
+        path(f"{_one}/rotate", views.rotate, name=f"rotate_{_prefix}webhook"),
+        path(f"{_one}/delete", views.delete_webhook, name=f"delete_{_prefix}webhook"),
+        path(f"{_one}/deliveries/<uuid:uid>", views.delivery, name=f"{_prefix}delivery"),
+        path(f"{_one}/deliveries/<uuid:uid>/again", views.again, name=f"again_{_prefix}delivery"),
     ]
+# One's own is changed on the profile, with the other ways to be told.
+urlpatterns += [
+    path(f"{_one}/change", views.change_webhook, name=f"change_{_prefix}webhook") for _one, _prefix in _ONE[:2]
+]

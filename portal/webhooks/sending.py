@@ -26,7 +26,7 @@ from django.utils import timezone
 
 from portal import events, hooks, wakeups
 from portal.db.advisory_lock import Lock, advisory_lock
-from portal.models import Delivery, Event, Webhook
+from portal.models import Appcode, Delivery, Event, Membership, Webhook
 from portal.webhooks import specs
 from portal.webhooks.posting import Answer, Rules, post
 
@@ -41,6 +41,7 @@ LOOK, LONGEST = 0.25, 60.0
 # What a busy receiver may ask for.
 LONGEST_ASKED = dt.timedelta(hours=1)
 PORTION = 5000
+LEFT = "You may not see this appcode any more."
 UNREADABLE = "The portal can no longer read or use the webhook's URL. Enter it again, then send this again."
 
 
@@ -155,15 +156,20 @@ def _due(now: dt.datetime) -> QuerySet[Delivery]:
 @transaction.atomic
 def claim(room: int, flying: Collection[Job]) -> list[Job]:
     """Takes up to `room` deliveries that are due and that nobody else takes, beside those that are `flying`. What a host or an
-    appcode with many on their way has waiting is passed over. One whose URL leads nowhere has failed and stops no other."""
+    appcode with many on their way has waiting is passed over. One whose URL leads nowhere, or whose person may not know of it any
+    more, has failed and stops no other."""
     now, jobs = timezone.now(), list[Job]()
     hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying if job.appcode)
     due = _due(now).exclude(webhook__host__in=[host for host, count in hosts.items() if count >= PER_HOST])
     due = due.exclude(webhook__appcode__in=[appcode for appcode, count in appcodes.items() if count >= PER_APPCODE])
-    found = due.select_related("webhook", "event").select_for_update(skip_locked=True, of=("self",))
+    found = due.select_related("webhook__person", "event").select_for_update(skip_locked=True, of=("self",))
     # A portion of which nothing could be sent has failed as a whole, so the next one is another.
     while not jobs and (rows := list(found.order_by("next_at")[:room])):
+        lost = _lost(rows)
         for row in rows:
+            if row.pk in lost:
+                _fail(row, LEFT)
+                continue
             host, appcode = row.webhook.host, row.webhook.appcode_id or 0
             if hosts[host] < PER_HOST and appcodes[appcode] < PER_APPCODE and (job := _take(row, now)):
                 hosts[host] += 1
@@ -179,8 +185,7 @@ def _take(row: Delivery, now: dt.datetime) -> Job | None:
         target = specs.target(hook.url)
     except ValueError:
         # Never the URL itself: it may be what is left of one that was encrypted by another key.
-        row.state, row.claim, row.error = Delivery.State.FAILED, None, UNREADABLE
-        row.save(update_fields=["state", "claim", "error"])
+        _fail(row, UNREADABLE)
         log.error("delivery %s has failed: the URL of webhook %s cannot be read or used", row.pk, hook.pk)
         return None
     row.attempts, row.claim, row.next_at = row.attempts + 1, uuid.uuid4(), now + HOLD
@@ -190,6 +195,29 @@ def _take(row: Delivery, now: dt.datetime) -> Job | None:
         row.pk, hook.pk, row.claim, row.message_id, target, tuple(hook.secrets_at(now)), hook.host, hook.appcode_id or 0,
         facts(row.event), row.attempts, row.first_at,
     )  # fmt: skip
+
+
+def _fail(row: Delivery, why: str) -> None:
+    row.state, row.claim, row.error = Delivery.State.FAILED, None, why
+    row.save(update_fields=["state", "claim", "error"])
+
+
+def _lost(rows: Collection[Delivery]) -> set[int]:
+    """Those for a person who may not know of it any more: they have left the appcode, or were deactivated, since it happened.
+    One query at most."""
+    own = [(row, person, row.event.appcode) for row in rows if (person := row.webhook.person)]
+    asked = [(person.pk, code) for _, person, code in own if code and not person.is_administrator]
+    members = set[tuple[int, str]]()
+    if asked:
+        found = Membership.objects.filter(
+            user__in={pk for pk, _ in asked}, appcode__code__in={code for _, code in asked}
+        )
+        members = set(found.values_list("user_id", "appcode__code"))
+    return {
+        row.pk
+        for row, person, code in own
+        if not person.is_active or (code and not person.is_superuser and (person.pk, code) not in members)
+    }
 
 
 def facts(event: Event) -> dict[str, object]:
@@ -248,17 +276,22 @@ def _given_up(done: Attempt) -> None:
         rows = rows.filter(changed_at__lt=job.first_at).exclude(last_ok_at__gte=job.first_at)
     if not rows.update(enabled=False, disabled_reason=reason[:300], changed_at=timezone.now()):
         return
-    hook = Webhook.objects.select_related("appcode").get(pk=job.webhook)
+    hook = Webhook.objects.select_related("appcode", "person").get(pk=job.webhook)
     code = hook.appcode.code if hook.appcode else ""
     said = f"Disabled by the portal. {reason}"
     event = events.record(
         "webhook.disabled", actor=None, object=f"webhook {hook}", appcode=code, message=said, host=hook.host
     )
-    if hook.appcode_id:
-        link = f"{settings.PORTAL_ORIGIN}/appcodes/{code}/webhooks/{hook.name}"
-        text = f"The webhook {hook} is disabled: {reason}\n\nWhat it did not get waits there until you enable it:\n{link}\n"
+    told, page, to = hook.appcode, f"/appcodes/{code}/webhooks/{hook.name}", list[str]()
+    if hook.person:
+        # By the appcode in which it happened; a test has none, and who sent it sees what became of it.
+        told, page = Appcode.objects.filter(code=job.facts["appcode"] or "").first(), "/profile#notifications"
+        to = [hook.person.email] if hook.person.email else []
+    if told and (to or not hook.person):
+        subject = "Your webhook is disabled" if hook.person else f"Webhook {hook} is disabled"
+        text = f"{subject}: {reason}\n\nWhat it did not get waits there until you enable it:\n{settings.PORTAL_ORIGIN}{page}\n"
         for tell in hooks.mail:
-            tell(f"webhook disabled {event.pk}", hook.appcode_id, f"Webhook {hook} is disabled", text, ())
+            tell(f"webhook disabled {event.pk}", told.pk, subject, text, to)
 
 
 def forget(now: dt.datetime | None = None) -> int:

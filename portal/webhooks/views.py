@@ -1,4 +1,5 @@
-"""Pages of webhooks and what became of their deliveries, for owners of an appcode and for administrators. Thin."""
+"""Pages of webhooks and what became of their deliveries, for owners of an appcode, for administrators,
+and one's own. Thin."""
 
 from __future__ import annotations
 
@@ -33,9 +34,13 @@ def page_address(kind: str, webhook: Webhook, *more: Any) -> str:
     """The address of a page about `webhook`: "webhook", "change_webhook", "delivery", …; see routes."""
     if webhook.appcode:
         return reverse(kind, args=[webhook.appcode.code, webhook.name, *more])
-    return reverse(
-        kind.replace("webhook", "admin_webhook").replace("delivery", "admin_delivery"), args=[webhook.name, *more]
-    )
+    if not webhook.person_id:
+        return reverse(_below(kind, "admin"), args=[webhook.name, *more])
+    return _list_address(webhook) if kind == "change_webhook" else reverse(_below(kind, "own"), args=more)
+
+
+def _below(kind: str, prefix: str) -> str:
+    return kind.replace("webhook", f"{prefix}_webhook").replace("delivery", f"{prefix}_delivery")
 
 
 def _with_last(rows: QuerySet[Webhook]) -> QuerySet[Webhook]:
@@ -92,7 +97,7 @@ def new_webhook(request: HttpRequest, code: str | None = None) -> HttpResponse:
         except Conflict as error:
             form.add_error(None, str(error))
         else:
-            return _secret_page(request, webhook, secret, new=True)
+            return secret_page(request, webhook, secret, new=True)
     return _form_page(request, form, appcode, None)
 
 
@@ -109,7 +114,7 @@ def change_webhook(request: HttpRequest, name: str, code: str | None = None) -> 
         except Conflict as error:
             form.add_error(None, str(error))
         else:
-            messages.success(request, f"{name} is saved.")
+            messages.success(request, f"{webhook.title} is saved.")
             return redirect(page_address("webhook", webhook))
     return _form_page(request, form, webhook.appcode, webhook)
 
@@ -122,28 +127,34 @@ def _typed(request: HttpRequest) -> QueryDict | None:
 def _form_page(
     request: HttpRequest, form: WebhookForm, appcode: Appcode | None, webhook: Webhook | None
 ) -> HttpResponse:
-    back = page_address("webhook", webhook) if webhook else _list_address(appcode)
+    back = page_address("webhook", webhook) if webhook else _addresses_of(appcode)
     return render(
         request,
         "portal/webhook_form.html",
-        {"form": form, "appcode": appcode, "webhook": webhook, "list": _list_address(appcode), "back": back},
+        {"form": form, "appcode": appcode, "webhook": webhook, "list": _addresses_of(appcode), "back": back},
     )
 
 
-def _list_address(appcode: Appcode | None) -> str:
+def _list_address(webhook: Webhook) -> str:
+    if webhook.person_id:
+        return reverse("profile") + "#notifications"
+    return _addresses_of(webhook.appcode)
+
+
+def _addresses_of(appcode: Appcode | None) -> str:
     return reverse("webhooks", args=[appcode.code]) if appcode else reverse("admin_webhooks")
 
 
-def _secret_page(request: HttpRequest, webhook: Webhook, secret: str, *, new: bool) -> HttpResponse:
+def secret_page(request: HttpRequest, webhook: Webhook, secret: str, *, new: bool) -> HttpResponse:
     context = {
-        "webhook": webhook, "appcode": webhook.appcode, "secret": secret, "new": new, "list": _list_address(webhook.appcode),
+        "webhook": webhook, "appcode": webhook.appcode, "secret": secret, "new": new, "list": _list_address(webhook),
         "address": page_address("webhook", webhook), "until": webhook.old_secret_until,
     }  # fmt: skip
     return render(request, "portal/webhook_secret.html", context)
 
 
 @require_safe
-def one_webhook(request: HttpRequest, name: str, code: str | None = None) -> HttpResponse:
+def one_webhook(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
     """A webhook and its deliveries, the latest first, filtered by kind, state and time."""
     webhook = access.webhook_for(person(request), code, name)
     rows = access.deliveries_of(webhook)
@@ -154,7 +165,7 @@ def one_webhook(request: HttpRequest, name: str, code: str | None = None) -> Htt
     rows = layout.matching(rows, layout.words(request), "kind", "event__object", "event__message")
     found, following = layout.page_of(request, rows, "-id")
     context = {
-        "webhook": webhook, "appcode": webhook.appcode, "list": _list_address(webhook.appcode), "next_cursor": following,
+        "webhook": webhook, "appcode": webhook.appcode, "list": _list_address(webhook), "next_cursor": following,
         "rows": [(row, page_address("delivery", webhook, row.uid)) for row in found],
         "states": Delivery.State.values,
         "since": [(key, label) for key, (label, _) in SINCE.items()], "now": timezone.now(),
@@ -164,13 +175,13 @@ def one_webhook(request: HttpRequest, name: str, code: str | None = None) -> Htt
 
 
 @require_safe
-def delivery(request: HttpRequest, name: str, uid: uuid.UUID, code: str | None = None) -> HttpResponse:
+def delivery(request: HttpRequest, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> HttpResponse:
     """What is sent, and how the last attempt went."""
     webhook = access.webhook_for(person(request), code, name)
     row = access.delivery_for(webhook, uid)
     body = specs.body(sending.facts(row.event))
     context = {
-        "webhook": webhook, "appcode": webhook.appcode, "delivery": row, "list": _list_address(webhook.appcode),
+        "webhook": webhook, "appcode": webhook.appcode, "delivery": row, "list": _list_address(webhook),
         "address": page_address("webhook", webhook), "again": page_address("again_delivery", webhook, uid),
         "body": json.dumps(json.loads(body), indent=2, ensure_ascii=False), "size": len(body), "now": timezone.now(),
     }  # fmt: skip
@@ -178,7 +189,7 @@ def delivery(request: HttpRequest, name: str, uid: uuid.UUID, code: str | None =
 
 
 @require_POST
-def again(request: HttpRequest, name: str, uid: uuid.UUID, code: str | None = None) -> HttpResponse:
+def again(request: HttpRequest, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> HttpResponse:
     user = person(request)
     webhook = access.webhook_for(user, code, name)
     row = access.delivery_for(webhook, uid)
@@ -187,7 +198,7 @@ def again(request: HttpRequest, name: str, uid: uuid.UUID, code: str | None = No
 
 
 @require_POST
-def send_test(request: HttpRequest, name: str, code: str | None = None) -> HttpResponse:
+def send_test(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
     """Afterwards to the delivery, where one sees how it goes."""
     user = person(request)
     webhook = access.webhook_for(user, code, name)
@@ -202,21 +213,21 @@ def send_test(request: HttpRequest, name: str, code: str | None = None) -> HttpR
 
 @require_POST
 @never_cache
-def rotate(request: HttpRequest, name: str, code: str | None = None) -> HttpResponse:
+def rotate(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
     user = person(request)
     webhook = access.webhook_for(user, code, name)
     try:
         secret = actions.rotate_secret(webhook, acting_user=user)
     except Conflict as error:
         messages.error(request, str(error))
-        return redirect(_list_address(webhook.appcode))
+        return redirect(_list_address(webhook))
     webhook.refresh_from_db()
-    return _secret_page(request, webhook, secret, new=False)
+    return secret_page(request, webhook, secret, new=False)
 
 
 @require_POST
-def delete_webhook(request: HttpRequest, name: str, code: str | None = None) -> HttpResponse:
+def delete_webhook(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
     user = person(request)
     webhook = access.webhook_for(user, code, name)
-    attempt(request, lambda: actions.delete_webhook(webhook, acting_user=user), f"{name} is deleted.")
-    return redirect(_list_address(webhook.appcode))
+    attempt(request, lambda: actions.delete_webhook(webhook, acting_user=user), f"{webhook.title} is deleted.")
+    return redirect(_list_address(webhook))

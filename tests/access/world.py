@@ -29,7 +29,8 @@ from datastores.models import AllowedFolder, Datastore
 from portal import events
 from portal.actions import requests
 from portal.actions import tokens as tokens_actions
-from portal.models import Delivery
+from portal.models import Delivery, Webhook
+from portal.profile.notifications import Notifications, set_notifications
 from portal.specs import Quota, Wanted
 from tests.access.table import PEOPLE
 from tests.api.client import SPEC, appcode, manifest
@@ -138,7 +139,13 @@ def make(bucket: str) -> World:
     post("root", "/webhooks", webhook("chat"))
     told = {"appcode": "ops-demo", "object": "cluster ops-demo/show1", "message": "No.", "run": 1}
     events.record("run.failed", actor=people.alice, **told)
-    ours, everybodys = (Delivery.objects.filter(webhook__appcode=each).latest("pk").uid for each in (people.ops, None))
+    told_me = {"webhook": {"url": "https://example.com/hooks/me", "phases": ["failed"]}}
+    set_notifications(Notifications.model_validate(told_me), acting_user=people.alice)
+    post("alice", "/me/webhook/test", {})
+    whose: list[dict[str, Any]] = [{"appcode": people.ops}, {"appcode": None, "person": None}, {"person": people.alice}]
+    ours, everybodys, mine = (
+        Delivery.objects.filter(webhook__in=Webhook.objects.filter(**of)).latest("pk").uid for of in whose
+    )
     year = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     Price.objects.create(sku="gpu", per_hour=Decimal("1.5"), valid_from=year)
     waiting = Price.objects.create(sku="gpu", per_hour=Decimal(2), valid_from=year.replace(year=2099))
@@ -170,6 +177,7 @@ def make(bucket: str) -> World:
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
         "{image}": "tensorflow", "plugins/{image}/{name}": "tree", "plugins/{name}": "tree",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
+        "/webhook/deliveries/{uid}": mine,
         "budgets/{id}": budget.pk, "budgets/{pk}": budget.pk, "prices/{id}": waiting.pk, "prices/{pk}": waiting.pk,
         "discounts/{id}": discount.pk, "discounts/{pk}": discount.pk, "segments/{id}": UsageSegment.objects.get().pk,
         "{number}/{pk}": UsageSegment.objects.get().pk, "orgs/{pk}": people.ops.org_node_id,
