@@ -8,8 +8,8 @@ portal (`portal_up`) start only for tests that ask for them.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import gc
+import importlib
 import os
 import secrets
 import shutil
