@@ -112,7 +112,12 @@ class Offer:
         }
         if self.last.get("image") in {each.name for each in self.images if self.runs(each)}:
             image = self.last["image"]
-        return {"appcode": self.appcode, "image": image, **{f"{name}_flavor": each for name, each in roles.items()}}
+        # One that the image is known to lack would be refused.
+        framework = next(iter(COMPUTING))
+        if (has := self.frameworks().get(image)) and framework not in has:
+            framework = said if (said := self.last.get("framework")) in has else has[0]
+        chosen = {"appcode": self.appcode, "image": image, "framework": framework}
+        return chosen | {f"{name}_flavor": each for name, each in roles.items()}
 
     def choices(self) -> dict[str, list[tuple[str, str]]]:
         flavors = [(flavor.name, flavor_label(flavor)) for flavor in self.flavors]

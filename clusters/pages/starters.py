@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusters.frameworks.tensorflow import TensorFlow
 from clusters.pages.choices import Offer
 
 # A first minute that goes wrong ends by itself.
@@ -84,6 +85,7 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
         "appcode": offer.appcode,
         "name": starter.name,
         "image": _image(offer),
+        "framework": TensorFlow.name,
         "command": starter.command,
         **TIME_LIMIT,
     }

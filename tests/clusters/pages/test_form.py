@@ -421,6 +421,12 @@ def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(catalogue, p
     page = client.post("/clusters/new", body | {"image": "torch"}).content.decode()
     assert list(wrong_fields(page)) == ["framework"]
     assert not why_not_in(Image.objects.get(name="torch"), "web"), "what a web program needs people bring"
+    # Who computed with it last begins with a framework that it has, but for cards, which bring both.
+    asked = body | {"image": "torch", "framework": "jax"}
+    assert client.post("/clusters/new", asked).status_code == 302
+    for address, begun in (("new", ("torch", "jax")), ("new?start=hello-gpu", ("tensorflow", "tensorflow"))):
+        form = sent(client.get(f"/clusters/{address}").content.decode())
+        assert (form["image"], form["framework"]) == begun
 
 
 def test_a_new_form_begins_with_what_the_person_chose_last(make_cluster, people, as_person):
