@@ -10,6 +10,7 @@ Nothing lists more than MOST_LOOKED_AT files: of a larger output only that it ha
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,6 +25,7 @@ from datastores.files import versions
 from datastores.files.contents import MOST_LOOKED_AT
 from datastores.listing import Listing, listing_of
 from datastores.models import Datastore
+from portal.db.advisory_lock import Lock, advisory_lock
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,20 @@ class Change:
 
 def note_output(run_id: int) -> None:
     """Once a run is gone that wrote to a datastore (`wrote` is None until then): what lies in its folder. {} where nobody can
-    tell. May run twice."""
+    tell. May run twice. One after the other of an appcode, so that a server of theirs that is slow keeps one worker: who is at it
+    takes those that come meanwhile."""
+    appcode = Run.objects.filter(pk=run_id).values_list("cluster__appcode", flat=True).first()
+    waiting = (
+        Run.objects.filter(cluster__appcode=appcode, wrote__isnull=True).order_by("pk").values_list("pk", flat=True)
+    )
+    found, until = appcode and run_id, time.monotonic() + SECONDS
+    with advisory_lock(Lock.OUTPUTS, str(appcode)) as is_mine:
+        while is_mine and found and time.monotonic() < until:
+            _note(found)
+            found = waiting.first()
+
+
+def _note(run_id: int) -> None:
     waiting = Run.objects.filter(pk=run_id, wrote__isnull=True)
     run = waiting.select_related("cluster__appcode").first()
     if run is None:

@@ -44,6 +44,8 @@ class Lock(IntEnum):
     FILES = 13
     # One sweep of the rules of datastores at a time.
     RULES = 14
+    # A part for each appcode: what its runs wrote is listed.
+    OUTPUTS = 15
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 import html
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
@@ -320,6 +322,29 @@ def test_what_a_run_wrote_is_noted_as_the_next_one_reads_it(loop, people, manife
     wrote = current(prepare).wrote
     assert (wrote["digest"], wrote["files"], wrote["complete"]) == (None, 1, False)
     assert "more than 1 file" in page.get("/clusters/ops-demo/prepare").content.decode()
+
+
+def test_outputs_of_an_appcode_are_listed_one_after_the_other(people, results, monkeypatch):
+    clusters = [Cluster.objects.create(appcode=people.ops, name=name, spec={}) for name in ("1", "2")]
+    facts = {"spec": {"output": "results", "outputPath": "{name}"}, "resources": {}, "gpus": 0, "wrote": None}
+    runs = [Run.objects.create(cluster=cluster, number=1, **facts) for cluster in clusters]
+    whole, asked = listed._listed, []
+
+    def slowly(store, folder):
+        if not asked:
+            asked.append(folder)
+            # Another worker is told of the other one while a server thinks about this.
+            with ThreadPoolExecutor() as pool:
+                pool.submit(lambda: (listed.note_output(runs[1].pk), connection.close())).result()
+            assert asked == ["1"]
+        else:
+            asked.append(folder)
+        return whole(store, folder)
+
+    monkeypatch.setattr(listed, "_listed", slowly)
+    listed.note_output(runs[0].pk)
+    assert asked == ["1", "2"]
+    assert not Run.objects.filter(wrote__isnull=True).exists()
 
 
 def test_the_form_of_another_run_says_whether_its_input_has_changed(loop, people, manifest, results, s3):
