@@ -21,7 +21,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from typing import TypeVar
 
     Name = TypeVar("Name")
@@ -32,17 +32,9 @@ WHOLE = "/elearn/whole"
 TRAIN, VALIDATION = "train", "validation"
 
 
-def divided(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> tuple[list[str], list[str]]:
-    """The names for training and those held out, in order. With `parts` 0 all are for training, with a `part` below 0 none; with
-    `folds` 0 nothing is held out."""
-    found: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
-    for name, which in chosen(sorted(names, key=os.fsencode), part, parts, fold, folds):
-        found[which].append(name)
-    return found[TRAIN], found[VALIDATION]
-
-
 def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: int) -> "Iterator[tuple[Name, str]]":
-    """The same for names that are in order: each that the task gets, with TRAIN or VALIDATION."""
+    """Of names that are in order each that the task gets, with TRAIN or VALIDATION. With `parts` 0 all are for training, with a
+    `part` below 0 none; with `folds` 0 nothing is held out."""
     others = 0
     for number, name in enumerate(ordered):
         if folds and number % folds == fold - 1:
@@ -53,17 +45,17 @@ def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: i
         others += 1
 
 
-def shown(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> "dict[str, str]":
-    """Where each file that the task gets is below the input, by its name."""
-    train, held = divided(names, part, parts, fold, folds)
-    return {name: f"{TRAIN}/{name}" if folds else name for name in train} | {
-        name: f"{VALIDATION}/{name}" for name in held
-    }
+def shown(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> "Iterator[tuple[str, str]]":
+    """Each file that the task gets, in order, with where it is below the input. Only the names are kept, as bytes: there may be a
+    million, and the container is small."""
+    for name, which in chosen(sorted(map(os.fsencode, names)), part, parts, fold, folds):
+        text = os.fsdecode(name)
+        yield text, f"{which}/{text}" if folds else text
 
 
-def link(whole: str, into: str, found: "Mapping[str, str]") -> None:
+def link(whole: str, into: str, found: "Iterable[tuple[str, str]]") -> None:
     """Makes symbolic links to files of `whole` in the folder `into`; `found` says where each appears."""
-    for name, appears in found.items():
+    for name, appears in found:
         place = os.path.join(into, appears)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.symlink(os.path.join(whole, name), place)

@@ -195,7 +195,11 @@ def _places() -> tuple[dict[str, dict[str, str]], KeyPair | None]:
         bucket, made = actions.prepare(OWNER)
         store.put(bucket, f"{INPUT}/{DIGITS}", file.getvalue())
     except (Conflict, store.StorageAway) as error:
-        raise CommandError(f"The demonstration's data could not be stored: {error}") from error
+        raise CommandError(
+            f"The demonstration's data could not be stored: {error} Without object storage a real, empty portal starts with "
+            "PORTAL_DEMO=0, and the demonstration with an S3 server in PORTAL_S3_URL, PORTAL_S3_ACCESS_KEY and "
+            "PORTAL_S3_SECRET_KEY."
+        ) from error
     keys = {"access_key": made.access_key, "secret_key": made.secret_key}
     place = {"server": settings.STORAGE["url"], "region": settings.STORAGE["region"], "bucket": bucket, **keys}
     return {name: {**place, "prefix": name} for name in (INPUT, OUTPUT)}, made

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.clouds.drivers.parts import divided, main
+from clusters.clouds.drivers.kubernetes.render import storage
+from clusters.clouds.drivers.kubernetes.settings import quantity
+from clusters.clouds.drivers.parts import VALIDATION, main, shown
 
 NAMES = st.sets(st.text(min_size=1, max_size=6).filter(lambda name: name.isprintable()), max_size=40)
+
+
+def divided(names, part, parts, fold, folds):
+    """For training, and held out."""
+    found = list(shown(names, part, parts, fold, folds))
+    held = [name for name, appears in found if appears == f"{VALIDATION}/{name}"]
+    return [name for name, appears in found if appears != f"{VALIDATION}/{name}"], held
 
 
 @given(NAMES, st.integers(1, 6), st.integers(0, 6), st.randoms())
@@ -52,3 +65,16 @@ def test_links_are_made_to_the_files_of_a_task_and_to_nothing_that_was_there_bef
         "train/deep/er/c",
         "validation/deep/b\n",
     ]
+
+
+def test_a_million_files_fit_into_the_container_that_divides_them():
+    program = (
+        "from clusters.clouds.drivers.parts import shown\n"
+        "names = (f'photos/train/n{n % 1000:08d}/n{n % 1000:08d}_{n}.JPEG' for n in range(1_000_000))\n"
+        "print(sum(1 for _ in shown(names, 0, 1, 1, 5)), open('/proc/self/status').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert done.startswith("1000000 ")
+    (kib,) = re.findall(r"VmHWM:\s*([0-9]+) kB", done)
+    # What the kernel keeps of the links counts, too.
+    assert int(kib) * 1024 < 0.6 * quantity(storage._HELPER["memory"])

@@ -400,7 +400,7 @@ def divide(mount: dict[str, Any], source: str) -> None:
         if mount["kind"] != "s3":
             link(WHOLE, there, found)
             continue
-        for name, appears in found.items():
+        for name, appears in found:
             os.makedirs(os.path.dirname(os.path.join(there, appears)), exist_ok=True)
             os.link(os.path.join(source, name), os.path.join(there, appears), follow_symlinks=False)
 
