@@ -7,9 +7,7 @@ that answers 304 while nothing has changed.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -46,7 +44,6 @@ from portal.access import MANAGE, OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout
 from portal.pages.appcodes import person
-from portal.templatetags.portal import elapsed, money, state
 
 TABS = (
     ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
@@ -56,8 +53,6 @@ TABS = (
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
 EVENTS, RUNS, READERS = 100, 50, 20
-# So many pairs of lines are compared for one page: what takes longest would take seconds for that, and grows with their cube.
-MAX_PAIRS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -248,7 +243,7 @@ def cost(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_safe
 def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """The history; `?a=N&b=M` compares what two runs were started with."""
+    """The history."""
     shown = page_of(request, appcode, name)
     found, next_cursor = layout.page_of(request, shown.cluster.runs.select_related("created_by"), "-id", RUNS)
     lines = [(run, run.cost_at(shown.now), run.gpu_seconds_at(shown.now)) for run in found]
@@ -256,7 +251,6 @@ def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "page": shown,
         "runs": lines,
         "next_cursor": next_cursor,
-        "comparison": _compare(request, shown.cluster, shown.now),
     }
     return render(request, "clusters/runs.html", context)
 
@@ -420,83 +414,3 @@ def _no_commands(cloud: str) -> str:
 
 def _completion(spec: dict[str, Any]) -> str:
     return FRAMEWORKS[spec["framework"]].completion(spec["completion"]).title
-
-
-def _compare(request: HttpRequest, cluster: Cluster, now: dt.datetime) -> dict[str, Any] | None:
-    numbers = [
-        int(text)
-        for key in "ab"
-        if (text := request.GET.get(key, "")).isdecimal() and text.isascii() and len(text) < 10
-    ]
-    found = {run.number: run for run in cluster.runs.filter(number__in=numbers)}
-    if len(numbers) != 2 or len(found) != 2:
-        return None
-    first, second = (found[number] for number in sorted(numbers))
-    before, after = (flat({**run.spec, "code": _program(run)}) for run in (first, second))
-    changes = [
-        (what, before.get(what), after.get(what))
-        for what in sorted({*before, *after})
-        if before.get(what) != after.get(what)
-    ]
-    results = [
-        ("State", *(state(run.phase, run.reason) for run in (first, second))),
-        ("Ran for", *(elapsed(run.started_at, run.finished_at) for run in (first, second))),
-        ("Cost", *(money(run.cost_at(now)) for run in (first, second))),
-    ]
-    return {
-        "first": first,
-        "second": second,
-        "changes": changes,
-        "results": results,
-        "files": list(_changed_files(first, second)),
-    }
-
-
-def flat(spec: Any, path: str = "") -> dict[str, str]:
-    """A manifest as one line for each value: "roles.worker.count" → "4". What is empty says nothing."""
-    if isinstance(spec, dict):
-        found: dict[str, str] = {}
-        for key, value in spec.items():
-            found |= flat(value, f"{path}.{key}" if path else key)
-        return found
-    if spec is None or spec is False or spec in ("", []):
-        return {}
-    return {path: spec if isinstance(spec, str) else json.dumps(spec, ensure_ascii=False)}
-
-
-def _program(run: Run) -> dict[str, Any]:
-    """Its code in a few lines: files by their digest."""
-    said = run.spec.get("code") or {}
-    return {**{key: value for key, value in said.items() if key != "files"}, **run.code}
-
-
-def _changed_files(first: Run, second: Run) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
-    """Each file of the code that differs, with its lines as (sign, text); None where it is too long to be compared here."""
-    before, after = ((code.files if (code := code_of(run.spec)) else None) or {} for run in (first, second))
-    pairs = MAX_PAIRS
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-            lines, pairs = _changed_lines(one, other, pairs)
-            yield name, lines
-
-
-def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[tuple[str, str]] | None, int]:
-    """What differs, as (sign, text) with two lines around it, and how many of so many pairs of lines may be compared after that;
-    None where these are too many. What is the same before and behind it all costs nothing."""
-    start = _same(one, other)
-    end = _same(one[start:][::-1], other[start:][::-1])
-    pairs_of = (len(one) - start - end) * (len(other) - start - end)
-    if pairs_of > pairs:
-        return None, pairs
-    around = 2
-    first, second = (each[max(0, start - around) : len(each) - max(0, end - around)] for each in (one, other))
-    lines = list(difflib.unified_diff(first, second, lineterm="", n=around))[2:]
-    # Where a piece of it lies in its file is not said: the lines before it are not here.
-    shown = (("", "…") if line[:2] == "@@" else (line[:1].strip(), line[1:]) for line in lines)
-    return list(shown), pairs - pairs_of
-
-
-def _same(one: list[str], other: list[str]) -> int:
-    """With how many equal lines both begin."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

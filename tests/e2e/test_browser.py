@@ -133,8 +133,8 @@ def test_a_run_that_fails_says_why_and_is_mended_in_the_form(page: Page) -> None
     tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text("it's $HOME Zürich")
     tab(page, "Runs")
-    page.get_by_role("button", name="Compare the two").click()
-    expect(page.locator(".diff")).to_contain_text("exit 7")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".differences")).to_contain_text("exit 7")
 
 
 def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:

@@ -144,10 +144,11 @@ def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
     assert "You are looking at run 1" in page
     assert client.get("/clusters/ops-demo/demo?run=3").status_code == 404
     assert client.get("/clusters/ops-demo/demo?run=x").status_code == 404
-    compared = client.get("/clusters/ops-demo/demo/runs?a=2&b=1").content.decode()
+    compared = client.get("/appcodes/ops-demo/compare?runs=demo/1,demo/2").content.decode()
     assert "echo first" in compared
     assert "echo second" in compared
-    assert client.get("/clusters/ops-demo/demo/runs?a=9&b=x").status_code == 200
+    assert "ops-demo has no run demo/9." in client.get("/appcodes/ops-demo/compare?runs=demo/9").content.decode()
+    assert "is no run" in client.get("/appcodes/ops-demo/compare?runs=demo/1,x").content.decode()
 
     # Of the second file every other line is the same, of few kinds: comparing such takes a minute, and then more.
     few = [[f"same {n % 60}" if n % 2 else f"{run} {n}" for n in range(5000)] for run in (1, 2)]
@@ -155,7 +156,7 @@ def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
         files = {"a.py": "\n".join([*("x" * 3000), run.spec["command"], *("y" * 3000)]), "b.py": "\n".join(lines)}
         run.spec["code"] = {"files": files}
         run.save()
-    compared = client.get("/clusters/ops-demo/demo/runs?a=2&b=1").content.decode()
+    compared = client.get("/appcodes/ops-demo/compare?runs=demo/1,demo/2").content.decode()
     assert '<span class="plus">+ echo second</span>' in compared
     assert compared.count('<span class="same">  y</span>') == 2
     assert compared.count("It differs, and is too long to be compared here.") == 1
@@ -351,7 +352,7 @@ class TestMetrics:
     @pytest.fixture
     def trained(self, make_cluster, people, s3, bucket):
         from datastores.models import Datastore
-        from tests.clusters.pages.test_scalars import event
+        from tests.clusters.scalars.test_scalars import event
 
         spec = {"server": s3.url, "access_key": s3.access_key, "bucket": bucket, "prefix": "", "region": "us-east-1"}
         Datastore.objects.create(appcode=people.ops, name="out", kind="s3", spec=spec, secret=s3.secret_key)
@@ -385,6 +386,30 @@ class TestMetrics:
         assert page.count("<svg viewBox") == 2
         assert "<i></i>train" in page
         assert "<i></i>validation" in page
+
+    def test_runs_are_drawn_together_with_what_cannot_be_read_said(self, trained, make_cluster, people, as_person):
+        from tests.api.client import api_of
+
+        trained("events.out.tfevents.1", 3)
+        other = make_cluster("other", phase="Running", output="out", env={"LR": "0.1"}).current_run
+        other.spec["output"] = "gone"
+        other.save()
+        client, ticked = as_person(people.victor), {"runs": ["demo/1"], "cluster": ["ops-demo/other", "flight-demo/x"]}
+        chosen = client.post("/appcodes/ops-demo/compare", ticked)
+        assert chosen["Location"] == "/appcodes/ops-demo/compare?runs=demo/1,other/1"
+        page = client.get(chosen["Location"]).content.decode()
+        assert "those of flight-demo are left out" in page
+        assert "<code>env.LR</code>" in page
+        charts = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1,other/1&x=time&smooth=0.9").content.decode()
+        assert charts.count("<svg viewBox") == 2
+        assert "The numbers of other/1 cannot be read now: The datastore “gone” does not exist any more." in charts
+        status, said = api_of(people.victor).get("/appcodes/ops-demo/compare?runs=demo/1,other/1")
+        assert (status, len(said["notes"])) == (200, 1)
+        assert {"path": "env.LR", "values": [None, "0.1"]} in said["differences"]
+        loss = next(each for each in said["items"][0]["metrics"] if each["tag"] == "loss")
+        assert (loss["step"], round(loss["last"], 4), loss["largest"]) == (2, 0.3333, 1)
+        status, said = api_of(people.victor).get("/appcodes/ops-demo/compare?runs=demo/1,other/2")
+        assert (status, said["errors"][0]["path"]) == (422, "runs")
 
     def test_a_datastore_that_does_not_answer_is_said_so(self, trained, people, as_person):
         from datastores.models import Datastore

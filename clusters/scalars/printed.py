@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from clusters.pages.scalars import MAX_LINES_PER_FILE, MAX_TAG, Curve, Point, Scalars, Series
+from clusters.scalars.events import MAX_LINES_PER_FILE, MAX_TAG, Curve, Point, Scalars, Series
 
 # Possessive, where a long run of spaces or digits could otherwise be divided in many ways.
 STEP = re.compile(r"(?i)\b(?:global_?step|step|iteration|iter|epoch)\b['\"]?\s*+(?:[:=#]\s*+)?(\d{1,15})\b")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
-from clusters.pages import scalars
-from clusters.pages.scalars import Progress, Series, read
+from clusters.scalars import events as scalars
+from clusters.scalars.events import Progress, Series, read
 from datastores.tfrecord import masked_crc32c, split_records
 
 
@@ -93,9 +93,7 @@ def test_the_portal_reads_them_without_tensorflow_and_numpy():
     import subprocess
     import sys
 
-    program = (
-        "import sys, clusters.pages.scalars; assert not {'tensorflow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
-    )
+    program = "import sys, clusters.scalars.events; assert not {'tensorflow', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -264,7 +262,7 @@ def test_what_was_read_is_remembered_when_the_rest_takes_too_long():
 
 
 def test_what_a_program_prints_is_read_as_it_says_it():
-    from clusters.pages.log_scalars import scalars_of_log
+    from clusters.scalars.printed import scalars_of_log
 
     log = b"""step 75: loss = 0.4123, accuracy = 0.9120, global_step/sec: 51.2000
 epoch=3 val_loss=2e-1 at 12:30:01
@@ -287,7 +285,7 @@ def test_no_line_of_a_log_takes_long_to_be_read():
     """A page reads thousands of them."""
     import time
 
-    from clusters.pages.log_scalars import scalars_of_log
+    from clusters.scalars.printed import scalars_of_log
 
     begin = time.process_time()
     scalars_of_log(b"\n".join([b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x"] * 20))

@@ -1,0 +1,62 @@
+"""Runs of an appcode side by side, as rows and what was read of their numbers: what the page and REST of a comparison have in
+common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudError
+from clusters.comparison import MOST, Difference, differences
+from clusters.models import Run
+from clusters.scalars.events import Scalars
+from clusters.scalars.reading import scalars_of
+from clusters.spec.catalog import runs_named
+from datastores.drivers.base import DriverError
+from portal.errors import Invalid
+from portal.models import Appcode
+
+_NAME = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
+
+
+def runs_to_compare(names: Sequence[str], appcode: Appcode) -> list[Run]:
+    """The runs (`train/3`) in the order of their names, each once. Raises Invalid at `runs`."""
+    wanted = list(dict.fromkeys(names))
+    if len(wanted) > MOST:
+        raise Invalid.at("runs", message=f"At most {MOST} runs are compared at once.")
+    if unclear := next((name for name in wanted if not _NAME.fullmatch(name)), None):
+        raise Invalid.at("runs", message=f"“{unclear[:80]}” is no run; write cluster and number, like train/3.")
+    found = runs_named(wanted, appcode)
+    if missing := [name for name in wanted if name not in found]:
+        raise Invalid.at("runs", message=f"{appcode.code} has no run {missing[0]}.")
+    return [found[name] for name in wanted]
+
+
+def what_differs(runs: Sequence[Run]) -> list[Difference]:
+    """Of what they were started with: definitions, commits or digests of their code, digests of their input."""
+    return differences(
+        [{**run.spec, "code": _program(run), "read": {"digest": run.read.get("digest")}} for run in runs]
+    )
+
+
+def numbers_of(runs: Sequence[Run]) -> tuple[list[Scalars], list[str]]:
+    """What each run has told so far, and a sentence for each whose numbers cannot be read now."""
+    found, refused = [], []
+    for run in runs:
+        try:
+            found.append(scalars_of(run))
+        except (DriverError, CloudError) as error:
+            found.append(Scalars((), 0))
+            refused.append(f"The numbers of {name_of(run)} cannot be read now: {error}")
+    return found, refused
+
+
+def name_of(run: Run) -> str:
+    return f"{run.cluster.name}/{run.number}"
+
+
+def _program(run: Run) -> dict[str, Any]:
+    """Its code in a few lines: files by their digest."""
+    said = run.spec.get("code") or {}
+    return {**{key: value for key, value in said.items() if key != "files"}, **run.code}

@@ -1,0 +1,132 @@
+"""Runs side by side, as values: in which words their definitions differ, in which lines their files do, and how their numbers
+went. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusters.scalars.events import Curve, Point, Scalars
+
+# A chart has colours for so many.
+MOST = 6
+# So many pairs of lines are compared for one page: what takes longest would take seconds for that, and grows with their cube.
+MAX_PAIRS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One word of a definition (`roles.worker.count`) that is not the same in all runs: its value in each, None where it is not
+    said."""
+
+    path: str
+    values: tuple[str | None, ...]
+
+    @property
+    def is_hash(self) -> bool:
+        """Of which people read the beginning."""
+        return self.path.endswith((".digest", ".commit"))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How one line of numbers went in one run; NaN and infinite values count for `last` only."""
+
+    folder: str
+    step: int
+    last: float
+    smallest: float | None
+    largest: float | None
+
+
+def differences(definitions: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """In the order of their paths."""
+    said = [flat(each) for each in definitions]
+    paths = sorted({path for each in said for path in each})
+    found = (Difference(path, tuple(each.get(path) for each in said)) for path in paths)
+    return [each for each in found if len(set(each.values)) > 1]
+
+
+def flat(spec: Any, path: str = "") -> dict[str, str]:
+    """A manifest as one line for each value: "roles.worker.count" → "4". What is empty says nothing."""
+    if isinstance(spec, dict):
+        found: dict[str, str] = {}
+        for key, value in spec.items():
+            found |= flat(value, f"{path}.{key}" if path else key)
+        return found
+    if spec is None or spec is False or spec in ("", []):
+        return {}
+    return {path: spec if isinstance(spec, str) else json.dumps(spec, ensure_ascii=False)}
+
+
+def changed_files(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
+    """Each file that differs, by its name, with its lines as (sign, text); None where it is too long to be compared here."""
+    pairs = MAX_PAIRS
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            one, other = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+            lines, pairs = _changed_lines(one, other, pairs)
+            yield name, lines
+
+
+def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[tuple[str, str]] | None, int]:
+    """What differs, as (sign, text) with two lines around it, and how many of so many pairs of lines may be compared after that;
+    None where these are too many. What is the same before and behind it all costs nothing."""
+    start = _same(one, other)
+    end = _same(one[start:][::-1], other[start:][::-1])
+    pairs_of = (len(one) - start - end) * (len(other) - start - end)
+    if pairs_of > pairs:
+        return None, pairs
+    around = 2
+    first, second = (each[max(0, start - around) : len(each) - max(0, end - around)] for each in (one, other))
+    lines = list(difflib.unified_diff(first, second, lineterm="", n=around))[2:]
+    # Where a piece of it lies in its file is not said: the lines before it are not here.
+    shown = (("", "…") if line[:2] == "@@" else (line[:1].strip(), line[1:]) for line in lines)
+    return list(shown), pairs - pairs_of
+
+
+def _same(one: list[str], other: list[str]) -> int:
+    """With how many equal lines both begin."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def summaries(scalars: Scalars, tag: str) -> list[Summary]:
+    return [_summary(curve) for curve in scalars.curves if curve.tag == tag and curve.points]
+
+
+def _summary(curve: Curve) -> Summary:
+    values = [point.value for point in curve.points if math.isfinite(point.value)]
+    last = curve.points[-1]
+    return Summary(curve.folder, last.step, last.value, min(values, default=None), max(values, default=None))
+
+
+def smoothed(values: Iterable[float], weight: float) -> Iterator[float]:
+    """The moving average that TensorBoard draws: each value counts `weight` times as much as the next one, from 0 (as they are)
+    to below 1, and the first ones are not drawn towards 0. What is no number stays so and moves nothing."""
+    total, share = 0.0, 0.0
+    for value in values:
+        if not math.isfinite(value):
+            yield value
+            continue
+        total, share = total * weight + value * (1 - weight), share * weight + 1 - weight
+        yield total / share
+
+
+def began(scalars: Scalars) -> float:
+    """When the first of its numbers was written, in seconds since 1970; 0 where nothing says when."""
+    return min((point.wall_time for curve in scalars.curves for point in curve.points), default=0.0)
+
+
+def placed(points: Sequence[Point], weight: float, since: float | None) -> list[tuple[float, float]]:
+    """A line of a chart: over steps, or over seconds after `since`."""
+    values = smoothed((point.value for point in points), weight)
+    return [
+        (float(point.step) if since is None else point.wall_time - since, value)
+        for point, value in zip(points, values, strict=True)
+    ]

@@ -1,0 +1,84 @@
+"""The scalars of a run, read from the event files in its output datastore, or, of a run that keeps no output, from the log of the
+task that leads.
+
+While a run goes on its output is stored every few seconds, so what is shown follows. What was read of a file is remembered in the
+cache by the run and the file's path, so that following a long training reads only what was added to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+
+from django.core.cache import cache
+from django.db.models import Max
+
+from clusters.frameworks import FRAMEWORKS
+from clusters.logs.read import RunLogs
+from clusters.manifest import ClusterSpec
+from clusters.models import Run
+from clusters.scalars.events import Progress, Scalars, is_event_file, read
+from clusters.scalars.printed import scalars_of_log
+from clusters.spec.folders import output_folder
+from datastores.actions import open_store
+from datastores.drivers.base import Driver, DriverError, Entry
+from datastores.models import Datastore
+
+REMEMBER_SECONDS = 3600
+# Files of the output that are looked at for event files among them; checkpoints may be many.
+MAX_ENTRIES = 20_000
+# Of a log, at a time.
+MAX_LOG = 2 * 1024 * 1024
+
+
+def scalars_of(run: Run) -> Scalars:
+    """Raises DriverError when its datastore cannot be read or is gone, CloudError when its log cannot."""
+    return _stored(run) if run.spec["output"] else _printed(run)
+
+
+def _stored(run: Run) -> Scalars:
+    """Reads what is new."""
+    store = (
+        Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"]).first()
+    )
+    if store is None:
+        raise DriverError(f"The datastore “{run.spec['output']}” does not exist any more.")
+    folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+    driver = open_store(store)
+    files = list(_event_files(driver, folder))
+    keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
+    kept = cache.get_many(keys.values())
+    remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
+    before = {path: each.state for path, each in remembered.items()}
+    try:
+        found, _ = read(files, driver.read_range, remembered)
+    finally:
+        changed = [path for path, each in remembered.items() if before.get(path) != each.state]
+        if changed:
+            cache.set_many({keys[path]: remembered[path].to_json() for path in changed}, REMEMBER_SECONDS)
+    return found
+
+
+def _printed(run: Run) -> Scalars:
+    """What the first task of its first role prints."""
+    spec = ClusterSpec.model_validate(run.spec)
+    role = next(iter(each for each in FRAMEWORKS[spec.framework].roles if each.name in spec.active_roles)).name
+    attempt = run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
+    if attempt is None:
+        return Scalars((), 0)
+    logs, data = RunLogs(run), b""
+    while len(data) < MAX_LOG:
+        chunk = logs.read(role, 0, attempt, offset=len(data), limit=MAX_LOG - len(data))
+        data += chunk.data
+        if not chunk.data:
+            return scalars_of_log(data)
+    return scalars_of_log(data, [f"Only the first {MAX_LOG >> 20} MiB of the log of {role}-0 are read."])
+
+
+def _event_files(driver: Driver, folder: str) -> Iterator[Entry]:
+    return (entry for entry in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(entry.path))
+
+
+def _digest(path: str) -> str:
+    return hashlib.blake2b(path.encode(), digest_size=12).hexdigest()
