@@ -100,9 +100,10 @@ def made_webhook(webhook: Webhook, secret: str) -> dict[str, Any]:
 
 
 def _document(webhook: Webhook) -> WebhookDocument:
+    """Not judged again: of a URL that was encrypted by another key something is left that is none, and lists show the others."""
     return WebhookDocument(
         metadata=WebhookNames(name=webhook.name, appcode=webhook.appcode.code if webhook.appcode else None),
-        spec=WebhookSpec(url=webhook.url, events=webhook.kinds, enabled=webhook.enabled),
+        spec=WebhookSpec.model_construct(url=webhook.url, events=webhook.kinds, enabled=webhook.enabled),
         status=WebhookStatus(
             state="enabled" if webhook.enabled else "disabled",
             note=webhook.disabled_reason,

@@ -509,7 +509,7 @@ def hook_beside(people: Any) -> tuple[Webhook, str]:
     return actions.create_webhook(manifest, appcode=people.ops, acting_user=people.alice)
 
 
-def test_a_webhook_that_cannot_be_read_any_more_stops_no_other(people: Any, receiver: Receiver) -> None:
+def test_a_webhook_that_cannot_be_read_any_more_stops_no_other(people: Any, receiver: Receiver, client: Any) -> None:
     broken, _ = hook(people.flight, people.mallory, receiver.url)
     hook(people.ops, people.alice, receiver.url)
     foreign = Fernet(Fernet.generate_key()).encrypt(receiver.url.encode()).decode()
@@ -521,6 +521,8 @@ def test_a_webhook_that_cannot_be_read_any_more_stops_no_other(people: Any, rece
     assert Delivery.objects.get(kind="run.succeeded", webhook__appcode=people.ops).state == "delivered"
     row = Delivery.objects.get(webhook=broken)
     assert (row.state, row.claim, row.attempts, row.error) == ("failed", None, 0, sending.UNREADABLE)
+    client.force_login(people.root)
+    assert len(client.get("/api/v1/webhooks").json()["items"]) == 2, "which is where one finds it"
     spec = {"url": receiver.url, "events": ["run.*"]}
     again = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
     actions.change_webhook(broken, again, acting_user=people.mallory)
