@@ -145,7 +145,7 @@ def _named(request: HttpRequest) -> list[str]:
 
 def _ticked(request: HttpRequest, appcode: Appcode) -> list[str]:
     wanted = request.POST.getlist("runs")
-    names = [text.partition("/")[::2] for text in request.POST.getlist("cluster")[: MOST + 1]]
+    names = [text.replace("\0", "").partition("/")[::2] for text in request.POST.getlist("cluster")[: MOST + 1]]
     if strange := next((code for code, _ in names if code != appcode.code), None):
         messages.warning(request, f"Only runs of one appcode are compared: those of {strange[:63]} are left out.")
     clusters = clusters_in([appcode.pk]).filter(name__in=[name for code, name in names if code == appcode.code])

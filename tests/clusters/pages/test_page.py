@@ -397,6 +397,7 @@ class TestMetrics:
         client, ticked = as_person(people.victor), {"runs": ["demo/1"], "cluster": ["ops-demo/other", "flight-demo/x"]}
         chosen = client.post("/appcodes/ops-demo/compare", ticked)
         assert chosen["Location"] == "/appcodes/ops-demo/compare?runs=demo/1,other/1"
+        assert client.post("/appcodes/ops-demo/compare", {"cluster": "ops-demo/a\0"}).status_code == 302
         page = client.get(chosen["Location"]).content.decode()
         assert "those of flight-demo are left out" in page
         assert "<code>env.LR</code>" in page
