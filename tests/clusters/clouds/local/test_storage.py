@@ -142,6 +142,26 @@ def test_what_an_earlier_try_has_fetched_and_is_gone_by_now_is_not_divided(agent
     assert agent.output(run).split() == ["./train/2", "./validation/1", "./validation/3"]
 
 
+def test_an_input_that_cannot_be_divided_says_why_and_is_tried_again(agent: Agent, tmp_path: Path) -> None:
+    # Deeper than any path that a link may lead to.
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(21):
+        os.mkdir("d" * 200, 0o755, dir_fd=at)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    divided = Mount("/elearn/input", True, LocalSource(str(tmp_path), str(tmp_path)), fold=1, folds=2)
+    run = agent.apply(role("cd /elearn/input; find . -type l"), mounts=(divided,))
+    assert agent.storage(run, "failed").message == "The input cannot be divided: File name too long. It is tried again."
+    os.unlink("file", dir_fd=at)
+    os.close(at)
+    tmp_path.chmod(0o755)
+    (tmp_path / "b").touch()
+    assert agent.ended(run).phase == "Succeeded"
+    assert agent.output(run).split() == ["./validation/b"]
+
+
 def test_output_is_stored_while_the_task_runs_and_what_lay_there_is_fetched_first(agent: Agent, store: Store) -> None:
     store.put("results/demo/checkpoint", "7")
     script = "cat /elearn/output/checkpoint; echo 8 > /elearn/output/next; sleep 600"

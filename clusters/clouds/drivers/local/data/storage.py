@@ -152,6 +152,18 @@ class Storage:
         self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
 
     def divide(self, mount: dict[str, Any]) -> None:
+        """Until it is done: a disk may be full, a folder not for us to read."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                self.divide_once(mount)
+                return
+            except OSError as error:
+                self.say("failed", f"The input cannot be divided: {error.strerror}. It is tried again.")
+                self.sleep(delay)
+                delay = min(LONGEST_DELAY, delay * 2)
+
+    def divide_once(self, mount: dict[str, Any]) -> None:
         if mount["kind"] != "local":
             divide(mount, self.status.values.get("sources", {}).get(mount["number"], mount["folder"]))
             return
