@@ -147,7 +147,7 @@ def save_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     cluster = cluster_for(user, appcode, name)
     number = run_number(request.GET.get("run", ""))
     spec = run_for(user, appcode, name, number).spec if number else cluster.spec
-    form = SaveForm(user, initial={"name": name, "whose": Template.ME, "spec": json.dumps(spec)})
+    form = SaveForm(user, initial={"name": name, "whose": Template.ME, "spec": json.dumps(spec, ensure_ascii=False)})
     return _save_page(request, form, reverse("cluster", args=[appcode, name]))
 
 

@@ -45,6 +45,14 @@ def test_what_one_saves_of_a_cluster_the_others_of_its_appcode_start_from(whole,
     ]
 
 
+def test_as_much_code_as_a_cluster_may_have_is_saved(make_cluster, people, as_person):
+    make_cluster("large", code={"files": {"a.txt": "\U0001f600" * 130_000}})
+    client = as_person(people.alice)
+    page = client.get("/clusters/ops-demo/large/template").content.decode()
+    assert 'action="/templates/save" enctype="multipart/form-data"' in page
+    assert save(client, page).status_code == 302
+
+
 def test_what_stands_in_the_form_is_saved_and_what_is_wrong_in_it_is_said_there(catalogue, people, as_person):
     from clusters.models import Cluster, Template
 
