@@ -102,9 +102,17 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
 
     made = {version: reading(version) for version in ("read", "oldest", "fresh")}
     names_of = {version: cache.claim_name(each, cloud._settings) for version, each in made.items()}
-    for each in made.values():
-        cloud.apply(each)
+    for version in ("read", "oldest"):
+        cloud.apply(made[version])
+    # As long as runs read all others, nobody gets more room than there is.
+    with pytest.raises(CloudError, match="leave no room for this one"):
+        cloud.apply(made["fresh"])
+    cloud.apply(made["oldest"])
+    assert set(plane.until(claims, lambda found: len(found) == 2)) == {names_of["read"], names_of["oldest"]}
+    cloud._settings = replace(cloud._settings, cache_space="9Gi")
+    cloud.apply(made["fresh"])
     assert set(plane.until(claims, lambda found: len(found) == 3)) == set(names_of.values())
+    cloud._settings = replace(cloud._settings, cache_space="7Gi")
     for version, days in (("read", 29), ("oldest", 28)):
         old = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()
         plane.request("PATCH", f"{claims}/{names_of[version]}", {"metadata": {"annotations": {names.USED: old}}})

@@ -57,7 +57,7 @@ from clusters.clouds.drivers.kubernetes.api.client import (
 )
 from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, network_policy, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
-from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
+from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep, remove_claims
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.follower import Follower
 
@@ -179,6 +179,8 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         shared = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
+        if shared[1]:
+            self._make_room(shared[1])
         for claim in self._client.apply_all(list(filter(None, shared))):
             # A pod that names it would wait for ever.
             if "deletionTimestamp" in claim["metadata"]:
@@ -188,6 +190,21 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         self._client.apply_all([each for each in made if not manifests.is_queued(each)])
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
+
+    def _make_room(self, claim: Mapping[str, Any]) -> None:
+        """For a cached input that is not there yet: nobody pays for it, so nobody may have as much as they like. Raises
+        CloudError while runs read all others. Of two at once both may find the last room."""
+        metadata = claim["metadata"]
+        by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
+        if self._client.get(path_of("PersistentVolumeClaim", metadata["namespace"]), **by_name)["items"]:
+            return
+        space = quantity(self._settings.cache_space)
+        left = space - float(metadata["annotations"][names.BYTES])
+        if remove_claims(self._client, self._settings.portal, names.CACHE, left) > left:
+            raise CloudError(
+                f"Cached inputs have {self._settings.cache_space} together, and those that other runs read leave no room for "
+                "this one. It starts when one of them is over; copied or streamed it starts at once."
+            )
 
     def _owner_of(self, run: RunRef) -> Mapping[str, Any] | None:
         by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}

@@ -211,8 +211,8 @@ class Settings:
     cache_space: Quantity = Field(
         default="1Ti",
         title="Space of cached inputs",
-        description="Of the volumes of all of them; where they are more, those that were used longest ago go, but none that a "
-        "run reads.",
+        description="Of the volumes of all of them; where one more has no room, those that were used longest ago go, but none "
+        "that a run reads: then it waits.",
     )
     storage_namespaces: tuple[Label, ...] = Field(
         default=(),

@@ -53,6 +53,11 @@ def why_none(settings: Settings, disk_bytes: int | None) -> str:
             f"It needs a volume of {_size(disk_bytes)}Gi, and a volume may have at most {settings.largest_volume}. Stream it, or "
             "give each task its part."
         )
+    if _size(disk_bytes) * _GIB > quantity(settings.cache_space):
+        return (
+            f"It needs a volume of {_size(disk_bytes)}Gi, and cached inputs have {settings.cache_space} together. "
+            "Copy or stream it."
+        )
     return ""
 
 

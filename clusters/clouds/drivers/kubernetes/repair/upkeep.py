@@ -231,36 +231,36 @@ class Upkeep:
         self._client.delete(path_of(kind, run.namespace), labelSelector=label)
 
     def _remove_unused(self) -> None:
-        self._remove_claims(names.ENVIRONMENT, float("inf"))
-        self._remove_claims(names.CACHE, self._cache_space)
-
-    def _remove_claims(self, label: str, space: float) -> None:
-        """Of those with this label what no run has and none has used for long, and what was used longest ago as long as they are
-        more than `space` bytes; it is made again when a run needs it. Whoever starts one now notes that on its claim first, which
-        then is not as it was seen here."""
-        last = (dt.datetime.now(dt.UTC) - UNUSED_KEPT).isoformat(timespec="seconds")
-        ours = f"{names.selector(portal=self._portal)},{label}"
-        pages = self._client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)
-        found = [claim["metadata"] for page in pages for claim in page["items"] or ()]
-        noted = [
-            (metadata.get("annotations") or {}, metadata) for metadata in found if "deletionTimestamp" not in metadata
-        ]
-        held = sum(float(notes.get(names.BYTES, 0)) for notes, _ in noted)
-        for notes, metadata in sorted(noted, key=lambda each: each[0].get(names.USED, "")):
-            if notes.get(names.USED, "") >= last and held <= space:
-                continue
-            of_runs = f"{names.selector(portal=self._portal)},{label}={metadata['labels'][label]}"
-            if self._client.get(path_of("ConfigMap", metadata["namespace"]), labelSelector=of_runs)["items"]:
-                continue
-            as_seen = {"preconditions": {"resourceVersion": metadata["resourceVersion"]}}
-            with suppress(Missing):
-                path = path_of("PersistentVolumeClaim", metadata["namespace"], metadata["name"])
-                self._client.request("DELETE", path, body=as_seen)
-            held -= float(notes.get(names.BYTES, 0))
-            log.info("claim %s/%s was not used for long", metadata["namespace"], metadata["name"])
+        remove_claims(self._client, self._portal, names.ENVIRONMENT, float("inf"))
+        remove_claims(self._client, self._portal, names.CACHE, self._cache_space)
 
     def _patch(self, path: str, metadata: Mapping[str, Any]) -> None:
         try:
             self._client.patch(path, {"metadata": metadata}, STRATEGIC)
         except Missing:
             return
+
+
+def remove_claims(client: Client, portal: str, label: str, space: float) -> float:
+    """Of those with this label what no run has and none has used for long, and what was used longest ago as long as they are
+    more than `space` bytes; it is made again when a run needs it. Whoever starts one now notes that on its claim first, which
+    then is not as it was seen here. The bytes of those that stay."""
+    last = (dt.datetime.now(dt.UTC) - UNUSED_KEPT).isoformat(timespec="seconds")
+    ours = f"{names.selector(portal=portal)},{label}"
+    pages = client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)
+    found = [claim["metadata"] for page in pages for claim in page["items"] or ()]
+    noted = [(metadata.get("annotations") or {}, metadata) for metadata in found if "deletionTimestamp" not in metadata]
+    held = sum(float(notes.get(names.BYTES, 0)) for notes, _ in noted)
+    for notes, metadata in sorted(noted, key=lambda each: each[0].get(names.USED, "")):
+        if notes.get(names.USED, "") >= last and held <= space:
+            continue
+        of_runs = f"{names.selector(portal=portal)},{label}={metadata['labels'][label]}"
+        if client.get(path_of("ConfigMap", metadata["namespace"]), labelSelector=of_runs)["items"]:
+            continue
+        as_seen = {"preconditions": {"resourceVersion": metadata["resourceVersion"]}}
+        with suppress(Missing):
+            path = path_of("PersistentVolumeClaim", metadata["namespace"], metadata["name"])
+            client.request("DELETE", path, body=as_seen)
+        held -= float(notes.get(names.BYTES, 0))
+        log.info("claim %s/%s was not used for long", metadata["namespace"], metadata["name"])
+    return held
