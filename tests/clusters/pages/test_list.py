@@ -63,6 +63,7 @@ def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_pe
         ("search=ops bob", ["trains"]),
         ("search=%25", []),
         ("appcode=flight-demo", []),
+        ("appcode=no+code", []),
         ("appcode=ops-demo&phase=Failed&search=bro", ["broke"]),
         ("phase=Lost", []),
         ("cursor=0", ["trains", "waits", "broke", "done"]),
