@@ -46,6 +46,7 @@ def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair 
 def prepare(code: str) -> tuple[str, KeyPair]:
     """A bucket and the portal's key to it for an appcode that is yet to be made, by the transaction that calls `adopt`; what dies
     in between may begin again. Raises Conflict."""
+    _check_there()
     bucket = bucket_of(code)
     with _away():
         _make(bucket)
@@ -96,11 +97,15 @@ def _make(bucket: str) -> None:
         store.make_user(bucket, owner)
 
 
-def _check(appcode: Appcode) -> None:
+def _check_there() -> None:
     if not settings.STORAGE["url"]:
         raise Conflict(
             "This portal has no object storage of its own; an administrator can name one (PORTAL_STORAGE_URL)."
         )
+
+
+def _check(appcode: Appcode) -> None:
+    _check_there()
     if appcode.why_not:
         raise Conflict(appcode.why_not)
 

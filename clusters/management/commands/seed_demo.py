@@ -37,6 +37,7 @@ from clusters.demo import history, plan, plugins
 from clusters.manifest import ClusterManifest
 from clusters.models import Flavor, Image
 from datastores.actions import create_datastore
+from datastores.models import AllowedFolder
 from datastores.specs import DatastoreManifest
 from datastores.storage import actions, store
 from datastores.storage.store import KeyPair
@@ -52,6 +53,8 @@ from portal.up.services import write_private
 TOKEN_DAYS = 365
 OWNER, INPUT, OUTPUT = "ops-demo", "demo-input", "demo-output"
 DIGITS = "digits.npz"
+FOLDER: Path = settings.DATA_DIR / "demonstration"
+log = logging.getLogger(__name__)
 
 # Name → what they are, as a script that reads credentials.json wants to know it.
 PEOPLE = {
@@ -104,8 +107,10 @@ class Command(BaseCommand):
             ops = Appcode.objects.get(code=OWNER)
             if made:
                 actions.adopt(ops, made, acting_user=people["alice"][0])
+            if any("local" in spec for spec in places.values()):
+                AllowedFolder.objects.create(path=str(FOLDER)).appcodes.add(ops)
             for name, spec in places.items():
-                manifest = {"metadata": {"name": name, "appcode": OWNER}, "spec": {"s3": spec}}
+                manifest = {"metadata": {"name": name, "appcode": OWNER}, "spec": spec}
                 create_datastore(DatastoreManifest.model_validate(manifest), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
             turn.add(ops, turn.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
@@ -181,28 +186,29 @@ def _catalogue(administrator: User) -> None:
         Price.objects.create(sku=sku, per_hour=per_hour, valid_from=plan.begins(timezone.now()))
 
 
-def _places() -> tuple[dict[str, dict[str, str]], KeyPair | None]:
-    """Where the datastores lie, the digits in the first of them: in two folders of the appcode's object storage, with the key
-    that was made for them, or in two buckets of the S3 server that was given."""
+def _places() -> tuple[dict[str, dict[str, Any]], KeyPair | None]:
+    """The specs of the datastores, the digits in the first of them: two folders of the appcode's object storage, with the key
+    that was made for them; or two buckets of the S3 server that was given; or, where this kernel lets no object storage start,
+    two folders of this machine."""
     images, labels = _digits()
     file = io.BytesIO()
     np.savez_compressed(file, images=images, labels=labels)
     if url := os.environ.get("PORTAL_S3_URL"):
         keys = {name: os.environ.get(f"PORTAL_S3_{name.upper()}", "") for name in ("access_key", "secret_key")}
         _store(file.getvalue(), url, keys["access_key"], keys["secret_key"])
-        return {name: {"server": url, "bucket": name, **keys} for name in (INPUT, OUTPUT)}, None
+        return {name: {"s3": {"server": url, "bucket": name, **keys}} for name in (INPUT, OUTPUT)}, None
     try:
         bucket, made = actions.prepare(OWNER)
         store.put(bucket, f"{INPUT}/{DIGITS}", file.getvalue())
     except (Conflict, store.StorageAway) as error:
-        raise CommandError(
-            f"The demonstration's data could not be stored: {error} Without object storage a real, empty portal starts with "
-            "PORTAL_DEMO=0, and the demonstration with an S3 server in PORTAL_S3_URL, PORTAL_S3_ACCESS_KEY and "
-            "PORTAL_S3_SECRET_KEY."
-        ) from error
+        log.warning("The demonstration's data lies in folders of this machine: %s", error)
+        for name in (INPUT, OUTPUT):
+            (FOLDER / name).mkdir(parents=True, exist_ok=True)
+        (FOLDER / INPUT / DIGITS).write_bytes(file.getvalue())
+        return {name: {"local": {"path": str(FOLDER / name)}} for name in (INPUT, OUTPUT)}, None
     keys = {"access_key": made.access_key, "secret_key": made.secret_key}
     place = {"server": settings.STORAGE["url"], "region": settings.STORAGE["region"], "bucket": bucket, **keys}
-    return {name: {**place, "prefix": name} for name in (INPUT, OUTPUT)}, made
+    return {name: {"s3": {**place, "prefix": name}} for name in (INPUT, OUTPUT)}, made
 
 
 def _show1() -> ClusterManifest:

@@ -195,6 +195,16 @@ def test_somebody_elses_portal_is_left_alone(credentials: Path, people: Any, s3:
     remove_buckets(s3)
 
 
+def test_without_object_storage_its_data_lies_in_folders(credentials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datastores.actions import open_store
+    from datastores.models import Datastore
+
+    monkeypatch.delenv("PORTAL_S3_URL")
+    seed()
+    store = Datastore.objects.get(name="demo-input")
+    assert (store.kind, [each.path for each in open_store(store).walk("")]) == ("local", ["digits.npz"])
+
+
 def test_without_an_s3_server_nothing_is_half_made(
     credentials: Path, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
