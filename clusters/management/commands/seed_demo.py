@@ -53,7 +53,6 @@ from portal.up.services import write_private
 TOKEN_DAYS = 365
 OWNER, INPUT, OUTPUT = "ops-demo", "demo-input", "demo-output"
 DIGITS = "digits.npz"
-FOLDER: Path = settings.DATA_DIR / "demonstration"
 log = logging.getLogger(__name__)
 
 # Name → what they are, as a script that reads credentials.json wants to know it.
@@ -108,7 +107,7 @@ class Command(BaseCommand):
             if made:
                 actions.adopt(ops, made, acting_user=people["alice"][0])
             if any("local" in spec for spec in places.values()):
-                AllowedFolder.objects.create(path=str(FOLDER)).appcodes.add(ops)
+                AllowedFolder.objects.create(path=str(_folder())).appcodes.add(ops)
             for name, spec in places.items():
                 manifest = {"metadata": {"name": name, "appcode": OWNER}, "spec": spec}
                 create_datastore(DatastoreManifest.model_validate(manifest), acting_user=people["alice"][0])
@@ -203,12 +202,16 @@ def _places() -> tuple[dict[str, dict[str, Any]], KeyPair | None]:
     except (Conflict, store.StorageAway) as error:
         log.warning("The demonstration's data lies in folders of this machine: %s", error)
         for name in (INPUT, OUTPUT):
-            (FOLDER / name).mkdir(parents=True, exist_ok=True)
-        (FOLDER / INPUT / DIGITS).write_bytes(file.getvalue())
-        return {name: {"local": {"path": str(FOLDER / name)}} for name in (INPUT, OUTPUT)}, None
+            (_folder() / name).mkdir(parents=True, exist_ok=True)
+        (_folder() / INPUT / DIGITS).write_bytes(file.getvalue())
+        return {name: {"local": {"path": str(_folder() / name)}} for name in (INPUT, OUTPUT)}, None
     keys = {"access_key": made.access_key, "secret_key": made.secret_key}
     place = {"server": settings.STORAGE["url"], "region": settings.STORAGE["region"], "bucket": bucket, **keys}
     return {name: {"s3": {**place, "prefix": name}} for name in (INPUT, OUTPUT)}, made
+
+
+def _folder() -> Path:
+    return Path(settings.DATA_DIR) / "demonstration"
 
 
 def _show1() -> ClusterManifest:

@@ -214,14 +214,3 @@ def test_without_an_s3_server_nothing_is_half_made(
         seed()
     assert everything() == before
     assert "Demonstration" not in client.get("/accounts/login/").content.decode()
-
-
-def test_without_object_storage_nothing_is_half_made_and_the_ways_out_are_said(
-    credentials: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("PORTAL_S3_URL", raising=False)
-    settings.STORAGE = {**settings.STORAGE, "url": "http://localhost:1", "start": str(tmp_path / "nobody")}
-    before = everything()
-    with pytest.raises(CommandError, match=r"cannot be started just now.*PORTAL_DEMO=0.*PORTAL_S3_URL"):
-        seed()
-    assert everything() == before
