@@ -96,6 +96,15 @@ def _same(one: list[str], other: list[str]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def by_tag(scalars: Scalars) -> dict[str, list[Summary]]:
+    """How all of its lines went, in the order of tags. Once through: a run may have thousands of both."""
+    found: dict[str, list[Summary]] = {tag: [] for tag in scalars.tags}
+    for curve in scalars.curves:
+        if curve.points:
+            found[curve.tag].append(_summary(curve))
+    return found
+
+
 def summaries(scalars: Scalars, tag: str) -> list[Summary]:
     return [_summary(curve) for curve in scalars.curves if curve.tag == tag and curve.points]
 

@@ -14,7 +14,7 @@ from rest_framework.views import APIView
 
 from clusters.api.documents import Money, Phase, money
 from clusters.compared import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison import MOST, summaries
+from clusters.comparison import MOST, by_tag
 from clusters.scalars.events import Scalars
 from datastores.drivers.patience import within
 from portal.access import appcode_for
@@ -98,6 +98,6 @@ def _metrics(scalars: Scalars) -> list[ComparedMetric]:
             tag=tag, folder=each.folder, step=each.step, last=each.last if math.isfinite(each.last) else None,
             smallest=each.smallest, largest=each.largest,
         )
-        for tag in scalars.tags
-        for each in summaries(scalars, tag)
+        for tag, lines in by_tag(scalars).items()
+        for each in lines
     ]  # fmt: skip

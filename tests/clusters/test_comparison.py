@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusters.api.compare import _metrics
 from clusters.comparison import changed_files, differences, smoothed
+from clusters.scalars.events import Curve, Point, Scalars
 
 WORDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2", None]))
 NUMBERS = st.lists(st.floats(-1e6, 1e6))
@@ -45,3 +48,26 @@ def test_files_that_came_and_went_are_told_and_equal_ones_are_not() -> None:
         ("gone.py", ("-", "b")),
         ("new.py", ("+", "c")),
     ]
+
+
+class Read(tuple[Curve, ...]):  # noqa: SLOT001  it counts
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Curve]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_thousands_of_lines_are_gone_through_once_and_not_for_each_tag() -> None:
+    curves = Read(Curve(f"{n % 500:03}", str(n // 500), (Point(n, 0.0, 1.0),)) for n in range(2000))
+    found = _metrics(Scalars(curves, 1))
+    assert [(each.tag, each.folder) for each in found[:5]] == [
+        ("000", "0"),
+        ("000", "1"),
+        ("000", "2"),
+        ("000", "3"),
+        ("001", "0"),
+    ]
+    assert (len(found), curves.times <= 3) == (2000, True)
