@@ -31,7 +31,6 @@ PORT, SOCKET, NOT_AT_ALL = "port", "socket", "not at all"
 LISTENS = {
     "postgres": SOCKET,
     "valkey": SOCKET,
-    "s3": PORT,
     "packages": SOCKET,
     "agent": SOCKET,
     "controller": NOT_AT_ALL,
