@@ -13,8 +13,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from clusters.api.documents import Money, Phase, money
-from clusters.compared import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison import MOST, by_tag
+from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
+from clusters.comparison.values import MOST, by_tag
 from clusters.scalars.events import Scalars
 from datastores.drivers.patience import within
 from portal.access import appcode_for

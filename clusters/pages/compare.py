@@ -14,8 +14,8 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 
 from clusters.access import clusters_in
 from clusters.code import code_of
-from clusters.compared import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison import MOST, Summary, began, changed_files, placed, summaries
+from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
+from clusters.comparison.values import MOST, Summary, began, changed_files, placed, summaries
 from clusters.models import Run
 from clusters.pages.metrics import MAX_CHARTS, READ_SECONDS
 from clusters.scalars.events import Scalars

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError
-from clusters.comparison import MOST, Difference, differences
+from clusters.comparison.values import MOST, Difference, differences
 from clusters.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import scalars_of

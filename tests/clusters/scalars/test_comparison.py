@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.api.compare import _metrics
-from clusters.comparison import changed_files, differences, smoothed
+from clusters.comparison.values import changed_files, differences, smoothed
 from clusters.scalars.events import Curve, Point, Scalars
 
 WORDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2", None]))
