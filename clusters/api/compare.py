@@ -31,7 +31,7 @@ class ComparedMetric(Answer):
     """One line of numbers of one run. A value that is NaN or infinite is null."""
 
     tag: str
-    folder: str = Field(description="Of its event files, below the output; empty for what was printed.")
+    folder: str = Field(description="Where its event files lie in the datastore; empty for what was printed.")
     step: int = Field(description="That of the last value.")
     last: float | None
     smallest: float | None
