@@ -177,7 +177,7 @@ def test_a_server_whose_answers_make_no_sense_takes_nobody_s_place(people: Any, 
 
 def test_a_file_of_a_year_that_no_calendar_has_is_still_seen() -> None:
     """Some file systems keep any number that a program gives."""
-    facts: Any = SimpleNamespace(st_mtime=2.0**50, st_mtime_ns=2**50 * 10**9, st_size=1)
+    facts: Any = SimpleNamespace(st_mtime=2.0**50, st_ctime=2.0**50, st_mtime_ns=2**50 * 10**9, st_size=1)
     assert local._file("a", "a", facts).modified.year == 9999
 
 
