@@ -34,13 +34,16 @@ from portal.events import record_all
 from portal.models import Appcode, Event, User
 
 
-def create_cluster(manifest: ClusterManifest, *, acting_user: User, appcode: Appcode | None = None) -> Cluster:
-    """Defines a cluster and deploys its first run. `appcode` is the row that the manifest names, where it was just read.
+def create_cluster(
+    manifest: ClusterManifest, *, acting_user: User, appcode: Appcode | None = None, part_of: str = ""
+) -> Cluster:
+    """Defines a cluster and deploys its first run. `appcode` is the row that the manifest names, where it was just read;
+    `part_of` says what makes it for itself.
 
     Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied.
     """
     try:
-        return _create(manifest, acting_user, appcode)
+        return _create(manifest, acting_user, appcode, part_of)
     except IntegrityError as error:
         if "cluster_name_once" not in str(error):
             raise
@@ -48,15 +51,16 @@ def create_cluster(manifest: ClusterManifest, *, acting_user: User, appcode: App
 
 
 @transaction.atomic
-def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | None) -> Cluster:
+def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | None, part_of: str) -> Cluster:
     appcode = usable_appcode(manifest.metadata.appcode, acting_user, appcode)
     resolved = resolve(manifest.spec, appcode)
     cluster = Cluster.objects.create(
         appcode=appcode,
         name=manifest.metadata.name,
         spec=manifest.spec.model_dump(mode="json", by_alias=True),
+        part_of=part_of,
         created_by=acting_user,
-        run_count=_runs_before(appcode, manifest.metadata.name),
+        run_count=_runs_before(appcode, manifest.metadata.name, is_part=bool(part_of)),
     )
     origins.keep(cluster, manifest.spec.served, resolved.domain)
     _new_run(
@@ -320,16 +324,16 @@ def _settled(resolved: Resolved) -> dict[str, Any]:
     return found
 
 
-def _runs_before(appcode: Appcode, name: str) -> int:
+def _runs_before(appcode: Appcode, name: str, *, is_part: bool) -> int:
     """The last number that a deleted cluster of this name gave to a run. Numbers go on from there: they are in the names of
     objects and output folders, where a second run 1 would meet what the first one left, or even the first one itself.
 
-    Raises Invalid when the appcode has as many clusters as it may; one statement for both."""
+    Raises Invalid when the appcode has as many clusters as it may, parts not counted; one statement for both."""
     alive = Q(deleted_at=None)
     found = Cluster.objects.filter(alive | Q(name=name), appcode=appcode).aggregate(
-        last=Max("run_count", filter=~alive), count=Count("pk", filter=alive)
+        last=Max("run_count", filter=~alive), count=Count("pk", filter=alive & Q(part_of=""))
     )
-    if found["count"] >= settings.CLUSTERS_PER_APPCODE:
+    if not is_part and found["count"] >= settings.CLUSTERS_PER_APPCODE:
         sentence = (
             f"{appcode.code} has {found['count']:,} clusters, and no appcode may have more; delete what is not needed."
         )

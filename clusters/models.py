@@ -201,7 +201,10 @@ class Plugin(models.Model):
 
 
 class Cluster(models.Model):
-    """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`."""
+    """A definition with a name in its appcode. `spec` is a `ClusterSpec` as JSON; the latest run is `current_run`.
+
+    One that something made for itself, a trial of a sweep or a stage of a pipeline, is a `part_of` that: lists show the whole.
+    """
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="clusters")
     name = models.CharField(max_length=63)
@@ -209,6 +212,9 @@ class Cluster(models.Model):
     # For finding only: of a row whose spec has just been changed it is the old one.
     framework = models.GeneratedField(
         expression=KT("spec__framework"), output_field=models.CharField(max_length=40), db_persist=True
+    )
+    part_of = models.CharField(
+        max_length=80, blank=True, default="", db_default="", help_text='What made it, in its appcode: "sweeps/lr".'
     )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -234,8 +240,9 @@ class Cluster(models.Model):
             models.UniqueConstraint(fields=["appcode", "name"], condition=Q(deleted_at=None), name="cluster_name_once"),
         ]
         indexes: ClassVar = [
-            models.Index(fields=["-id"], condition=Q(deleted_at=None), name="cluster_alive"),
+            models.Index(fields=["-id"], condition=Q(deleted_at=None, part_of=""), name="cluster_alive"),
             models.Index(fields=["framework", "-id"], condition=Q(deleted_at=None), name="cluster_by_framework"),
+            models.Index(fields=["appcode", "part_of", "id"], condition=~Q(part_of=""), name="cluster_parts"),
         ]
 
     def __str__(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from celery import shared_task
 
 from clusters import actions
@@ -11,6 +13,9 @@ from clusters.logs import collect
 from clusters.runs import budgets, listed, quota, reconcile, resync
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
+
+# What makes clusters for itself, by the first word of their `part_of`; each goes on by the appcode and its name.
+WHOLES: dict[str, Callable[[int, str], None]] = {}
 
 
 @shared_task(name="clusters.tasks.reconcile_run")
@@ -27,6 +32,12 @@ def admit_waiting(appcode_id: int) -> None:
 @shared_task(name="clusters.tasks.deploy_next")
 def deploy_next(cluster_id: int) -> None:
     actions.deploy_next(cluster_id)
+
+
+@shared_task(name="clusters.tasks.advance")
+def advance(appcode_id: int, part_of: str) -> None:
+    room, _, name = part_of.partition("/")
+    WHOLES[room](appcode_id, name)
 
 
 @shared_task(name="clusters.tasks.purge_cluster")

@@ -20,6 +20,11 @@ def wake_next(cluster_id: int) -> None:
     send("clusters.tasks.deploy_next", cluster_id)
 
 
+def wake_whole(appcode_id: int, part_of: str) -> None:
+    """Asks for what made a part (`Cluster.part_of`), whose run has come to its end, to go on."""
+    send("clusters.tasks.advance", appcode_id, part_of)
+
+
 def wake_purge(cluster_id: int) -> None:
     """Asks for the logs of a deleted cluster to be removed once its runs are over."""
     send("clusters.tasks.purge_cluster", cluster_id)

@@ -34,7 +34,7 @@ def wake_webhooks() -> None:
     send("portal.tasks.send_webhooks", once=WEBHOOKS)
 
 
-def send(task: str, *keys: int, once: str = "") -> None:
+def send(task: str, *keys: int | str, once: str = "") -> None:
     """Asks for `task` to be run soon; where `once` is given, only if no wake-up of that key waits to be run.
 
     Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.

@@ -60,6 +60,9 @@ LIST_PARAMETERS = [
     *PAGE_PARAMETERS,
     SEARCH_PARAMETER,
     OpenApiParameter("phase", str, enum=list(Run.Phase.values), description="Several are divided by commas."),
+    OpenApiParameter(
+        "partOf", str, description="Those that a sweep or a pipeline made, “sweeps/lr”; else they are left out."
+    ),
 ]
 CLUSTER = Kind("cluster", cluster_for, to_manifest, ClusterDocument)
 MAX_RUN = 2**31 - 1
@@ -253,12 +256,16 @@ class Images(APIView):
 
 
 def search_of(request: Request) -> Search:
-    """`?search=&phase=`. Raises Invalid for a phase that does not exist, which would silently find nothing."""
+    """`?search=&phase=&partOf=`. Raises Invalid for a phase that does not exist, which would silently find nothing."""
     phases = text(request, "phase", longest=MAX_SEARCH)
     known = {str(phase).lower() for phase in Run.Phase.values}
     if unknown := [word for word in phases.split(",") if word.strip() and word.strip().lower() not in known]:
         raise Invalid.at("phase", message=f"“{unknown[0].strip()}” is not a phase; use {', '.join(Run.Phase.values)}.")
-    return Search(text=text(request, "search", longest=MAX_SEARCH).strip(), phase=phases.strip(", "))
+    return Search(
+        text=text(request, "search", longest=MAX_SEARCH).strip(),
+        phase=phases.strip(", "),
+        part_of=text(request, "partOf", longest=MAX_SEARCH),
+    )
 
 
 def _page(request: Request, rows: QuerySet[Cluster]) -> Response:

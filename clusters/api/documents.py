@@ -86,6 +86,7 @@ class RunStatus(Answer):
     reason: str = Field(examples=["WaitingForGPUs"], description="A word for programs; empty when all is well.")
     message: str = Field(description="A sentence for people.")
     run: int
+    part_of: str = Field(examples=["sweeps/lr"], description="What made its cluster; empty where somebody did.")
     cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
     namespace: str = Field(description="That of its business line there.")
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
@@ -310,6 +311,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         reason=run.reason,
         message=run.message,
         run=run.number,
+        part_of=run.cluster.part_of,
         cloud=run.cloud,
         namespace=run.namespace,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),

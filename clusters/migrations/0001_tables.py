@@ -261,6 +261,16 @@ class Migration(migrations.Migration):
                         db_persist=True,
                     ),
                 ),
+                (
+                    "part_of",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text='What made it, in its appcode: "sweeps/lr".',
+                        max_length=80,
+                    ),
+                ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 ("deleted_at", models.DateTimeField(null=True)),
@@ -716,7 +726,17 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="cluster",
-            index=models.Index(condition=models.Q(("deleted_at", None)), fields=["-id"], name="cluster_alive"),
+            index=models.Index(
+                condition=models.Q(("deleted_at", None), ("part_of", "")), fields=["-id"], name="cluster_alive"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="cluster",
+            index=models.Index(
+                condition=models.Q(("part_of", ""), _negated=True),
+                fields=["appcode", "part_of", "id"],
+                name="cluster_parts",
+            ),
         ),
         migrations.AddIndex(
             model_name="cluster",

@@ -75,7 +75,7 @@ class Offer:
             if makes
             else [],
             list(
-                Cluster.objects.filter(appcode__code=chosen, deleted_at=None, spec__mode="batch")
+                Cluster.objects.filter(appcode__code=chosen, deleted_at=None, part_of="", spec__mode="batch")
                 .exclude(Q(spec__output=None) | Q(current_run=None))
                 .order_by("-pk")
                 .values_list("name", flat=True)[:MAX_SOURCES]
@@ -174,7 +174,9 @@ class Offer:
 
 def _last_of(user: User, appcode: str) -> Mapping[str, Any]:
     """The definition of the cluster that they made last there. One query."""
-    made = Cluster.objects.filter(created_by=user, appcode__code=appcode, spec__framework__in=list(COMPUTING))
+    made = Cluster.objects.filter(
+        created_by=user, appcode__code=appcode, part_of="", spec__framework__in=list(COMPUTING)
+    )
     return made.order_by("-created_at").values_list("spec", flat=True).first() or {}
 
 

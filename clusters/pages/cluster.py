@@ -91,6 +91,14 @@ class Page:
         return [*own, *((label, self.url + path) for label, path in TABS)]
 
     @property
+    def whole(self) -> tuple[str, str] | None:
+        """What made it for itself: its name and its page."""
+        room, _, name = self.cluster.part_of.partition("/")
+        # Hooks stand on the page of the cluster that has them.
+        pages = "clusters" if room == "hooks" else room
+        return (name, f"/{pages}/{self.cluster.appcode.code}/{name}") if name else None
+
+    @property
     def sentence(self) -> str:
         """Why the run is in its phase."""
         return (first_sentence(self.run) or self.run.phase) if self.run else ""

@@ -308,7 +308,7 @@ def found(
 
 def _counts(user: User, kind: str, search: Search, clusters: QuerySet[Cluster]) -> list[tuple[str, int]]:
     """How many there are of each phase, whichever of them is chosen. One query, remembered for some seconds."""
-    asked = repr((user.pk, kind, search.text, search.appcode, search.owner))
+    asked = repr((user.pk, kind, replace(search, phase="", cursor="")))
     key = f"clusters.counts.{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}"
     found: dict[str, int] | None = cache.get(key)
     if found is None:

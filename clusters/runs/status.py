@@ -144,6 +144,8 @@ def _phase_changed(run: Run, now: dt.datetime) -> Event:
             run.started_at = min(began, now)
         note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
+        if whole := run.cluster.part_of:
+            transaction.on_commit(lambda: wakeups.wake_whole(run.cluster.appcode_id, whole))
         if run.cluster.next_by_id:
             transaction.on_commit(lambda: wakeups.wake_next(run.cluster_id))
         if run.cluster.deleted_at:

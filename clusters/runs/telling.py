@@ -1,7 +1,7 @@
 """Who started a run is told when it comes to a phase that they have chosen (portal/profile/notifications.py): by a mail and a
 delivery to their webhook, which are written with the phase itself, and by their browsers, which ask for what is new.
 
-Who is a member of the appcode no more is told nothing.
+Who is a member of the appcode no more is told nothing, and of parts (a trial, a stage) nobody is: they hear of the whole.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def url_of(run: Run) -> str:
 def tell(moved: Sequence[tuple[Run, Event]]) -> None:
     """Of runs whose phase has just changed, each with the event that says so, in that transaction: at most four queries and one
     for each mail."""
+    moved = [(run, event) for run, event in moved if not run.cluster.part_of]
     told = {run.created_by_id for run, _ in moved if run.created_by_id and run.phase.lower() in PHASES}
     chosen = Webhook.objects.filter(person__in=told, person__is_active=True, enabled=True, deleted_at=None)
     webhooks = {webhook.person_id: webhook for webhook in chosen.defer("url", "secret", "old_secret")}
@@ -59,7 +60,9 @@ def _mail(run: Run, user: User) -> None:
 def news(user: User, phases: Collection[str], since: dt.datetime) -> list[hooks.News]:
     """For `portal.hooks`; one query, and one more where there is much."""
     wanted = [phase.capitalize() for phase in phases]
-    runs = Run.objects.filter(created_by=user, phase_since__gt=since, phase__in=wanted, cluster__in=clusters_for(user))
+    runs = Run.objects.filter(
+        created_by=user, phase_since__gt=since, phase__in=wanted, cluster__in=clusters_for(user).filter(part_of="")
+    )
     in_order = runs.select_related("cluster__appcode").order_by("phase_since", "pk")
     found = list(in_order[: hooks.NEWS_AT_ONCE])
     if len(found) == hooks.NEWS_AT_ONCE:

@@ -19,31 +19,33 @@ MAX_LENGTH = 200
 
 @dataclass(frozen=True)
 class Search:
-    """What a person looks for. Every word must be in the name, the appcode or the owner's name; empty fields match all."""
+    """What a person looks for. Every word must be in the name, the appcode or the owner's name; empty fields match all, but that
+    parts of a whole (`Cluster.part_of`) are found only by its name."""
 
     text: str = ""
     phase: str = ""
     appcode: str = ""
     owner: str = ""
+    part_of: str = ""
     cursor: str = ""
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Search:
-        """From an address: `?search=&phase=&appcode=&owner=&cursor=`."""
+        """From an address: `?search=&phase=&appcode=&owner=&partOf=&cursor=`."""
 
         def get(name: str) -> str:
             return parameters.get(name, "").replace("\0", "").strip()[:MAX_LENGTH]
 
-        return cls(get("search"), get("phase"), get("appcode"), get("owner"), get("cursor"))
+        return cls(get("search"), get("phase"), get("appcode"), get("owner"), get("partOf"), get("cursor"))
 
     @property
     def is_filtered(self) -> bool:
-        return bool(self.text or self.phase or self.appcode or self.owner)
+        return bool(self.text or self.phase or self.appcode or self.owner or self.part_of)
 
     @property
     def narrows(self) -> bool:
         """Whether something besides the appcode that one looks at is asked for."""
-        return bool(self.text or self.phase or self.owner)
+        return bool(self.text or self.phase or self.owner or self.part_of)
 
     def url(self, **changes: str) -> str:
         """The query string of this search with `changes`, "" when nothing is left of it.
@@ -53,13 +55,14 @@ class Search:
         changed = replace(self, **({"cursor": ""} | changes))
         pairs = (
             ("search", changed.text), ("phase", changed.phase), ("appcode", changed.appcode),
-            ("owner", changed.owner), ("cursor", changed.cursor),
+            ("owner", changed.owner), ("partOf", changed.part_of), ("cursor", changed.cursor),
         )  # fmt: skip
         text = urlencode([pair for pair in pairs if pair[1]])
         return f"?{text}" if text else ""
 
     def narrow(self, clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
         """`clusters` without what does not match. `phase` may name several, divided by commas."""
+        clusters = clusters.filter(part_of=self.part_of)
         for word in self.text.split()[:MAX_WORDS]:
             clusters = clusters.filter(
                 Q(name__icontains=word) | Q(appcode__code__icontains=word) | Q(created_by__username__icontains=word)
