@@ -75,6 +75,11 @@ class AppcodeDocument(AppcodeManifest):
     status: AppcodeStatus
 
 
+class RequestPage(Answer):
+    items: list[RequestDocument]
+    next: str | None
+
+
 class AppcodePage(Answer):
     items: list[AppcodeDocument]
     next: str | None

@@ -7,7 +7,6 @@ from typing import cast
 
 from django.contrib.auth import get_user
 from django.db.models import QuerySet
-from django.http import Http404
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework import status
@@ -26,6 +25,7 @@ from portal.api.documents import (
     AppcodePage,
     Me,
     RequestDocument,
+    RequestPage,
     appcode_document,
     appcode_documents,
     me,
@@ -113,7 +113,7 @@ class OneAppcode(APIView):
         operation_id="appcodes_change",
         summary="Change an appcode",
         description="Owners who are not named any more become developers. Quota, last day and org node are an administrator's to"
-        " change; owners ask for them at /request. One that was never approved is thereby sent again.",
+        " change; owners ask for them at /quota-requests. One that was never approved is thereby sent again.",
         request=AppcodeManifest,
         responses=AppcodeDocument,
         examples=[EXAMPLE],
@@ -124,42 +124,48 @@ class OneAppcode(APIView):
         return Response(appcode_document(appcode_for(person(request), code)))
 
 
-class OneRequest(APIView):
+class QuotaRequests(APIView):
     @extend_schema(
-        operation_id="appcodes_request_read",
+        operation_id="appcodes_quota_requests_list",
         summary="What was last asked for an appcode, and what became of it",
-        responses=RequestDocument,
+        description="One at most: two are never open at a time, and what came before stands in the events.",
+        responses=RequestPage,
     )
     def get(self, request: Request, code: str) -> Response:
         asked = appcode_for(person(request), code).asked
-        if asked is None:
-            raise Http404(f"Nothing was asked for {code}.")
-        return Response(request_document(asked))
+        return Response({"items": [request_document(asked)] if asked else [], "next": None})
 
     @extend_schema(
-        operation_id="appcodes_request_send",
+        operation_id="appcodes_quota_requests_send",
         summary="Ask for another quota, budget or last day, or change what is asked for and send it again",
         description="The appcode keeps what it has until an administrator approves. What is left out stays as it is.",
         request=Wanted,
-        responses=RequestDocument,
+        responses={201: RequestDocument},
         examples=[
             OpenApiExample("More GPUs", request_only=True, value={"quota": {"gpus": 16}, "reason": "Two models."})
         ],
     )
-    def put(self, request: Request, code: str) -> Response:
+    def post(self, request: Request, code: str) -> Response:
         appcode = appcode_for(person(request), code, MANAGE)
         asked = requests_actions.ask(appcode, parse(Wanted, request.data), acting_user=person(request))
-        return Response(request_document(asked))
+        return Response(request_document(asked), status=status.HTTP_201_CREATED)
 
-    @extend_schema(operation_id="appcodes_request_withdraw", summary="Withdraw an open request", responses={204: None})
-    def delete(self, request: Request, code: str) -> Response:
+
+class WithdrawRequest(APIView):
+    @extend_schema(
+        operation_id="appcodes_quota_requests_withdraw",
+        summary="Withdraw an open request",
+        request=None,
+        responses={204: None},
+    )
+    def post(self, request: Request, code: str) -> Response:
         requests_actions.withdraw(appcode_for(person(request), code, MANAGE), acting_user=person(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class ApproveRequest(APIView):
     @extend_schema(
-        operation_id="appcodes_approve",
+        operation_id="appcodes_quota_requests_approve",
         summary="Approve what is asked for, or give something else instead",
         description="Administrators only. What is left out is as it was asked for.",
         request=Granted,
@@ -172,7 +178,7 @@ class ApproveRequest(APIView):
 
 class RefuseRequest(APIView):
     @extend_schema(
-        operation_id="appcodes_refuse",
+        operation_id="appcodes_quota_requests_refuse",
         summary="Refuse a request",
         description="Administrators only. Owners may change it and send it again.",
         request=Answered,
@@ -184,7 +190,7 @@ class RefuseRequest(APIView):
 
 class RequestChanges(APIView):
     @extend_schema(
-        operation_id="appcodes_request_changes",
+        operation_id="appcodes_quota_requests_change",
         summary="Ask for changes of a request",
         description="Administrators only. It is open until the owners send it again or withdraw it.",
         request=Answered,

@@ -92,26 +92,29 @@ def test_more_is_asked_for_changed_and_given(as_alice: Api, as_bob: Api, as_root
         {"gpus": 8, "storage": 1024, "budget": None},
         None,
     )
-    assert as_alice.get("/appcodes/ops-demo/request")[0] == 404
+    assert as_alice.get("/appcodes/ops-demo/quota-requests") == (200, {"items": [], "next": None})
     asked = {"quota": {"gpus": 32, "budget": "500.00"}, "reason": "Two models."}
-    status, sent = as_alice.put("/appcodes/ops-demo/request", asked)
-    assert (status, sent["state"], sent["revision"], sent["askedBy"]) == (200, "waiting", 1, "alice")
+    status, sent = as_alice.post("/appcodes/ops-demo/quota-requests", asked)
+    assert (status, sent["state"], sent["revision"], sent["askedBy"]) == (201, "waiting", 1, "alice")
     assert sent["quota"] == {"gpus": 32, "storage": 1024, "budget": "500.00"}
-    assert as_alice.put("/appcodes/ops-demo/request", asked)[1] == sent
+    assert as_alice.post("/appcodes/ops-demo/quota-requests", asked)[1] == sent
+    assert as_alice.get("/appcodes/ops-demo/quota-requests")[1]["items"] == [sent]
     assert as_alice.get("/appcodes/ops-demo")[1]["spec"] == before["spec"]
     assert [each["metadata"]["name"] for each in as_root.get("/appcodes?request=waiting")[1]["items"]] == ["ops-demo"]
     said = {"revision": 1, "note": "16 are enough."}
-    assert as_alice.post("/appcodes/ops-demo/request-changes", said)[0] == 404
-    status, handed_back = as_root.post("/appcodes/ops-demo/request-changes", said)
+    assert as_alice.post("/appcodes/ops-demo/quota-requests/request-changes", said)[0] == 404
+    status, handed_back = as_root.post("/appcodes/ops-demo/quota-requests/request-changes", said)
     assert (status, handed_back["status"]["request"]["note"]) == (200, "16 are enough.")
-    status, again = as_alice.put("/appcodes/ops-demo/request", {"quota": {"gpus": 16, "budget": "500.00"}})
+    status, again = as_alice.post("/appcodes/ops-demo/quota-requests", {"quota": {"gpus": 16, "budget": "500.00"}})
     assert (again["state"], again["revision"], again["note"]) == ("waiting", 2, "")
-    status, answer = as_root.post("/appcodes/ops-demo/approve", {"revision": 1})
+    status, answer = as_root.post("/appcodes/ops-demo/quota-requests/approve", {"revision": 1})
     assert (status, answer["detail"]) == (409, "The request for ops-demo was changed meanwhile; read it again.")
-    status, given = as_root.post("/appcodes/ops-demo/approve", {"revision": 2, "quota": {"storage": 2048}})
+    status, given = as_root.post(
+        "/appcodes/ops-demo/quota-requests/approve", {"revision": 2, "quota": {"storage": 2048}}
+    )
     assert (status, given["spec"]["quota"]) == (200, {"gpus": 16, "storage": 2048, "budget": "500.00"})
-    assert as_root.post("/appcodes/ops-demo/approve", {"revision": 2})[0] == 409
-    assert as_alice.delete("/appcodes/ops-demo/request")[0] == 409
+    assert as_root.post("/appcodes/ops-demo/quota-requests/approve", {"revision": 2})[0] == 409
+    assert as_alice.post("/appcodes/ops-demo/quota-requests/withdraw")[0] == 409
     [budget] = as_alice.get("/budgets?appcode=ops-demo")[1]["items"]
     assert (budget["amount"], budget["policy"], budget["byAdministrator"]) == ("500.00", "block", True)
     # What was read can still be sent back.
@@ -137,7 +140,7 @@ def test_an_owner_cannot_give_themselves_more(as_alice: Api) -> None:
     ],
 )
 def test_a_request_is_refused_at_its_field(as_alice: Api, body: Any, path: str) -> None:
-    status, answer = as_alice.put("/appcodes/ops-demo/request", body)
+    status, answer = as_alice.post("/appcodes/ops-demo/quota-requests", body)
     assert (status, [each["path"] for each in answer["errors"]]) == (422, [path])
 
 
@@ -149,10 +152,13 @@ def test_a_new_appcode_is_asked_for_with_what_it_needs(as_alice: Api, as_root: A
         None,
         "requested",
     )
-    assert as_root.post("/appcodes/npe/refuse", {"revision": 1, "note": "Too many."})[1]["status"]["state"] == "refused"
+    assert (
+        as_root.post("/appcodes/npe/quota-requests/refuse", {"revision": 1, "note": "Too many."})[1]["status"]["state"]
+        == "refused"
+    )
     _, read = as_alice.get("/appcodes/npe")
     read["spec"]["quota"]["gpus"] = 4
     _, again = as_alice.put("/appcodes/npe", read)
     assert (again["status"]["state"], again["status"]["request"]["revision"]) == ("requested", 2)
-    _, given = as_root.post("/appcodes/npe/approve", {"revision": 2})
+    _, given = as_root.post("/appcodes/npe/quota-requests/approve", {"revision": 2})
     assert (given["spec"]["quota"], given["status"]["state"]) == (wanted["quota"] | {"gpus": 4}, "active")
