@@ -69,6 +69,8 @@ class TaskState:
 class RunState:
     """A run: `counts` is the number of tasks by role, and a batch run is done when all of role `awaited` are.
 
+    Tasks of an `independent` one end by themselves: it is done when each has ended.
+
     `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
     why the cloud does not make its tasks, `unanswered` are endpoints to which nobody can be led yet.
     """
@@ -78,6 +80,7 @@ class RunState:
     awaited: str
     mode: str = "batch"
     retries: int = 0
+    independent: bool = False
     desired: str = "running"
     stop_reason: str = ""
     stop_message: str = ""
@@ -159,13 +162,19 @@ def _verdict(
     if run.verdict:
         return run.verdict, run.verdict_reason, run.verdict_message
     if run.mode == "batch":
-        failed = _exhausted(run, tasks)
+        lost = _exhausted(run, tasks)
         finished = [newest.get((run.awaited, index)) for index in range(run.counts.get(run.awaited, 0))]
         done = [task for task in finished if task is not None and task.phase == "Succeeded"]
         complete = bool(finished) and len(done) == len(finished)
+        if run.independent:
+            lost = _given_up(run, tasks, newest)
+            if len(lost) + len(done) < len(finished):
+                lost = []
+        failed = _first(lost)
         # Both may be told at once: when a master leaves, workers that still talk to it fail. What came first counts.
         if failed and not (complete and _later(failed, done)):
-            return "Failed", failed.reason if failed.reason == "OOMKilled" else "TaskFailed", _failure(failed)
+            reason = failed.reason if failed.reason == "OOMKilled" else "TaskFailed"
+            return "Failed", reason, _so_many(run, lost) + _failure(failed)
         if complete:
             who = f"The {run.awaited} has" if len(finished) == 1 else f"All {len(finished)} {run.awaited}s have"
             return "Succeeded", "Completed", f"{who} finished."
@@ -178,18 +187,33 @@ def _verdict(
     return "", "", ""
 
 
-def _exhausted(run: RunState, tasks: list[TaskState]) -> TaskState | None:
-    """The last attempt of a task that failed more often than it may be started again. Where several did, the one that failed
-    first: others fail because it is gone."""
+def _exhausted(run: RunState, tasks: list[TaskState]) -> list[TaskState]:
+    """The last attempt of each task that failed more often than it may be started again."""
     failures: dict[tuple[str, int], list[TaskState]] = {}
     for task in tasks:
         if task.counts_as_failure:
             failures.setdefault((task.role, task.index), []).append(task)
     over = [attempts for attempts in failures.values() if len(attempts) > run.retries]
-    last = [max(attempts, key=lambda t: t.attempt) for attempts in over]
+    return [max(attempts, key=lambda t: t.attempt) for attempts in over]
+
+
+def _first(last: list[TaskState]) -> TaskState | None:
+    """The one that failed first: others fail because it is gone."""
     known = [task.finished_at for task in last if task.finished_at is not None]
     first = [task for task in last if task.finished_at == min(known)] if known else last
     return min(first, key=lambda t: (t.role, t.index), default=None)
+
+
+def _given_up(run: RunState, tasks: list[TaskState], newest: Mapping[tuple[str, int], TaskState]) -> list[TaskState]:
+    """What has failed for good in an independent run: nobody waits for it, and the others go on."""
+    over = _exhausted(run, tasks) if run.independent else []
+    return [task for task in over if newest[task.role, task.index].phase == "Failed"]
+
+
+def _so_many(run: RunState, lost: list[TaskState]) -> str:
+    """How many tasks of an independent run have failed, in a sentence before that of the first."""
+    count = sum(run.counts.values())
+    return f"{len(lost)} of {count} {run.awaited}s failed. " if run.independent and count > 1 else ""
 
 
 def _later(failed: TaskState, done: list[TaskState]) -> bool:
@@ -279,9 +303,16 @@ def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:
     return f" {task.name} was started again {'once' if task.attempt == 1 else f'{task.attempt} times'}."
 
 
-def _all_run(run: RunState, wanted: int, newest: Mapping[tuple[str, int], TaskState]) -> tuple[str, str]:
-    """Reason and sentence of a run whose tasks all run."""
-    message = (f"{wanted} of {wanted} tasks running." if wanted > 1 else "1 task running.") + _most_often(newest)
+def _all_run(
+    run: RunState, wanted: int, newest: Mapping[tuple[str, int], TaskState], lost: list[TaskState]
+) -> tuple[str, str]:
+    """Reason and sentence of a run whose tasks all run, but for those that nobody waits for."""
+    if first := _first(lost):
+        return "Degraded", f"{_so_many(run, lost)}The others go on. {_failure(first)}"
+    done = sum(task.phase == "Succeeded" for task in newest.values())
+    finished = f", {done} finished" if done else ""
+    running = f"{wanted - done} of {wanted} tasks running{finished}." if wanted > 1 else "1 task running."
+    message = running + _most_often(newest)
     if run.unanswered:
         return "NotAnswering", f"{message} {' and '.join(run.unanswered)} cannot be opened yet."
     return "", message
@@ -305,11 +336,13 @@ def _progress(
     if run.wait_reason:
         return run.phase, run.wait_reason, run.wait_message
     wanted = sum(run.counts.values())
+    lost = _given_up(run, tasks, newest)
+    wanted -= len(lost)
     pending = [task for task in newest.values() if task.phase == "Pending"]
-    troubled = [task for task in newest.values() if task.phase == "Failed" or task.is_in_trouble]
+    troubled = [t for t in newest.values() if (t.phase == "Failed" or t.is_in_trouble) and t not in lost]
     made = steady + sum(1 for task in newest.values() if task.phase != "Failed")
     if sum(ready.values()) == wanted:
-        return "Running", *_all_run(run, wanted, newest)
+        return "Running", *_all_run(run, wanted, newest, lost)
     if run.phase == "Running":
         task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
         how = _again(task, tasks) if task else "A task is started again."

@@ -185,6 +185,9 @@ class Framework(ABC):
     is_application: ClassVar[bool] = False
     # Whether it is software that an image has or has not. What people bring themselves runs in any.
     is_installed: ClassVar[bool] = True
+    # Whether its tasks know nothing of each other: one that fails ends none of the others, and the run is over when
+    # each has ended.
+    is_independent: ClassVar[bool] = False
     # Whether somebody who opens it can run programs with it: then nobody is let in who may not run clusters of the appcode,
     # unless an owner names them.
     is_shell: ClassVar[bool] = False

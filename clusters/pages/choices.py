@@ -92,8 +92,10 @@ class Offer:
         return next((each.name for each in self.images if self.runs(each) and framework in each.frameworks), "")
 
     def frameworks(self) -> dict[str, list[str]]:
-        """What of the form's choice each image has, where that is known."""
-        return {each.name: found for each in self.images if (found := [n for n in each.frameworks if n in COMPUTING])}
+        """What of the form's choice each image has, where that is known, and what runs in any."""
+        anywhere = [name for name, driver in COMPUTING.items() if not driver.is_installed]
+        found = {each.name: [name for name in each.frameworks if name in COMPUTING] for each in self.images}
+        return {name: [*names, *anywhere] for name, names in found.items() if names}
 
     def defaults(self) -> dict[str, str]:
         """What this person chose last in this appcode, as far as it is still offered; else what most people would choose first:

@@ -304,11 +304,21 @@ def task_rows(run: Run) -> list[TaskRow]:
     ]
 
 
+def says_its_own(run: Run) -> bool:
+    """Whether its tasks know nothing of each other, so that one asks each how it went."""
+    return FRAMEWORKS[run.spec["framework"]].is_independent
+
+
+def in_order(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
+    """As the table has them: of tasks that know nothing of each other, those that failed first."""
+    return sorted(rows, key=lambda row: row.phase != "Failed") if says_its_own(run) else rows
+
+
 def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
     """The tasks that failed; the one that the run's message names is the first."""
     failed = [row for row in rows if row.phase == "Failed"]
     said = run.message.partition("\n")[0]
-    return sorted(failed, key=lambda row: not (said.startswith(f"{row.name} ") or f"({row.name}, " in said))
+    return sorted(failed, key=lambda row: not (f" {row.name} " in f" {said}" or f"({row.name}, " in said))
 
 
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
@@ -341,12 +351,14 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "code": code_of(shown.cluster.spec),
         }
     rows = task_rows(run)
+    ordered = in_order(run, rows)
     everything = "all" in request.GET or len(rows) <= MAX_TASK_ROWS
     titles = flavor_titles()
     framework = FRAMEWORKS[run.spec["framework"]]
     return {
         "steps": timeline(run, rows),
-        "tasks": rows if everything else rows[:MAX_TASK_ROWS],
+        "tasks": ordered if everything else ordered[:MAX_TASK_ROWS],
+        "says_its_own": says_its_own(run),
         "no_commands": _no_commands(run.cloud),
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
         "strip": rows if len(rows) >= STRIP_FROM else [],

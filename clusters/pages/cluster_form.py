@@ -8,7 +8,7 @@ refuse the same things, in the same words.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,10 @@ FOLDED = (
 _CODE = {"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
 
 
+def frameworks_with(role: str) -> Sequence[str]:
+    return [name for name, driver in COMPUTING.items() if role in {each.name for each in driver.roles}]
+
+
 def _choice(**options: Any) -> Words:
     return Words(widget=forms.Select(), **options)
 
@@ -56,11 +60,12 @@ def _role_fields() -> Iterator[tuple[str, forms.Field]]:
 
 @dataclass(frozen=True)
 class RoleFields:
-    """`count` is None where there is nothing to choose."""
+    """`count` is None where there is nothing to choose; `frameworks` are those that have the role."""
 
     role: Role
     flavor: forms.BoundField
     count: forms.BoundField | None
+    frameworks: Sequence[str]
 
 
 class ClusterForm(forms.Form):
@@ -163,7 +168,11 @@ class ClusterForm(forms.Form):
         help_text="One NAME=value per line, or separated by |.",
         widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
-    framework = _choice(label="Framework", initial=next(iter(COMPUTING)))
+    framework = _choice(
+        label="Framework",
+        initial=next(iter(COMPUTING)),
+        help_text="Parallel: copies of one command, workers that know nothing of each other.",
+    )
     mode = _choice(
         label="Mode", initial="batch", help_text="A batch run ends; a service is kept alive until it is disabled."
     )
@@ -244,6 +253,8 @@ class ClusterForm(forms.Form):
         self.offer = offer
         for name, choices in offer.choices().items():
             self._choose(name, choices)
+        completions = {name: [each.name for each in driver.completions] for name, driver in COMPUTING.items()}
+        self.fields["framework"].widget.attrs["data-completions"] = json.dumps(completions)
         self.fields["image"].widget.attrs["data-frameworks"] = json.dumps(offer.frameworks())
         schedule = self["schedule_after"].value()
         if schedule and not fits_datetime_local(schedule):
@@ -290,9 +301,16 @@ class ClusterForm(forms.Form):
     def roles(self) -> list[RoleFields]:
         """The roles that take part, then those that stand apart."""
         return [
-            RoleFields(role, self[f"{name}_flavor"], None if role.is_fixed else self[f"{name}_count"])
+            RoleFields(
+                role, self[f"{name}_flavor"], None if role.is_fixed else self[f"{name}_count"], frameworks_with(name)
+            )
             for name, role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part)
         ]
+
+    @property
+    def leads(self) -> Sequence[str]:
+        """The frameworks whose first role has one task, whatever else there is."""
+        return frameworks_with(next(name for name, role in COMPUTING_ROLES.items() if role.is_fixed))
 
     @property
     def has_environments(self) -> bool:

@@ -254,10 +254,14 @@ def write_access(access: AccessSpec) -> str:
 
 
 def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """A role that has neither a flavor nor tasks is not there."""
+    """A role that has neither a flavor nor tasks is not there, nor one of another framework that leaves nothing to choose."""
+    driver = COMPUTING.get(values.get("framework", ""), next(iter(COMPUTING.values())))
+    asked = {role.name for role in driver.roles}
     roles: dict[str, dict[str, Any]] = {}
     for name, role in COMPUTING_ROLES.items():
         flavor, count = values.get(f"{name}_flavor", ""), values.get(f"{name}_count", "").strip() or "0"
+        if role.is_fixed and name not in asked:
+            continue
         if role.is_fixed:
             roles[name] = {"flavor": flavor, "count": role.least}
         elif flavor or count != "0":

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusters.frameworks import COMPUTING
+from clusters.frameworks.parallel import Parallel
 from clusters.frameworks.tensorflow import TensorFlow
 from clusters.pages.choices import Offer
 
@@ -38,6 +40,7 @@ class Starter:
     command: str
     computing: Mapping[str, int]
     plain: Mapping[str, int]
+    framework: str = TensorFlow.name
 
     @property
     def gpus(self) -> int:
@@ -63,6 +66,11 @@ STARTERS = {
             "all-reduce", "All-reduce", "A master and a worker train it in step.",
             PROGRAM.format("digits_allreduce.py", 600), {"master": 1, "worker": 1}, {},
         ),
+        Starter(
+            "parallel", "Parallel runs", "Four workers train it side by side, each by itself at another learning rate.",
+            f"rates=(0.003 0.01 0.03 0.1)\n{PROGRAM.format('digits_single.py', 600)} --learning-rate ${{rates[$TASK_INDEX]}}",
+            {"worker": 4}, {}, Parallel.name,
+        ),
     )
 }  # fmt: skip
 
@@ -85,7 +93,8 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
         "appcode": offer.appcode,
         "name": starter.name,
         "image": _image(offer),
-        "framework": TensorFlow.name,
+        "framework": starter.framework,
+        "completion": COMPUTING[starter.framework].completions[0].name,
         "command": starter.command,
         **TIME_LIMIT,
     }

@@ -182,6 +182,7 @@ def state_of(run: Run) -> RunState:
         mode=run.spec["mode"],
         awaited=FRAMEWORKS[run.spec["framework"]].completion(run.spec["completion"]).role,
         retries=run.spec["retries"],
+        independent=FRAMEWORKS[run.spec["framework"]].is_independent,
         desired=run.desired,
         stop_reason=run.stop_reason,
         stop_message=run.stop_message,

@@ -1,5 +1,5 @@
 """The scalars of a run, read from the event files in its output datastore, or, of a run that keeps no output, from the log of the
-task that leads.
+task that leads, and of each of the first tasks where none does.
 
 While a run goes on its output is stored every few seconds, so what is shown follows. What was read of a file is remembered in the
 cache by the run and the file's path, so that following a long training reads only what was added to it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from django.core.cache import cache
@@ -30,6 +31,8 @@ REMEMBER_SECONDS = 3600
 MAX_ENTRIES = 20_000
 # Of a log, at a time.
 MAX_LOG = 2 * 1024 * 1024
+# Tasks that know nothing of each other and each have curves of their own; they share that room.
+MAX_TASKS = 16
 
 
 def scalars_of(run: Run) -> Scalars:
@@ -61,19 +64,31 @@ def _stored(run: Run) -> Scalars:
 
 
 def _printed(run: Run) -> Scalars:
-    """What the first task of its first role prints."""
+    """What the first task of its first role prints; of tasks that know nothing of each other, each under its own name."""
     spec = ClusterSpec.model_validate(run.spec)
-    role = next(iter(each for each in FRAMEWORKS[spec.framework].roles if each.name in spec.active_roles)).name
-    attempt = run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
-    if attempt is None:
-        return Scalars((), 0)
-    logs, data = RunLogs(run), b""
-    while len(data) < MAX_LOG:
-        chunk = logs.read(role, 0, attempt, offset=len(data), limit=MAX_LOG - len(data))
+    framework = FRAMEWORKS[spec.framework]
+    role = next(iter(each for each in framework.roles if each.name in spec.active_roles)).name
+    count = min(spec.count(role), MAX_TASKS) if framework.is_independent else 1
+    rows = run.tasks.filter(role=role, index__lt=count).values_list("index").annotate(last=Max("attempt"))
+    logs, found = RunLogs(run), []
+    for index, attempt in rows.order_by("index"):
+        read_ = _scalars_of_task(logs, (role, index, attempt), MAX_LOG // count)
+        name = f"{role}-{index}" if framework.is_independent else ""
+        found.append(replace(read_, curves=tuple(replace(curve, folder=name) for curve in read_.curves)))
+    notes = [note for each in found for note in each.notes]
+    if count < spec.count(role) and framework.is_independent:
+        notes.append(f"The curves of the first {count} of {spec.count(role)} {role}s.")
+    return Scalars(tuple(curve for each in found for curve in each.curves), 0, tuple(notes))
+
+
+def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scalars:
+    data = b""
+    while len(data) < most:
+        chunk = logs.read(*of, offset=len(data), limit=most - len(data))
         data += chunk.data
         if not chunk.data:
             return scalars_of_log(data)
-    return scalars_of_log(data, [f"Only the first {MAX_LOG >> 20} MiB of the log of {role}-0 are read."])
+    return scalars_of_log(data, [f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."])
 
 
 def _event_files(driver: Driver, folder: str) -> Iterator[Entry]:

@@ -24,6 +24,19 @@
       const has = JSON.parse(event.target.dataset.frameworks)[event.target.value] || [];
       if (has.length && !has.includes(form.elements.framework.value)) form.elements.framework.value = has[0];
     });
+    // A framework has its own roles and ends of a run; what is asked for in vain stays in sight.
+    function fit() {
+      const framework = form.elements.framework.value, ends = JSON.parse(form.elements.framework.dataset.completions)[framework] || [];
+      form.querySelectorAll("[data-of]").forEach((part) => {
+        const count = part.querySelector("[name$=_count]"), asked = count && Number(count.value) > 0;
+        part.hidden = !asked && !part.querySelector(".field-wrong") && !part.dataset.of.split(" ").includes(framework);
+      });
+      const completion = form.elements.completion;
+      [...completion.options].forEach((each) => { each.disabled = !ends.includes(each.value); });
+      if (completion.selectedOptions[0] && completion.selectedOptions[0].disabled && ends.length) completion.value = ends[0];
+    }
+    form.addEventListener("change", (event) => { if (["framework", "image"].includes(event.target.name)) fit(); });
+    fit();
     // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
     form.elements.appcode.addEventListener("change", () => {
       const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));

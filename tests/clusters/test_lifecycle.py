@@ -88,6 +88,18 @@ def test_a_failure_within_the_retries_goes_on():
     assert (decision.phase, decision.reason, decision.verdict) == ("Running", "Degraded", "")
 
 
+def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
+    state = run(phase="Running", awaited="worker", counts={"worker": 3}, independent=True)
+    failed = task("worker", 0, "Failed", exit_code=3)
+    waits = task("worker", 2, "Pending", reason="Unschedulable")
+    going = next_phase(state, [failed, task("worker", 1, "Succeeded"), waits], NOW)
+    assert (going.phase, going.verdict, going.reason) == ("Running", "", "Degraded")
+    done = next_phase(state, [failed, task("worker", 1, "Succeeded"), task("worker", 2, "Succeeded")], NOW)
+    assert (done.verdict, done.verdict_message) == (
+        "Failed", "1 of 3 workers failed. worker-0 failed with exit code 3.",
+    )  # fmt: skip
+
+
 def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
     attempts = [
         task(
@@ -202,6 +214,7 @@ runs = st.builds(
     mode=st.sampled_from(["batch", "service"]),
     awaited=st.sampled_from(["master", "worker"]),
     retries=st.integers(0, 2),
+    independent=st.booleans(),
     desired=st.sampled_from(["running", "ended"]),
     stop_reason=st.just("Disabled"),
     stop_message=st.just("Disabled by alice."),

@@ -201,7 +201,8 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             nvidia,
         ),
         "opened-by-nginx": (plan(role("server", restart="Always", endpoints=(endpoint("web", 8080),)), run=run), nginx),
-        "jax": (_jax(run), main),
+        "jax": (_of(run, "jax", {"master": 1, "worker": 2}), main),
+        "parallel": (_of(run, "parallel", {"worker": 3}), main),
         "tensorboard": (
             plan(
                 role("board", restart="Always", gpus=0, endpoints=(Endpoint("tensorboard", 6006),)),
@@ -234,11 +235,10 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
     }
 
 
-def _jax(run: RunRef) -> Plan:
-    """From a spec: several workers count their ranks from behind the master."""
-    counts = {"master": 1, "worker": 2}
+def _of(run: RunRef, framework: str, counts: dict[str, int]) -> Plan:
+    """From a spec."""
     roles = {name: {"flavor": "one-gpu", "count": count} for name, count in counts.items()}
-    body = {"framework": "jax", "image": IMAGE.name, "command": "python train.py", "roles": roles}
+    body = {"framework": framework, "image": IMAGE.name, "command": "python train.py", "roles": roles}
     return build_plan(
         run,
         ClusterSpec.model_validate(body),

@@ -1,0 +1,52 @@
+"""What each task of an independent run wrote last, beside its name on the Overview. The logs are read side by side, a little of
+each; the fragment comes after the page and fills in places of the table, so that nobody waits for a log to see a state."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters import failure
+from clusters.clouds.drivers.base import CloudError
+from clusters.logs.read import RunLogs
+from clusters.pages.cluster import MAX_TASK_ROWS, TaskRow, in_order, page_of, says_its_own, task_rows
+from portal.api.problems import Unavailable
+from portal.limits import TRANSFERS
+from portal.pages.appcodes import person
+
+TAIL_BYTES = 4096
+AT_ONCE = 8
+
+
+@require_safe
+@conditional_page
+def last_lines(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    found: list[tuple[TaskRow, str]] = []
+    if shown.run and says_its_own(shown.run):
+        rows = [
+            row for row in in_order(shown.run, task_rows(shown.run))[:MAX_TASK_ROWS] if row.has_log and not row.message
+        ]
+        logs = RunLogs(shown.run)
+        try:
+            with TRANSFERS.enter(person(request).pk), ThreadPoolExecutor(AT_ONCE) as threads:
+                logs.load()
+                found = list(zip(rows, threads.map(partial(_last_line, logs), rows), strict=True))
+        except (CloudError, Unavailable):
+            # It is asked for again, and Logs says why not.
+            found = []
+    return render(request, "clusters/_last_lines.html", {"page": shown, "lines": found})
+
+
+def _last_line(logs: RunLogs, row: TaskRow) -> str:
+    """ "" for what cannot be read now."""
+    assert row.task is not None
+    try:
+        data = logs.read(row.role, row.index, row.task.attempt, limit=TAIL_BYTES, tail=TAIL_BYTES).data
+    except CloudError:
+        return ""
+    return failure.shortened((failure.lines_of(data.decode("utf-8", "replace")) or [""])[-1].strip())

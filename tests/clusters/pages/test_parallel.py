@@ -1,0 +1,72 @@
+"""Copies of one command: each knows which it is and has GPUs of its own, and one that fails ends none of the others."""
+
+import re
+import sys
+
+import pytest
+
+# The second fails at once; the others end after it, when their own file is there.
+COMMAND = """\
+echo "copy $TASK_INDEX of $TASK_COUNT on GPU $CUDA_VISIBLE_DEVICES by $CUDA_DEVICE_ORDER"
+if [ $TASK_INDEX = 1 ]; then echo "ValueError: too steep"; exit 3; fi
+echo "step 1: loss = 0.$TASK_INDEX"
+until [ -e /tmp/on ]; do sleep 0.05; done
+echo "accuracy of copy $TASK_INDEX: high"
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_fails_ends_none_of_the_others(loop, people, as_person):
+    from clusters import actions
+    from clusters.clouds.registry import cloud, run_ref
+    from clusters.manifest import ClusterManifest
+    from clusters.models import Flavor, Image, Run
+
+    Image.objects.create(name="python", title="Python", environment=sys.prefix)
+    Flavor.objects.create(name="one-gpu", title="One GPU", cpu_milli=100, memory_mb=128, gpus=1)
+    body = {
+        "framework": "parallel",
+        "image": "python",
+        "command": COMMAND,
+        "retries": 0,
+        "roles": {"worker": {"flavor": "one-gpu", "count": 3}},
+    }
+    document = {"kind": "cluster", "metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": body}
+    cluster = actions.create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
+    loop.until(lambda: Run.objects.get().reason == "Degraded")
+    run = Run.objects.get()
+    assert (run.phase, run.message.split("\n")[0]) == (
+        "Running", "1 of 3 workers failed. The others go on. ValueError: too steep (worker-1, exit code 3)",
+    )  # fmt: skip
+    for index in (0, 2):
+        loop.touch(run, "/tmp/on", role="worker", index=index)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert (run.phase, run.message.split("\n")[0]) == (
+        "Failed", "1 of 3 workers failed. ValueError: too steep (worker-1, exit code 3)",
+    )  # fmt: skip
+    logs = [cloud("local").log(run_ref(run), "worker", n, attempt=0).data.decode() for n in range(3)]
+    seen = [re.match(r"copy (\d) of 3 on GPU (\d) by PCI_BUS_ID\n", log) for log in logs]
+    assert [each[1] for each in seen] == ["0", "1", "2"]
+    assert len({each[2] for each in seen}) == 3
+    # Which failed stands first, and each says its last word.
+    client = as_person(people.victor)
+    page = client.get("/clusters/ops-demo/demo").content.decode()
+    assert re.findall(r'<td class="lead">(worker-\d)', page) == ["worker-1", "worker-0", "worker-2"]
+    lines = client.get("/clusters/ops-demo/demo/last-lines").content.decode()
+    assert re.findall(r'id="said-(worker-\d)".*>(.*)</small>', lines) == [
+        ("worker-0", "accuracy of copy 0: high"), ("worker-2", "accuracy of copy 2: high"),
+    ]  # fmt: skip
+    assert "worker-0: 0 at the end" in client.get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+
+
+def test_the_form_asks_for_no_master(catalogue, people, as_person):
+    from clusters.models import Cluster
+    from tests.clusters.pages.browser import sent, wrong_fields
+
+    client = as_person(people.bob)
+    body = sent(client.get("/clusters/new?start=parallel").content.decode())
+    assert client.post("/clusters/new", body).status_code == 302
+    made = Cluster.objects.get()
+    assert (made.spec["framework"], list(made.spec["roles"]), made.current_run.gpus) == ("parallel", ["worker"], 4)
+    refused = client.post("/clusters/new", body | {"worker_count": "0", "worker_flavor": "", "name": "none"})
+    assert list(wrong_fields(refused.content.decode())) == ["worker_count"]
