@@ -117,7 +117,7 @@ def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
 @require_GET
 @for_administrators
 def org_nodes(request: HttpRequest) -> HttpResponse:
-    nodes = OrgNode.objects.annotate(appcode_count=Count("appcodes"))
+    nodes = OrgNode.objects.annotate(appcode_count=Count("appcodes")).order_by("path")
     found = layout.matching(nodes, layout.words(request), "path", "title", "namespace")
     return render(request, "portal/admin_orgs.html", {"nodes": found})
 

@@ -6,6 +6,7 @@ import re
 from typing import Any, ClassVar
 
 from django import forms
+from django.utils.html import format_html
 from pydantic import ValidationError
 
 from portal.errors import FieldError, Invalid
@@ -56,7 +57,7 @@ class WebhookForm(forms.Form):
         groups = {**GROUPS, **PLATFORM_GROUPS} if everything else GROUPS
         choices = [
             (EVERYTHING, "Everything"),
-            *((f"{group}.*", f"{group}.* – {said}") for group, said in groups.items()),
+            *((f"{group}.*", format_html("{} <code>{}.*</code>", said, group)) for group, said in groups.items()),
         ]
         self.fields["groups"] = forms.MultipleChoiceField(
             label="Events", required=False, choices=choices, widget=forms.CheckboxSelectMultiple()
