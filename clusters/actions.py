@@ -280,7 +280,7 @@ def _new_run(
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        spec={**cluster.spec, **_settled(resolved)},
+        spec={**cluster.spec, **settled(resolved)},
         source=source,
         code=_program(cluster, spec, newest=newest),
         resources=resolved.resources_json,
@@ -312,7 +312,7 @@ def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, 
     return dict(last.code) if last and not newest and last.spec.get("code") == cluster.spec["code"] else {}
 
 
-def _settled(resolved: Resolved) -> dict[str, Any]:
+def settled(resolved: Resolved) -> dict[str, Any]:
     """What its definition leaves open, as it is now: the newest versions of its environment and its plugins, the run whose
     output it reads."""
     found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}

@@ -9,6 +9,7 @@ from clusters.api import (
     git_tokens,
     logs,
     notebooks,
+    pipelines,
     plugins,
     queue,
     templates,
@@ -18,6 +19,7 @@ from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
+PIPELINE = "appcodes/<slug:code>/pipelines/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -56,6 +58,14 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("templates/<slug:name>", templates.OwnTemplate.as_view()),
     path("appcodes/<slug:code>/templates", templates.AppcodeTemplates.as_view()),
     path("appcodes/<slug:code>/templates/<slug:name>", templates.OneTemplate.as_view()),
+    path("pipelines", pipelines.AllPipelines.as_view()),
+    path("appcodes/<slug:code>/pipelines", pipelines.AppcodePipelines.as_view()),
+    path(PIPELINE, pipelines.OnePipeline.as_view()),
+    path(f"{PIPELINE}/run", pipelines.RunPipeline.as_view()),
+    path(f"{PIPELINE}/cancel", pipelines.CancelPipeline.as_view()),
+    path(f"{PIPELINE}/retry", pipelines.RetryStage.as_view()),
+    path(f"{PIPELINE}/runs", pipelines.PipelineRuns.as_view()),
+    path(f"{PIPELINE}/runs/<int:run>", pipelines.OnePipelineRun.as_view()),
     path("appcodes/<slug:code>/compare", compare.Comparison.as_view()),
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),

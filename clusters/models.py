@@ -528,6 +528,131 @@ class Task(models.Model):
         return "Ended with the run." if was_ended else self.message
 
 
+class Pipeline(models.Model):
+    """Stages that wait for each other. `spec` is a `PipelineSpec` as JSON; the latest run is `current_run`."""
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="pipelines")
+    name = models.CharField(max_length=30)
+    spec = models.JSONField()
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    run_count = models.PositiveIntegerField(default=0)
+    next_by = models.ForeignKey(
+        User,
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="+",
+        help_text="Who wants a run as soon as this is over.",
+    )
+    current_run = models.OneToOneField("PipelineRun", on_delete=models.SET_NULL, null=True, related_name="current_of")
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name"], name="pipeline_name_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}"
+
+
+class PipelineRun(models.Model):
+    """One run of a pipeline, with the spec that it was started with. `fresh`: nothing is reused; `newest`: code of Git is of the
+    commits that its refs have by now. Its stages are made in the name of `created_by`."""
+
+    class Phase(models.TextChoices):
+        RUNNING = "Running"
+        SUCCEEDED = "Succeeded"
+        FAILED = "Failed"
+        STOPPED = "Stopped"
+
+    pipeline = models.ForeignKey(Pipeline, on_delete=models.CASCADE, related_name="runs")
+    number = models.PositiveIntegerField()
+    spec = models.JSONField()
+    fresh = models.BooleanField(default=False)
+    newest = models.BooleanField(default=False)
+    phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.RUNNING)
+    message = models.TextField(blank=True)
+    cancelled_at = models.DateTimeField(null=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-number"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["pipeline", "number"], name="pipeline_run_once"),
+            models.UniqueConstraint(fields=["pipeline"], condition=Q(finished_at=None), name="pipeline_run_one_live"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["id"], condition=Q(finished_at=None), name="pipeline_run_live"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}-{self.number}"
+
+
+class StageRun(models.Model):
+    """A stage in a run of its pipeline; each time that it is tried again is another row, and the last one counts. `run` is what
+    it started, or the earlier one that it uses again (`reused`). `tries` counts since somebody has asked for it."""
+
+    class Phase(models.TextChoices):
+        WAITING = "Waiting"
+        RUNNING = "Running"
+        SUCCEEDED = "Succeeded"
+        FAILED = "Failed"
+        STOPPED = "Stopped"
+        SKIPPED = "Skipped"
+
+    pipeline_run = models.ForeignKey(PipelineRun, on_delete=models.CASCADE, related_name="stages")
+    stage = models.CharField(max_length=30)
+    attempt = models.PositiveIntegerField(default=1)
+    tries = models.PositiveIntegerField(default=1)
+    run = models.ForeignKey(Run, on_delete=models.SET_NULL, null=True, related_name="stages")
+    reused = models.BooleanField(default=False)
+    phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.WAITING)
+    message = models.TextField(blank=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["pipeline_run", "stage", "attempt"], name="stage_attempt_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pipeline_run}-{self.stage}-{self.attempt}"
+
+
+class Schedule(models.Model):
+    """When a cluster is deployed or a pipeline run. `spec` is a `ScheduleSpec` as JSON; `next_at` is NULL while it is paused.
+    What it starts is started in the name of `changed_by`, who said so last."""
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="schedules")
+    name = models.CharField(max_length=40)
+    spec = models.JSONField()
+    next_at = models.DateTimeField(null=True)
+    last_at = models.DateTimeField(null=True, help_text="The last time that came.")
+    last_result = models.CharField(max_length=300, blank=True, help_text="What became of it, in a sentence.")
+    changed_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name"], name="schedule_name_once"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["next_at"], condition=Q(next_at__isnull=False), name="schedule_next"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}"
+
+
 class Origin(models.Model):
     """The address of an endpoint: the label before `.apps.<domain>`. It stays that of this endpoint for ever, because browsers
     keep what was stored under it: a cluster of another appcode never gets it, whatever is deleted meanwhile."""

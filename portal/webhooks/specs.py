@@ -29,6 +29,8 @@ GROUPS = {
     "run": "Runs: queued, starting, running, succeeded, failed, stopped; GPU-seconds and cost when they end",
     "task": "Tasks that failed, commands run inside tasks",
     "cluster": "Clusters: created, changed, deployed, restarted, disabled, deleted",
+    "pipeline": "Pipelines: created, changed, started, cancelled, retried, succeeded, failed, stopped, deleted",
+    "schedule": "Schedules: created, changed, deleted, could not start something",
     "invoice": "Invoices closed, credit notes",
     "budget": "Budgets: changed, steps reached, what they did",
     "price": "Prices added and withdrawn",

@@ -54,6 +54,11 @@ def template(name: str) -> dict[str, Any]:
     return {"kind": "template", "metadata": {"name": name}, "spec": SPEC}
 
 
+def pipeline(name: str) -> dict[str, Any]:
+    stages = [{"name": "train", "spec": SPEC}]
+    return {"kind": "pipeline", "metadata": {"name": name}, "spec": {"stages": stages}}
+
+
 def webhook(name: str) -> dict[str, Any]:
     spec = {"url": "https://hooks.example.com/in", "events": ["run.*"]}
     return {"kind": "webhook", "metadata": {"name": name}, "spec": spec}
@@ -133,6 +138,8 @@ def make(bucket: str) -> World:
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
     )
+    post("alice", "/appcodes/ops-demo/pipelines", pipeline("nightly"))
+    post("alice", "/appcodes/ops-demo/pipelines/nightly/run", {})
     post("root", "/kubernetes", kubernetes("training"))
     requests.ask(people.ops, Wanted(quota=Quota(gpus=16)), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
@@ -172,6 +179,7 @@ def make(bucket: str) -> World:
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "templates/{name}": "digits", "{whose}/{name}": "digits", "{whose}": "ops-demo",
+        "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
@@ -207,6 +215,8 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-datastore": datastore("more", bucket),
         "template": template("digits"),
         "new-template": template("mine"),
+        "pipeline": pipeline("nightly"),
+        "new-pipeline": pipeline("weekly"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
         "kubernetes": kubernetes("training"),
