@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -206,6 +207,29 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
         cluster.save(update_fields=["deleted_at", "changed_at"])
         record_all([cluster_event("cluster.deleted", cluster, acting_user, "Deleted.")])
         transaction.on_commit(lambda: wakeups.wake_purge(cluster.pk))
+
+
+@transaction.atomic
+def end_part(cluster_id: int, reason: str, message: str) -> None:
+    """Ends the living run of a part, for what made it; nothing where none lives."""
+    run = _locked_run(_locked(Cluster(pk=cluster_id)))
+    if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
+        ask_to_end(run, reason, message)
+
+
+@transaction.atomic
+def delete_parts(appcode_id: int, part_of: str, most: int) -> bool:
+    """Deletes at most `most` of the clusters that `part_of` made; whether any are left. Of all of them what made them says one
+    event, because they may be ten thousand."""
+    alive = Cluster.objects.filter(appcode=appcode_id, part_of=part_of, deleted_at=None)
+    rows = list(alive.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True)[: most + 1])
+    chosen = rows[:most]
+    for cluster_id in alive.filter(pk__in=chosen, current_run__gone=False).values_list("pk", flat=True):
+        end_part(cluster_id, "Deleted", f"{part_of.partition('/')[2]} was deleted.")
+    alive.filter(pk__in=chosen).update(deleted_at=timezone.now())
+    for cluster_id in chosen:
+        transaction.on_commit(partial(wakeups.wake_purge, cluster_id))
+    return len(rows) > most
 
 
 @transaction.atomic

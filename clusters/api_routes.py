@@ -12,6 +12,7 @@ from clusters.api import (
     pipelines,
     plugins,
     queue,
+    sweeps,
     templates,
     terminal,
 )
@@ -20,6 +21,7 @@ from clusters.api.verbs import verb_paths
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 PIPELINE = "appcodes/<slug:code>/pipelines/<slug:name>"
+SWEEP = "appcodes/<slug:code>/sweeps/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -67,6 +69,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{PIPELINE}/runs", pipelines.PipelineRuns.as_view()),
     path(f"{PIPELINE}/runs/<int:run>", pipelines.OnePipelineRun.as_view()),
     path("appcodes/<slug:code>/compare", compare.Comparison.as_view()),
+    path("appcodes/<slug:code>/sweeps", sweeps.AppcodeSweeps.as_view()),
+    path(SWEEP, sweeps.OneSweep.as_view()),
+    *(path(f"{SWEEP}/{verb.name}", sweeps.verb_view(verb).as_view()) for verb in sweeps.VERBS),
+    path(f"{SWEEP}/trials", sweeps.Trials.as_view()),
+    path(f"{SWEEP}/trials/<int:number>/cluster", sweeps.TrialCluster.as_view()),
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),

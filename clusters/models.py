@@ -256,6 +256,91 @@ class Cluster(models.Model):
         return named or (framework is not None and framework.is_application)
 
 
+class Sweep(models.Model):
+    """One definition, trained many times with other parameters. `spec` is a `SweepSpec` as JSON; its clusters are `part_of`
+    "sweeps/<name>" and made in the name of `acts_for`, who made it or resumed it last.
+
+    `settled` means that its loop (sweeps/loop.py) has nothing to do before somebody asks for more.
+    """
+
+    class Phase(models.TextChoices):
+        RUNNING = "Running"
+        PAUSED = "Paused"
+        SUCCEEDED = "Succeeded"
+        FAILED = "Failed"
+        STOPPED = "Stopped"
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="sweeps")
+    name = models.CharField(max_length=30)
+    spec = models.JSONField()
+    phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.RUNNING)
+    message = models.TextField(blank=True)
+    best = models.JSONField(
+        null=True, help_text='The best point so far: {"number": 7, "value": 0.31, "sd": 0.02, "parameters": {…}}'
+    )
+    settled = models.BooleanField(default=False)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    acts_for = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    finished_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True, help_text="Its clusters are being deleted, and then it goes, too.")
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name"], name="sweep_name_once"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["id"], condition=Q(settled=False), name="sweep_unsettled"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}"
+
+    @property
+    def part_of(self) -> str:
+        """What its clusters say."""
+        return f"sweeps/{self.name}"
+
+
+class Trial(models.Model):
+    """One training of a sweep, which is a cluster: a point, or with k-fold one fold of it (from 1; 0 where there are none).
+
+    `phase` is empty while it lives, and what it comes to is the phase of its cluster's run till then.
+    """
+
+    class Phase(models.TextChoices):
+        SUCCEEDED = "Succeeded"
+        FAILED = "Failed"
+        PRUNED = "Pruned"
+        STOPPED = "Stopped"
+
+    sweep = models.ForeignKey(Sweep, on_delete=models.CASCADE, related_name="trials")
+    number = models.PositiveIntegerField()
+    fold = models.PositiveIntegerField(default=0)
+    parameters = models.JSONField()
+    cluster = models.OneToOneField(Cluster, on_delete=models.SET_NULL, null=True, related_name="trial")
+    attempt = models.PositiveIntegerField(default=0, help_text="How often its failed run was started anew.")
+    phase = models.CharField(max_length=10, choices=Phase.choices, blank=True)
+    value = models.FloatField(null=True)
+    message = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["number", "fold"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["sweep", "number", "fold"], name="trial_once"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["sweep", "id"], condition=Q(phase=""), name="trial_living"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.sweep}-{self.number}" + (f"-{self.fold}" if self.fold else "")
+
+
 class Cloud(models.Model):
     """What runs can be placed on: Kubernetes clusters, this machine, … `name` is kept with everything that was seen there.
 

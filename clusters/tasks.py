@@ -12,11 +12,12 @@ from clusters.gateway import visits
 from clusters.logs import collect
 from clusters.pipelines import advance as pipelines
 from clusters.runs import budgets, listed, quota, reconcile, resync
+from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
 
 # What makes clusters for itself, by the first word of their `part_of`; each goes on by the appcode and its name.
-WHOLES: dict[str, Callable[[int, str], None]] = {"pipelines": pipelines.advance}
+WHOLES: dict[str, Callable[[int, str], None]] = {"pipelines": pipelines.advance, "sweeps": sweeps.advance}
 
 
 @shared_task(name="clusters.tasks.reconcile_run")
@@ -82,6 +83,7 @@ def measure_cloud(name: str) -> None:
 def sweep() -> None:
     resync.sweep()
     pipelines.resync()
+    sweeps.resync()
 
 
 @shared_task(name="clusters.tasks.forget_visits")

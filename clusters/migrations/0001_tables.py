@@ -1045,4 +1045,133 @@ class Migration(migrations.Migration):
                 ),
             ],
         ),
+        migrations.CreateModel(
+            name="Sweep",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=30)),
+                ("spec", models.JSONField()),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Running", "Running"),
+                            ("Paused", "Paused"),
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        default="Running",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                (
+                    "best",
+                    models.JSONField(
+                        help_text='The best point so far: {"number": 7, "value": 0.31, "sd": 0.02, "parameters": {…}}',
+                        null=True,
+                    ),
+                ),
+                ("settled", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "deleted_at",
+                    models.DateTimeField(help_text="Its clusters are being deleted, and then it goes, too.", null=True),
+                ),
+                (
+                    "acts_for",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="sweeps", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Trial",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("fold", models.PositiveIntegerField(default=0)),
+                ("parameters", models.JSONField()),
+                (
+                    "attempt",
+                    models.PositiveIntegerField(default=0, help_text="How often its failed run was started anew."),
+                ),
+                (
+                    "phase",
+                    models.CharField(
+                        blank=True,
+                        choices=[
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Pruned", "Pruned"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("value", models.FloatField(null=True)),
+                ("message", models.TextField(blank=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "cluster",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="trial",
+                        to="clusters.cluster",
+                    ),
+                ),
+                (
+                    "sweep",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="trials", to="clusters.sweep"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number", "fold"],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="sweep",
+            index=models.Index(condition=models.Q(("settled", False)), fields=["id"], name="sweep_unsettled"),
+        ),
+        migrations.AddConstraint(
+            model_name="sweep",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="sweep_name_once"),
+        ),
+        migrations.AddIndex(
+            model_name="trial",
+            index=models.Index(condition=models.Q(("phase", "")), fields=["sweep", "id"], name="trial_living"),
+        ),
+        migrations.AddConstraint(
+            model_name="trial",
+            constraint=models.UniqueConstraint(fields=("sweep", "number", "fold"), name="trial_once"),
+        ),
     ]

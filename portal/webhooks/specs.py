@@ -31,6 +31,7 @@ GROUPS = {
     "cluster": "Clusters: created, changed, deployed, restarted, disabled, deleted",
     "pipeline": "Pipelines: created, changed, started, cancelled, retried, succeeded, failed, stopped, deleted",
     "schedule": "Schedules: created, changed, deleted, could not start something",
+    "sweep": "Sweeps: created, changed, paused, resumed, cancelled, succeeded, failed, deleted",
     "invoice": "Invoices closed, credit notes",
     "budget": "Budgets: changed, steps reached, what they did",
     "price": "Prices added and withdrawn",

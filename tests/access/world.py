@@ -22,7 +22,7 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.manifest import ClusterSpec
-from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin, Template
+from clusters.models import Environment, Flavor, GitToken, Image, Origin, Plugin, Sweep, Template
 from datastores.actions import open_store
 from datastores.files import trash
 from datastores.models import AllowedFolder, Datastore
@@ -57,6 +57,14 @@ def template(name: str) -> dict[str, Any]:
 def pipeline(name: str) -> dict[str, Any]:
     stages = [{"name": "train", "spec": SPEC}]
     return {"kind": "pipeline", "metadata": {"name": name}, "spec": {"stages": stages}}
+
+
+def sweep(name: str, trials: int = 3) -> dict[str, Any]:
+    spec = {
+        "template": {**SPEC, "command": "python train.py {lr}"}, "trials": trials,
+        "parameters": {"lr": {"type": "float", "low": 0.1, "high": 0.2}},
+    }  # fmt: skip
+    return {"kind": "sweep", "metadata": {"name": name}, "spec": spec}
 
 
 def webhook(name: str) -> dict[str, Any]:
@@ -134,6 +142,8 @@ def make(bucket: str) -> World:
     GitToken.objects.create(appcode=people.ops, host="git.example.com", name="git", token="secret")
     Template.objects.create(appcode=people.ops, name="digits", created_by=people.alice, spec=SAVED)
     Template.objects.create(owner=people.alice, name="digits", created_by=people.alice, spec=SAVED)
+    post("alice", "/appcodes/ops-demo/sweeps", sweep("lr"))
+    Sweep.objects.get().trials.create(number=1, parameters={"lr": 0.15}, phase="Succeeded", value=0.3)
     image = Image.objects.get(name="tensorflow")
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
@@ -178,6 +188,7 @@ def make(bucket: str) -> World:
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
+        "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr",
         "templates/{name}": "digits", "{whose}/{name}": "digits", "{whose}": "ops-demo",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
@@ -217,6 +228,8 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-template": template("mine"),
         "pipeline": pipeline("nightly"),
         "new-pipeline": pipeline("weekly"),
+        "sweep": sweep("lr", trials=4),
+        "new-sweep": sweep("second"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
         "kubernetes": kubernetes("training"),
