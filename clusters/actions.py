@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +19,7 @@ from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from clusters import wakeups
+from clusters.after import part_of as hooks_of
 from clusters.clouds.placement import hold
 from clusters.events import cluster_event, run_event
 from clusters.gateway import origins
@@ -196,7 +196,8 @@ def keep(cluster: Cluster, *, acting_user: User) -> Run:
 
 @transaction.atomic
 def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
-    """Removes the cluster from sight at once and ends its run. Data in its datastores stays; its logs go."""
+    """Removes the cluster from sight at once, with those of its hooks, and ends its run. Data in its datastores stays; its logs
+    go."""
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
     if cluster.deleted_at is None:
@@ -207,29 +208,8 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
         cluster.save(update_fields=["deleted_at", "changed_at"])
         record_all([cluster_event("cluster.deleted", cluster, acting_user, "Deleted.")])
         transaction.on_commit(lambda: wakeups.wake_purge(cluster.pk))
-
-
-@transaction.atomic
-def end_part(cluster_id: int, reason: str, message: str) -> None:
-    """Ends the living run of a part, for what made it; nothing where none lives."""
-    run = _locked_run(_locked(Cluster(pk=cluster_id)))
-    if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
-        ask_to_end(run, reason, message)
-
-
-@transaction.atomic
-def delete_parts(appcode_id: int, part_of: str, most: int) -> bool:
-    """Deletes at most `most` of the clusters that `part_of` made; whether any are left. Of all of them what made them says one
-    event, because they may be ten thousand."""
-    alive = Cluster.objects.filter(appcode=appcode_id, part_of=part_of, deleted_at=None)
-    rows = list(alive.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True)[: most + 1])
-    chosen = rows[:most]
-    for cluster_id in alive.filter(pk__in=chosen, current_run__gone=False).values_list("pk", flat=True):
-        end_part(cluster_id, "Deleted", f"{part_of.partition('/')[2]} was deleted.")
-    alive.filter(pk__in=chosen).update(deleted_at=timezone.now())
-    for cluster_id in chosen:
-        transaction.on_commit(partial(wakeups.wake_purge, cluster_id))
-    return len(rows) > most
+        for hook in Cluster.objects.filter(appcode=cluster.appcode, part_of=hooks_of(cluster.name), deleted_at=None):
+            delete_cluster(hook, acting_user=acting_user)
 
 
 @transaction.atomic
@@ -294,7 +274,7 @@ def _new_run(
     if not_before is not None and not_before > timezone.now():
         wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")
     else:
-        wait = quota.why_unread(source) if source else ("", "")
+        wait = quota.why_unread(source, always=quota.reads_always(cluster.spec)) if source else ("", "")
     cluster.run_count += 1
     folder = output_folder(spec.output_path, name=cluster.name, run=cluster.run_count)
     if why := why_frozen(resolved.output, folder):
@@ -304,7 +284,7 @@ def _new_run(
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        spec={**cluster.spec, **settled(resolved)},
+        spec={**cluster.spec, **_settled(resolved)},
         source=source,
         code=_program(cluster, spec, newest=newest),
         resources=resolved.resources_json,
@@ -336,15 +316,17 @@ def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, 
     return dict(last.code) if last and not newest and last.spec.get("code") == cluster.spec["code"] else {}
 
 
-def settled(resolved: Resolved) -> dict[str, Any]:
+def _settled(resolved: Resolved) -> dict[str, Any]:
     """What its definition leaves open, as it is now: the newest versions of its environment and its plugins, the run whose
-    output it reads."""
+    output it reads, what the hooks of its appcode do."""
     found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}
     if resolved.plugins:
         found["plugins"] = [str(each) for each in resolved.plugins]
     if resolved.spec.input and resolved.input and (source := resolved.input.run):
         said = resolved.spec.input.model_copy(update={"from_": f"{source.cluster.name}/{source.number}"})
         found["input"] = said.model_dump(mode="json", by_alias=True)
+    if resolved.hooks:
+        found["hooks"] = [each.model_dump(mode="json", by_alias=True) for each in resolved.hooks]
     return found
 
 

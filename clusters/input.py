@@ -4,7 +4,8 @@ In JSON it is the name of a datastore, `"digits"`, or an object where there is m
 `{"datastore": "digits", "path": "train"}`. Both become the same value, and a value is written in the shorter way.
 
 `from` is a cluster of the same appcode, or one run of it (`prepare/3`). Which run that is, is settled when a run that reads it is
-made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read.
+made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read. With `when` always
+it may also be one that failed or was stopped.
 
 What lies in S3 is copied for each run. With the mode `cache` it is copied once and shared, read-only, by all runs that read the
 same there. With the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
@@ -87,6 +88,11 @@ class InputSpec(Strict):
         "runs that read the same (cache), or read by the program itself by S3 (stream): AWS_ENDPOINT_URL and keys for just that "
         "are in its environment, and PORTAL_INPUT, its URL.",
     )
+    when: Literal["succeeded", "always"] = Field(
+        default="succeeded",
+        description="Of what a cluster wrote: only what a run wrote that has succeeded, or also of one that failed or was "
+        "stopped, as it was then (always).",
+    )
     fold: int | None = Field(
         default=None, ge=1, le=MAX_FOLDS, description="Held out: its files are in validation/, all others in train/."
     )
@@ -109,6 +115,8 @@ class InputSpec(Strict):
             raise field_error("A datastore's name has no ':'.", "datastore")
         if self.version and self.from_:
             raise field_error("Datastores have versions; of a cluster name the run, for example prepare/3.", "version")
+        if self.datastore and self.when != "succeeded":
+            raise field_error("A datastore is no run, so it neither succeeds nor fails.", "when")
         if (self.fold is None) != (self.folds is None):
             missing = "fold" if self.fold is None else "folds"
             raise field_error("Say both: which fold is held out, and how many there are.", missing)
@@ -129,7 +137,9 @@ class InputSpec(Strict):
             return self.datastore
         fields = {field.alias or name: getattr(self, name) for name, field in type(self).model_fields.items()}
         return {
-            key: value for key, value in fields.items() if value not in (None, "") and (key, value) != ("mode", "copy")
+            key: value
+            for key, value in fields.items()
+            if value not in (None, "") and (key, value) not in (("mode", "copy"), ("when", "succeeded"))
         }
 
     @classmethod
@@ -166,7 +176,10 @@ class InputSpec(Strict):
 
     @property
     def where(self) -> str:
-        """For the choices of a form: the name of a datastore, or `from:` and that of a cluster."""
+        """For the choices of a form: the name of a datastore, or `from:` and that of a cluster; as JSON where a choice cannot say
+        it."""
+        if self.when != "succeeded":
+            return json.dumps({"from": self.from_, "when": self.when})
         return self.datastore or f"{FROM}{self.from_}"
 
 

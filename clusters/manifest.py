@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import keyword
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -23,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from clusters.after import MAX_HOOKS, HookSpec
 from clusters.code import CodeSpec
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
@@ -243,6 +245,9 @@ class ClusterSpec(Strict):
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
     )
     idle: IdleSpec = IdleSpec()
+    hooks: Annotated[tuple[HookSpec, ...], Field(max_length=MAX_HOOKS)] = Field(
+        default=(), description="What is done after each run. A failing hook shows and changes nothing of the run."
+    )
     schedule_after: dt.datetime | None = Field(default=None, description="The first deployment waits until this time.")
 
     @field_validator("command")
@@ -258,10 +263,16 @@ class ClusterSpec(Strict):
     @field_validator("env")
     @classmethod
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            check_env_name(name)
-        if sum(len(name.encode()) + len(text.encode()) for name, text in value.items()) > MAX_ENV_BYTES:
-            raise ValueError(f"All variables together may have {MAX_ENV_BYTES // 1024} KiB.")
+        check_env(value)
+        return value
+
+    @field_validator("hooks")
+    @classmethod
+    def _hooks(cls, value: tuple[HookSpec, ...]) -> tuple[HookSpec, ...]:
+        for number, hook in enumerate(value):
+            if any(other.name == hook.name for other in value[:number]):
+                raise field_error(f"There are two hooks “{hook.name}”; name one otherwise.", str(number), "name")
+            check_hook_env(hook.env, str(number))
         return value
 
     @field_validator("output_path")
@@ -318,6 +329,8 @@ class ClusterSpec(Strict):
         framework = FRAMEWORKS[self.framework]
         framework.validate(self)
         self._check_endpoints()
+        if self.hooks and framework.is_application:
+            raise field_error("Only what computes has hooks.", "hooks")
         if self.input and self.input.mode == "stream" and (taken := sorted(STREAM_ENV & self.env.keys())):
             raise field_error(f"{taken[0]} is set by the portal where input is streamed.", "env")
         if self.idle.policy != "never" and not framework.idle_signal:
@@ -388,6 +401,27 @@ def check_env_name(name: str) -> None:
         raise ValueError(f"“{name}” is not a variable name; use letters, digits and '_', and no digit at the start.")
     if name in RESERVED_ENV:
         raise ValueError(f"{name} is set by the portal.")
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    """Raises ValueError for names that cannot be set, and for too much of it."""
+    for name, text in env.items():
+        check_env_name(name)
+        _no_nul(text)
+    if sum(len(name.encode()) + len(text.encode()) for name, text in env.items()) > MAX_ENV_BYTES:
+        raise ValueError(f"All variables together may have {MAX_ENV_BYTES // 1024} KiB.")
+
+
+def check_hook_env(env: Mapping[str, str], *path: str) -> None:
+    """The same of a hook, whose facts are added. Raises `field_error` below `path`."""
+    try:
+        check_env(env)
+        if len(env) > MAX_ENV_VARIABLES:
+            raise ValueError(f"At most {MAX_ENV_VARIABLES} variables.")
+        if taken := next((name for name in env if name.startswith("PORTAL_")), ""):
+            raise ValueError(f"{taken} is for the portal to set; choose another name.")
+    except ValueError as error:
+        raise field_error(str(error), *path, "env") from error
 
 
 def parse_env(text: str) -> dict[str, str]:

@@ -107,7 +107,7 @@ def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
         "less_than": "Less than {lt}.",
         "string_too_long": "At most {max_length} characters.",
         "too_long": "At most {max_length}"
-        + (" entries." if facts.get("field_type") in ("List", "Dictionary") else " characters."),
+        + (" entries." if facts.get("field_type") in ("List", "Dictionary", "Tuple") else " characters."),
         "literal_error": "One of {expected}.",
         "decimal_max_places": "At most {decimal_places} decimal places.",
     }

@@ -42,6 +42,7 @@ from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, Image, Run
+from clusters.run_hooks.shown import with_hooks
 from clusters.runs import listed
 from clusters.runs.preview import preview
 from clusters.runs.status import consumer
@@ -183,7 +184,7 @@ class Runs(APIView):
     )
     def get(self, request: Request, code: str, name: str) -> Response:
         cluster = cluster_for(person(request), code, name)
-        rows = cluster.runs.select_related("cluster__appcode", "created_by")
+        rows = cluster.runs.select_related("cluster__appcode", "created_by").prefetch_related(with_hooks())
         return page_of_specs(request, rows, "spec", order="-number", render=_with_notices(run_document))
 
 
@@ -269,7 +270,8 @@ def search_of(request: Request) -> Search:
 
 
 def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
-    rows, render = search_of(request).narrow(rows), _with_notices(to_manifest)
+    rows = search_of(request).narrow(rows).prefetch_related(with_hooks("current_run__"))
+    render = _with_notices(to_manifest)
     return page_of_specs(request, rows, "spec", "current_run__spec", order="-id", render=render)
 
 

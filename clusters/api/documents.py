@@ -24,6 +24,7 @@ from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
 from clusters.manifest import ClusterManifest, ClusterSpec, RoleName
 from clusters.models import Cluster, Flavor, Image, Run, Task
+from clusters.run_hooks.shown import ShownHook, hooks_of
 from clusters.runs.listed import Change
 from clusters.runs.preview import Preview
 from portal.api.documents import Answer
@@ -79,6 +80,23 @@ class CodeStatus(Answer):
     commit: str | None = Field(default=None, examples=["9f" * 20], description="Of a repository.")
 
 
+class HookStatus(Answer):
+    """What became of a hook of a run."""
+
+    name: str
+    on: Literal["success", "failure", "always"]
+    state: Literal["Pending", "Due", "Skipped", "Refused"] | Phase = Field(
+        description="The phase of the run that does it. Pending before the end of the run that it follows, Due after that, "
+        "Skipped where that ended otherwise, Refused where it cannot be made."
+    )
+    message: str = Field(description="A sentence for people.")
+    cluster: str | None = Field(examples=["train-notify"], description="What does it; null before that is made.")
+    run: int | None = Field(description="Of that cluster.")
+    started: dt.datetime | None
+    finished: dt.datetime | None
+    cost: Money
+
+
 class RunStatus(Answer):
     """What was seen of a run. Seconds and cost grow while it holds GPUs."""
 
@@ -100,6 +118,7 @@ class RunStatus(Answer):
     )
     roles: dict[RoleName, RoleStatus]
     endpoints: list[EndpointStatus]
+    hooks: list[HookStatus]
     started: dt.datetime | None
     finished: dt.datetime | None
     gpu_seconds: int
@@ -274,7 +293,8 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Cluste
 def to_manifest(
     cluster: Cluster, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The cluster as a manifest. `notices` are `health.silences`; with them, and `appcode` and `current_run` joined, no query."""
+    """The cluster as a manifest. `notices` are `health.silences`; with them, and `appcode`, `current_run`
+    and its hooks joined, no query."""
     run, now = cluster.current_run, now or timezone.now()
     if run is not None:
         run.cluster = cluster
@@ -287,7 +307,8 @@ def to_manifest(
 
 
 def run_document(run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A run as the API says it; with `notices` (see `to_manifest`), `cluster.appcode` and `created_by` joined, no query."""
+    """A run as the API says it; with `notices` (see `to_manifest`), `cluster.appcode`, `created_by` and its hooks joined, no
+    query."""
     metadata = RunMetadata(
         appcode=run.cluster.appcode.code,
         cluster=run.cluster.name,
@@ -321,10 +342,25 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         code=CodeStatus(**run.code) if run.code else None,
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],
+        hooks=[_hook_status(each, now) for each in hooks_of(run)],
         started=run.started_at,
         finished=run.finished_at,
         gpu_seconds=run.gpu_seconds_at(now),
         cost=money(run.cost_at(now)),
+    )
+
+
+def _hook_status(hook: ShownHook, now: dt.datetime) -> HookStatus:
+    return HookStatus(
+        name=hook.name,
+        on=hook.on,
+        state=hook.state,
+        message=hook.message,
+        cluster=hook.did.cluster.name if hook.did else None,
+        run=hook.did.number if hook.did else None,
+        started=hook.started,
+        finished=hook.finished,
+        cost=money(hook.cost_at(now)),
     )
 
 

@@ -14,7 +14,7 @@ from clusters.environments.plugins import plugins
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.jupyter import Jupyter
 from clusters.input import FROM
-from clusters.models import Cluster, Environment, Flavor, Image, Plugin
+from clusters.models import Cluster, Environment, Flavor, Hook, Image, Plugin
 from datastores.access import readable_by
 from datastores.models import Datastore
 from portal.errors import Invalid
@@ -41,6 +41,8 @@ class Offer:
     # Clusters that write something and come to an end: others can read that.
     sources: Sequence[str] = ()
     plugins: Sequence[Plugin] = ()
+    # Name and description of what the appcode has to be done after runs.
+    hooks: Sequence[tuple[str, str]] = ()
     # What the person asked for last there, {} for nobody's first.
     last: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ class Offer:
                 .values_list("name", flat=True)[:MAX_SOURCES]
             ),
             list(plugins().defer("lock")) if makes else [],
+            list(Hook.objects.filter(appcode__code=chosen).order_by("name").values_list("name", "description")),
             _last_of(user, chosen) if user and chosen else {},
         )
 
@@ -159,6 +162,7 @@ class Offer:
                 f"{name}_flavor": flavors if role.least else [("", "none"), *flavors]
                 for name, role in COMPUTING_ROLES.items()
             },
+            "hook_on": [("success", "After a success"), ("failure", "After a failure"), ("always", "Always")],
             "framework": [(name, driver.title) for name, driver in COMPUTING.items()],
             "mode": [("batch", "Batch"), ("service", "Service")],
             "completion": [(name, each.title) for name, each in COMPUTING_COMPLETIONS.items()],

@@ -36,6 +36,7 @@ from clusters.models import Cluster, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
 from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
+from clusters.run_hooks.shown import hooks_of
 from clusters.runs.preview import cost_of
 from clusters.runs.quota import enough
 from clusters.runs.status import consumer
@@ -363,6 +364,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
         "strip": rows if len(rows) >= STRIP_FROM else [],
         "failed": failed_first(run, rows),
+        "hooks": [(each, each.cost_at(shown.now)) for each in hooks_of(run)],
         "roles": [
             (framework.role(role).title, titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
             for role in ROLES

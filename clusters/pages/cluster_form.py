@@ -21,8 +21,8 @@ from clusters.frameworks.base import Role
 from clusters.input import MAX_FOLDS
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
-from clusters.pages.conversion import INPUT_INITIAL, TIME_UNITS, field_of, fits_datetime_local, manifest_of
-from clusters.pages.raw_text import Words
+from clusters.pages.conversion import INPUT_INITIAL, TIME_UNITS, field_of, fits_datetime_local, hook_field, manifest_of
+from clusters.pages.raw_text import Ticks, Words
 from portal.errors import FieldError
 from portal.manifests import mistakes
 from portal.pages.forms import with_link
@@ -34,6 +34,7 @@ FOLDED = (
 )  # fmt: skip
 
 
+HOOKS = ("hooks_used", "hook_on", "hook_command", "hooks")
 _CODE = {"class": "code", "autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
 
 
@@ -247,6 +248,27 @@ class ClusterForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 3, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
 
+    hooks_used = Words(label="Hooks of the appcode", required=False, widget=Ticks())
+    hook_on = _choice(label="When", initial="success")
+    hook_command = Words(
+        label="A command of your own",
+        required=False,
+        help_text="Run as bash -c “…” where the run started; what it wrote is at $PORTAL_OUTPUT, its facts in PORTAL_FACTS.",
+        widget=forms.Textarea(attrs={"rows": 3, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    hooks = Words(
+        label="More hooks",
+        required=False,
+        help_text="As JSON, as in a manifest, for what the fields above cannot say.",
+        widget=forms.Textarea(
+            attrs={
+                **_CODE,
+                "rows": 2,
+                "placeholder": '[{"name": "export", "command": "python export.py", "flavor": "middle", "retries": 1}]',
+            }
+        ),
+    )
+
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.manifest: ClusterManifest | None = None
@@ -255,6 +277,7 @@ class ClusterForm(forms.Form):
             self._choose(name, choices)
         completions = {name: [each.name for each in driver.completions] for name, driver in COMPUTING.items()}
         self.fields["framework"].widget.attrs["data-completions"] = json.dumps(completions)
+        self._offer_hooks()
         self.fields["image"].widget.attrs["data-frameworks"] = json.dumps(offer.frameworks())
         schedule = self["schedule_after"].value()
         if schedule and not fits_datetime_local(schedule):
@@ -276,6 +299,8 @@ class ClusterForm(forms.Form):
         """Puts each sentence beside the field that its path names, or above the form; one for each field."""
         for error in errors:
             field = field_of(error.path)
+            if field == "hooks":
+                field = hook_field(error.path, {name: str(self[name].value() or "") for name in HOOKS})
             if field is None:
                 self.add_error(None, f"{'.'.join(error.path)}: {error.message}")
             elif field not in self.errors:
@@ -320,11 +345,28 @@ class ClusterForm(forms.Form):
     @property
     def opens_folded(self) -> bool:
         """Whether something that is folded away was changed or is wrong."""
+        return self._differ(name for name in FOLDED if name != "time_limit_unit")
+
+    @property
+    def opens_hooks(self) -> bool:
+        return self._differ(HOOKS)
+
+    def _differ(self, names: Iterable[str]) -> bool:
         return any(
             name in self.errors or str(self[name].value() or "") != str(ClusterForm.base_fields[name].initial or "")
-            for name in FOLDED
-            if name != "time_limit_unit"
+            for name in names
         )
+
+    def _offer_hooks(self) -> None:
+        """Those of the appcode, and what is ticked even if it is gone by now."""
+        widget = self.fields["hooks_used"].widget
+        assert isinstance(widget, Ticks)
+        known = dict(self.offer.hooks)
+        gone = (name for name in str(self["hooks_used"].value() or "").split() if name not in known)
+        widget.choices = [
+            *((name, f"{name}: {words}" if words else name) for name, words in self.offer.hooks),
+            *((name, f"{name} (not available)") for name in gone),
+        ]
 
     def _choose(self, name: str, choices: list[tuple[str, str]]) -> None:
         """Offers `choices`, and what was typed or filled in even if it is gone by now: nothing typed is lost."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from clusters.after import HookSpec
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.input import InputSpec, read_where
 from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
@@ -60,6 +61,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "scheduleAfter"): "schedule_after",
     ("spec", "access"): "access",
     ("spec", "notebook"): "notebook",
+    ("spec", "hooks"): "hooks",
     **{("spec", "roles", role): f"{role}_flavor" for role in COMPUTING_ROLES},
     **{("spec", "roles", role, "endpoints"): "endpoints" for role in COMPUTING_ROLES},
     **{
@@ -101,6 +103,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "retries": values.get("retries", ""),
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
+        "hooks": read_hooks(values),
     }
     metadata = {"name": values.get("name", ""), "appcode": values.get("appcode", "")}
     return {"kind": "cluster", "metadata": metadata, "spec": spec}, complaints
@@ -135,6 +138,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "notebook": json.dumps(spec.notebook.model_dump(mode="json"), ensure_ascii=False) if spec.notebook else "",
         "endpoints": write_endpoints(spec),
         "access": write_access(spec.access),
+        **write_hooks(spec.hooks),
     }
     for name, role in COMPUTING_ROLES.items():
         role_spec = spec.roles.get(name)
@@ -183,6 +187,43 @@ def read_code(values: Mapping[str, str]) -> dict[str, Any] | None:
     said: dict[str, Any] = {key: value for key, name in CODE.items() if (value := values.get(name, "").strip())}
     files = read_json(values.get("code_files", ""))
     return {**said, **({"files": files} if files is not None else {})} or None
+
+
+def read_hooks(values: Mapping[str, str]) -> Any:
+    """Those that are ticked, one's own command, and what is written as JSON, in this order."""
+    found: list[Any] = [{"use": name} for name in values.get("hooks_used", "").split()]
+    if (command := values.get("hook_command", "")).strip():
+        found.append({"on": values.get("hook_on") or "success", "command": command})
+    more = read_json(values.get("hooks", ""))
+    if more is None:
+        return found
+    return found + more if isinstance(more, list) else more
+
+
+def write_hooks(hooks: Sequence[HookSpec]) -> dict[str, str]:
+    """The inverse of `read_hooks`: as few as possible as JSON."""
+    rest = list(hooks)
+    used, own = [], None
+    while rest and rest[0].use and rest[0] == HookSpec(use=rest[0].use):
+        used.append(str(rest.pop(0).use))
+    if rest and rest[0].command and rest[0] == HookSpec(on=rest[0].on, command=rest[0].command):
+        own = rest.pop(0)
+    more = [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in rest]
+    return {
+        "hooks_used": " ".join(used),
+        "hook_on": own.when if own else "success",
+        "hook_command": (own.command or "") if own else "",
+        "hooks": json.dumps(more, ensure_ascii=False) if more else "",
+    }
+
+
+def hook_field(path: tuple[str, ...], values: Mapping[str, str]) -> str:
+    """In which field stands the hook that a path (`spec.hooks.2.use`) names."""
+    number = int(path[2]) if len(path) > 2 and path[2].isdecimal() else 0
+    used = len(values.get("hooks_used", "").split())
+    if number < used:
+        return "hooks_used"
+    return "hook_command" if number == used and values.get("hook_command", "").strip() else "hooks"
 
 
 def read_env(text: str) -> dict[str, Any]:

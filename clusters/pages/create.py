@@ -371,7 +371,7 @@ def differences(form: ClusterForm, cluster: Cluster) -> list[tuple[str, str, str
     """What stands in the form otherwise than in the last run of the cluster: label, then, now."""
     run = cluster.current_run
     # A run settles what its definition leaves open.
-    settled = {name: cluster.spec[name] for name in ("environment", "input")}
+    settled = {name: cluster.spec[name] for name in ("environment", "input", "hooks") if name in cluster.spec}
     before = fields_of(_manifest(cluster, {**run.spec, **settled} if run else cluster.spec))
     found = []
     for name, field in form.fields.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
@@ -19,3 +20,14 @@ class Words(forms.CharField):
 
     def validate(self, value: Any) -> None:
         """`required` only says whether the label calls the field optional."""
+
+
+class Ticks(forms.CheckboxSelectMultiple):
+    """Boxes whose values, none of which has a space, are one text: "a b"."""
+
+    def value_from_datadict(self, data: Mapping[str, Any], files: Any, name: str) -> str:
+        said = data.getlist(name) if hasattr(data, "getlist") else data.get(name, "")
+        return said if isinstance(said, str) else " ".join(said)
+
+    def format_value(self, value: Any) -> list[str]:
+        return str(value or "").split()

@@ -80,8 +80,10 @@ def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster
     in_use = held(appcode.pk)
     by_quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue))
     source = resolved.input.run if resolved.input else None
+    always = bool(spec.input and spec.input.when == "always")
+    unread = why_unread(source, always=always) if source else ("", "")
     judgements = (
-        Judgement("waits", *why_unread(source)) if source and source.phase != "Succeeded" else NOTHING_TO_SAY,
+        Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
         judge(tasks_of(resolved), capacity),
     )

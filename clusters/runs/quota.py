@@ -6,12 +6,15 @@ Whoever decides holds the lock of the appcode's row, so that no two runs are adm
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
+from clusters.input import input_of
 from clusters.models import Run
 from clusters.phase import TERMINAL
 from clusters.runs.status import refresh
@@ -82,9 +85,10 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], barred: 
     """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
     quota holds up nobody."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
-    unread = why_unread(run.source) if run.source else ("", "")
+    always = reads_always(run.spec)
+    unread = why_unread(run.source, always=always) if run.source else ("", "")
     if run.source and unread[0]:
-        run.refusal = why_not_read(run.source)
+        run.refusal = why_not_read(run.source, always=always)
         run.wait_reason, run.wait_message = ("", "") if run.refusal else unread
     elif barred[0]:
         run.wait_reason, run.wait_message = barred
@@ -100,14 +104,21 @@ def _save_judged(runs: list[Run]) -> None:
         refresh(runs, timezone.now(), unsaved=["admitted_at", "wait_reason", "wait_message", "refusal"])
 
 
-def why_unread(source: Run) -> tuple[str, str]:
-    """Why a run that reads the output of `source` cannot begin, as a reason and a sentence; two times "" when it can."""
-    if source.phase == Run.Phase.SUCCEEDED:
+def why_unread(source: Run, *, always: bool = False) -> tuple[str, str]:
+    """Why a run that reads the output of `source` cannot begin, as a reason and a sentence; two times "" when it can. `always` is
+    one that reads it however that ends."""
+    if source.phase == Run.Phase.SUCCEEDED or (always and source.is_terminal):
         return "", ""
+    ended = "ended" if always else "succeeded"
     return (
         UNREAD,
-        f"It reads the output of run {source.cluster.name}/{source.number} and starts when that has succeeded.",
+        f"It reads the output of run {source.cluster.name}/{source.number} and starts when that has {ended}.",
     )
+
+
+def reads_always(spec: Mapping[str, Any]) -> bool:
+    said = input_of(spec)
+    return said is not None and said.when == "always"
 
 
 def held(appcode_id: int) -> Held:

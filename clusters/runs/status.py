@@ -23,6 +23,7 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run, Task
 from clusters.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.due_hooks import note_due
 from clusters.runs.telling import tell
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
@@ -99,6 +100,7 @@ def refresh(
         told.append((run, _phase_changed(run, now)))
     if told:
         tell(told)
+        note_due(run for run in moved if run.is_terminal)
     # What the caller has changed is not known here, unless it says what.
     update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
 

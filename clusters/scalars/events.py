@@ -148,6 +148,8 @@ class Scalars:
     curves: tuple[Curve, ...]
     files: int
     notes: tuple[str, ...] = ()
+    # Whether all that there is was read; the next look reads on.
+    is_complete: bool = True
 
     @property
     def tags(self) -> list[str]:
@@ -198,7 +200,7 @@ def read(
     waiting = [file.size - progress[file.path].offset for file in chosen if not progress[file.path].is_complete]
     if waiting:
         notes.append(f"Still reading: {sum(waiting) / 1024**2:.0f} MiB to go.")
-    return Scalars(tuple(_curves(progress)), len(chosen), tuple(notes)), progress
+    return Scalars(tuple(_curves(progress)), len(chosen), tuple(notes), not waiting), progress
 
 
 def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 from django.db.models import Q, QuerySet
 
 from billing.budgets.access import why_blocked
+from clusters.after import HookSpec, HookWork
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
 from clusters.clouds.registry import driver, gateway_of, why_no_environments, why_not_cached
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Environment, Image, Plugin, Run
+from clusters.models import Cluster, Environment, Flavor, Hook, Image, Plugin, Run
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.folders import output_folder
 from clusters.spec.locks import together
@@ -76,6 +77,8 @@ class Resolved:
     # Below it lies what it serves, "" for the domain of the portal.
     domain: str = ""
     runs: tuple[Shown, ...] = ()
+    # With what they take from those of the appcode that they use.
+    hooks: tuple[HookSpec, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -188,6 +191,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     source = _source(spec, appcode, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
+    hooks = _hooks(spec, appcode, place, errors)
     if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
         errors.append(FieldError(("spec", "roles", largest, "count"), sentence))
@@ -195,7 +199,9 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
         raise Invalid(errors)
     domain = gateway.domain if gateway else ""
     named = _named(spec, stores, source)
-    resolved = Resolved(spec, place, image, environment, plugins, resources, *named, runs=shown, domain=domain)
+    resolved = Resolved(
+        spec, place, image, environment, plugins, resources, *named, runs=shown, domain=domain, hooks=hooks
+    )
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
     if quota.fits == "never":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
@@ -292,7 +298,11 @@ def _source(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> Ru
         return None
     name, _, number = spec.input.from_.partition("/")
     runs = Run.objects.filter(cluster__appcode=appcode, cluster__name=name, cluster__deleted_at=None)
-    runs = runs.filter(number=int(number)) if number else runs.exclude(phase__in=HOPELESS)
+    always = spec.input.when == "always"
+    if number:
+        runs = runs.filter(number=int(number))
+    elif not always:
+        runs = runs.exclude(phase__in=HOPELESS)
     found = runs.select_related("cluster").order_by("-number").first()
     if found is None and number:
         sentence = f"{appcode.code} has no run {spec.input.from_}."
@@ -300,21 +310,26 @@ def _source(spec: ClusterSpec, appcode: Appcode, errors: list[FieldError]) -> Ru
         there = Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists()
         sentence = (
             f"No run of {name} has succeeded, and none is under way; deploy it first."
+            if there and not always
+            else f"{name} has never been deployed."
             if there
             else f"{appcode.code} has no cluster “{name}”."
         )
     else:
-        sentence = why_not_read(found)
+        sentence = why_not_read(found, always=always)
     if sentence:
         errors.append(FieldError(("spec", "input", "from"), sentence))
     return None if sentence else found
 
 
-def why_not_read(run: Run) -> str:
-    """Why no other run will ever read the output of `run`, or ""; it may still be under way."""
+def why_not_read(run: Run, *, always: bool = False) -> str:
+    """Why no other run will ever read the output of `run`, or ""; it may still be under way. `always` is one that reads it
+    however it ended."""
     name = f"{run.cluster.name}/{run.number}"
     if not run.spec["output"]:
         return f"Run {name} has no output datastore, so nothing that it writes is kept."
+    if always and run.is_terminal:
+        return ""
     if run.phase in HOPELESS:
         return f"Run {name}, which is to be read, has {'failed' if run.phase == Run.Phase.FAILED else 'been stopped'}."
     if run.spec["mode"] == "service" and run.phase != Run.Phase.SUCCEEDED:
@@ -422,6 +437,43 @@ def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
         assert store is not None
         shown.append(Shown(run, store))
     return tuple(shown)
+
+
+def _hooks(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> tuple[HookSpec, ...]:
+    """The hooks of `spec` with all that they say; adds an error for each name in them that means nothing. Four queries at most,
+    none where there are no hooks."""
+    if not spec.hooks:
+        return ()
+    used = {each.use for each in spec.hooks if each.use}
+    rows = Hook.objects.filter(appcode=appcode, name__in=used) if used else ()
+    saved = {row.name: HookWork.model_validate(row.spec) for row in rows}
+    found = [each.settled(saved.get(each.use or "")) for each in spec.hooks]
+    images = {each.image for each in found} - {None}
+    usable = {
+        row.name
+        for row in Image.objects.filter(name__in=images, enabled=True)
+        if row.has(place.driver.software)
+    } if images else set()  # fmt: skip
+    flavors = {each.flavor for each in found} - {None}
+    sizes = set(Flavor.objects.filter(name__in=flavors, enabled=True).values_list("name", flat=True)) if flavors else ()
+    outputs = {each.output for each in found} - {None}
+    stores = (
+        set(Datastore.objects.filter(appcode=appcode, name__in=outputs).values_list("name", flat=True))
+        if outputs
+        else ()
+    )
+    for number, each in enumerate(found):
+        where = ("spec", "hooks", str(number))
+        if each.use and each.use not in saved:
+            errors.append(FieldError((*where, "use"), f"{appcode.code} has no hook “{each.use}”."))
+        if each.image and each.image not in usable:
+            sentence = f"The catalogue has no image “{each.image}” that runs on {place.title}."
+            errors.append(FieldError((*where, "image"), sentence))
+        if each.flavor and each.flavor not in sizes:
+            errors.append(FieldError((*where, "flavor"), f"There is no flavor “{each.flavor}”."))
+        if each.output and each.output not in stores:
+            errors.append(FieldError((*where, "output"), f"{appcode.code} has no datastore “{each.output}”."))
+    return tuple(found)
 
 
 def runs_named(names: Iterable[str], appcode: Appcode) -> dict[str, Run]:

@@ -24,7 +24,7 @@ register = template.Library()
 
 # Which of the six shapes a word gets. Words are those of runs, tasks, appcodes, tokens and connection tests alike.
 SHAPES = {
-    "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new"),
+    "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new", "due"),
     "starting": (
         "tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching", "changes-requested",
     ),
@@ -33,6 +33,7 @@ SHAPES = {
     "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost"),
     "stopped": (
         "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn",
+        "skipped",
     ),
 }  # fmt: skip
 SHAPE_OF = {word: shape for shape, words in SHAPES.items() for word in words}

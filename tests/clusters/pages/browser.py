@@ -21,7 +21,9 @@ class _Fields(HTMLParser):
         if not self.inside or "disabled" in found:
             return
         name = found.get("name")
-        if tag == "input" and name and found.get("type") not in ("submit", "checkbox", "radio", "file"):
+        if tag == "input" and name and found.get("type") == "checkbox" and "checked" in found:
+            self.values.setdefault(name, []).append(found["value"])
+        elif tag == "input" and name and found.get("type") not in ("submit", "checkbox", "radio", "file"):
             self.values[name] = found.get("value", "")
         elif tag in ("select", "textarea"):
             setattr(self, tag, name)
@@ -44,13 +46,14 @@ class _Fields(HTMLParser):
             self.text += data
 
 
-def sent(html: str, form: str = "cluster-form") -> dict[str, str]:
-    """The fields of the form with this id, as the body of a POST has them."""
+def sent(html: str, form: str = "cluster-form") -> dict[str, str | list[str]]:
+    """The fields of the form with this id, as the body of a POST has them; of ticked boxes a list."""
     # Browsers read CR LF and CR in a page as LF, and send every line end as CR LF.
     parser = _Fields(form)
     parser.feed(re.sub(r"\r\n?", "\n", html))
     assert parser.values, "the page has no such form"
-    return {name: value.replace("\n", "\r\n") for name, value in parser.values.items()}
+    as_sent = {name: value for name, value in parser.values.items() if isinstance(value, list)}
+    return as_sent | {name: value.replace("\n", "\r\n") for name, value in parser.values.items() if name not in as_sent}
 
 
 def wrong_fields(html: str) -> dict[str, str]:

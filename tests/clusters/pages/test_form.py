@@ -38,6 +38,17 @@ REPOSITORY = st.fixed_dictionaries(
     {"git": st.just("https://git.example.com/team/x.git")},
     optional={"ref": st.from_regex(r"[A-Za-z0-9]{1,9}", fullmatch=True), "path": FOLDER},
 )
+HOOK_NAME = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
+HOOK = (
+    HOOK_NAME.map(lambda name: {"use": name})
+    | st.fixed_dictionaries({"command": COMMAND, "on": st.sampled_from(["success", "failure", "always"])})
+    | st.fixed_dictionaries(
+        {"name": HOOK_NAME, "command": COMMAND},
+        optional={"env": st.just({"A": "1 "}), "retries": st.just(0), "outputPath": st.just("m/{name}/{run}")},
+    )
+    | st.fixed_dictionaries({"use": HOOK_NAME, "on": st.just("always"), "command": COMMAND})
+)
+HOOKS = st.lists(HOOK, max_size=4, unique_by=lambda said: said.get("name") or said.get("use", "after"))
 ACCESS = st.sampled_from(["members", "everybody"]).map(lambda to: {"to": to}) | st.lists(
     st.from_regex(r"[\w.@+-]{1,12}", fullmatch=True), min_size=1, max_size=3
 ).map(lambda people: {"to": "people", "people": people})
@@ -80,6 +91,7 @@ def manifests(draw):
         "retries": draw(st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "scheduleAfter": draw(st.none() | TIMES),
+        "hooks": draw(HOOKS),
     }
     if driver.runs_notebook:
         source = json.dumps({"cells": [], "metadata": {"title": draw(TEXT)}, "nbformat": 4, "nbformat_minor": 5})

@@ -1,0 +1,87 @@
+"""The facts of a run, as its hooks find them in their environment.
+
+PORTAL_APPCODE, PORTAL_CLUSTER and PORTAL_RUN are what the tasks of the run had; PORTAL_FACTS has all of it as JSON, for programs
+that keep it or send it on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from clusters.after import OUTPUT_OF_RUN
+from clusters.models import Run
+from clusters.scalars.events import Scalars
+from clusters.scalars.reading import scalars_of
+from datastores.drivers.patience import within
+
+# Seconds for reading the numbers of a run, and how often what one look has left is read on.
+SECONDS, LOOKS = 30.0, 20
+# What a program takes of its environment is bounded.
+MAX_METRICS_BYTES, MAX_MESSAGE = 16 * 1024, 2000
+
+
+def metrics_of(run: Run) -> dict[str, float | None]:
+    """The last value of each number that it told, as `last_values`. Raises DriverError and CloudError; not inside a
+    transaction."""
+    with within(SECONDS):
+        for _ in range(LOOKS):
+            if (found := scalars_of(run)).is_complete:
+                break
+    return last_values(found)
+
+
+def last_values(scalars: Scalars) -> dict[str, float | None]:
+    """By tag, and by folder/tag where several folders have it; None for what is no finite number. As many as fit, losses and
+    accuracies first."""
+    found: dict[str, float | None] = {}
+    size = 0
+    for tag in scalars.tags:
+        curves = [each for each in scalars.curves if each.tag == tag and each.points]
+        for curve in curves:
+            name = f"{curve.folder}/{tag}" if len(curves) > 1 and curve.folder else tag
+            value = curve.points[-1].value
+            size += len(json.dumps({name: value}))
+            if size > MAX_METRICS_BYTES:
+                return found
+            found[name] = value if math.isfinite(value) else None
+    return found
+
+
+def environment(run: Run, hook: str, metrics: Mapping[str, float | None], *, reads: bool) -> dict[str, str]:
+    """`run` has come to its end; `reads` is whether its output is mounted."""
+    message = run.message[:MAX_MESSAGE]
+    facts: dict[str, Any] = {
+        "appcode": run.cluster.appcode.code,
+        "cluster": run.cluster.name,
+        "run": run.number,
+        "phase": run.phase,
+        "reason": run.reason,
+        "message": message,
+        "image": run.spec["image"],
+        "code": run.code,
+        "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
+        "metrics": dict(metrics),
+        "started": _moment(run.started_at),
+        "finished": _moment(run.finished_at),
+        "gpuSeconds": run.gpu_seconds,
+    }
+    return {
+        "PORTAL_APPCODE": run.cluster.appcode.code,
+        "PORTAL_CLUSTER": run.cluster.name,
+        "PORTAL_RUN": str(run.number),
+        "PORTAL_HOOK": hook,
+        "PORTAL_PHASE": run.phase,
+        "PORTAL_REASON": run.reason,
+        "PORTAL_MESSAGE": message,
+        "PORTAL_METRICS": json.dumps(facts["metrics"]),
+        "PORTAL_OUTPUT": OUTPUT_OF_RUN if reads else "",
+        "PORTAL_FACTS": json.dumps(facts),
+    }
+
+
+def _moment(at: dt.datetime | None) -> str | None:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None

@@ -1,0 +1,149 @@
+"""From a hook that is due to a run of its own cluster, which does it.
+
+A hook has one cluster for all runs of the cluster that it belongs to, `<cluster>-<hook>`: each time it is changed to the facts of
+the run that it follows and deployed again. So a cluster that runs every hour does not make five more of them every hour, a hook
+is done for one run after the other, and its page is its history. What is due stands in the database; whoever makes it holds the
+lock of the cluster, so that it is made once, and whoever dies over it has made nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from clusters import actions, wakeups
+from clusters.after import OUTPUT_PATH, TIME_LIMIT, HookSpec, folder_of, part_name, part_of
+from clusters.clouds.bulkhead import lane
+from clusters.clouds.drivers.base import CloudError
+from clusters.frameworks.parallel import Parallel
+from clusters.manifest import ClusterManifest
+from clusters.models import Cluster, Flavor, HookRun, Run
+from clusters.run_hooks.facts import environment, metrics_of
+from datastores.drivers.base import DriverError
+from portal.errors import Conflict, Invalid
+
+log = logging.getLogger(__name__)
+
+DUE = Q(did=None, message="", run__cluster__deleted_at=None)
+# For how long numbers that cannot be read are asked for again, before a hook goes on without them.
+METRICS = dt.timedelta(minutes=2)
+RESYNC_LIMIT = 500
+JOINED = ("run__cluster__appcode", "run__created_by")
+
+
+def advance(appcode_id: int, cluster: str) -> None:
+    """Makes what is due after runs of a cluster, of each hook what is due first."""
+    due = HookRun.objects.filter(DUE, run__cluster__appcode=appcode_id, run__cluster__name=cluster)
+    first = due.select_related(*JOINED).order_by("name", "pk").distinct("name")
+    metrics: dict[int, Mapping[str, float | None] | None] = {}
+    for row in sorted(first, key=lambda each: each.pk):
+        if _is_busy(row):
+            continue
+        if row.run_id not in metrics:
+            metrics[row.run_id] = _metrics(row.run)
+        found = metrics[row.run_id]
+        if found is not None:
+            _make(row.pk, row.run.cluster_id, found)
+
+
+def resync() -> None:
+    """Finds those of which the wake-up was lost, and those that waited for the numbers of their run."""
+    due = HookRun.objects.filter(DUE).order_by("run__cluster__appcode", "run__cluster__name")
+    for appcode_id, name in due.values_list("run__cluster__appcode", "run__cluster__name").distinct()[:RESYNC_LIMIT]:
+        wakeups.wake_whole(appcode_id, part_of(name))
+
+
+def _is_busy(row: HookRun) -> bool:
+    """Whether its cluster still does what was due before; the end of that wakes us."""
+    cluster = row.run.cluster
+    its = Cluster.objects.filter(appcode=cluster.appcode_id, part_of=part_of(cluster.name), deleted_at=None)
+    its = its.filter(name=part_name(cluster.name, row.name), current_run__isnull=False)
+    return its.exclude(current_run__phase__in=("Succeeded", "Failed", "Stopped")).exists()
+
+
+def _metrics(run: Run) -> Mapping[str, float | None] | None:
+    """None where they cannot be read now and are asked for again."""
+    try:
+        with lane(run.cloud):
+            return metrics_of(run)
+    except (DriverError, CloudError) as error:
+        log.warning("run %s: its numbers cannot be read for its hooks: %s", run.pk, error)
+        return {} if timezone.now() - run.phase_since > METRICS else None
+
+
+@transaction.atomic
+def _make(hook_run_id: int, cluster_id: int, metrics: Mapping[str, float | None]) -> None:
+    """Makes the run that does it, or writes down why that cannot be."""
+    Cluster.objects.select_for_update(no_key=True).only("pk").get(pk=cluster_id)
+    row = HookRun.objects.filter(DUE, pk=hook_run_id).select_related(*JOINED).first()
+    if row is None:
+        return
+    try:
+        with transaction.atomic():
+            row.did = _deployed(row, metrics)
+    except Conflict:
+        # Somebody has just deployed it by hand; it is due when that has ended.
+        return
+    except Invalid as error:
+        row.message = " ".join(each.message for each in error.errors)
+    except PermissionDenied as error:
+        row.message = str(error)
+    row.save(update_fields=["did", "message"])
+
+
+def _deployed(row: HookRun, metrics: Mapping[str, float | None]) -> Run:
+    """Raises Invalid, PermissionDenied and Conflict."""
+    run, user = row.run, row.run.created_by
+    if user is None:
+        raise PermissionDenied("Who started the run is not there any more, and hooks are done in their name.")
+    hook = next(each for each in map(HookSpec.model_validate, run.spec["hooks"]) if each.name == row.name)
+    flavor = hook.flavor or Flavor.objects.filter(enabled=True).values_list("name", flat=True).first()
+    manifest = manifest_of(run, hook, flavor or "", metrics)
+    cluster = Cluster.objects.filter(
+        appcode=run.cluster.appcode_id, name=manifest.metadata.name, part_of=part_of(run.cluster.name), deleted_at=None
+    ).first()
+    if cluster is None:
+        made = actions.create_cluster(manifest, acting_user=user, part_of=part_of(run.cluster.name)).current_run
+        assert made is not None
+        return made
+    actions.change_cluster(cluster, manifest, acting_user=user)
+    return actions.deploy(cluster, acting_user=user)
+
+
+def manifest_of(run: Run, hook: HookSpec, flavor: str, metrics: Mapping[str, float | None]) -> ClusterManifest:
+    """The cluster that does `hook` after `run`. A command of the cluster's own starts with its program; one that several
+    clusters use brings what it needs."""
+    spec, name = run.spec, run.cluster.name
+    reads = bool(spec["output"]) and run.started_at is not None
+    image = hook.image or spec["image"]
+    own = hook.use is None
+    folder = folder_of(hook.output_path or OUTPUT_PATH, name=name, run=run.number, hook=hook.name)
+    wanted = {
+        "framework": Parallel.name,
+        "image": image,
+        "environment": spec.get("environment") if own and image == spec["image"] else None,
+        "command": hook.command,
+        "code": _code(run) if own else None,
+        "env": {**hook.env, **environment(run, hook.name, metrics, reads=reads)},
+        "input": {"from": f"{name}/{run.number}", "when": "always"} if reads else None,
+        "output": hook.output or spec["output"],
+        "outputPath": folder,
+        "roles": {"worker": {"flavor": flavor, "count": 1}},
+        "retries": hook.retries or 0,
+        "timeLimit": hook.time_limit or TIME_LIMIT,
+    }
+    metadata = {"name": part_name(name, hook.name), "appcode": run.cluster.appcode.code}
+    return ClusterManifest.model_validate({"kind": "cluster", "metadata": metadata, "spec": wanted})
+
+
+def _code(run: Run) -> dict[str, Any] | None:
+    """Of a repository the commit that the run had."""
+    code = run.spec.get("code")
+    return {**code, "ref": run.code["commit"]} if code and "commit" in run.code else code

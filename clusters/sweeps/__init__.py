@@ -1,1 +1,0 @@
-"""Sweeps: one definition trained many times, each time with other parameters."""

@@ -1,0 +1,180 @@
+"""What is done after runs, against the real node agent and S3 server."""
+
+import json
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+
+from clusters import actions, tasks, wakeups
+from clusters.after import part_name
+from clusters.clouds.registry import cloud, run_ref
+from clusters.models import Cluster, Hook, HookRun, Run
+from clusters.run_hooks import loop as run_hooks
+from datastores.models import Datastore
+from portal.errors import Invalid
+from portal.models import Membership
+from tests.clusters.scalars.test_scalars import event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EVENTS = b64encode(event(1, loss=0.5) + event(2, loss=0.25)).decode()
+TRAIN = f"echo weights > /elearn/output/model; echo {EVENTS} | base64 -d > /elearn/output/events.out.tfevents.1"
+SAVE = 'cp $PORTAL_OUTPUT/model /elearn/output; echo "$PORTAL_FACTS" > /elearn/output/model-version.json'
+
+
+@pytest.fixture
+def results(people, s3, bucket):
+    spec = {"server": s3.url, "bucket": bucket, "prefix": "", "access_key": s3.access_key, "region": "us-east-1"}
+    return Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret=s3.secret_key)
+
+
+@pytest.fixture
+def stored(s3, bucket):
+    """stored(key) → the text of an object."""
+    return lambda key: s3.client.get_object(Bucket=bucket, Key=key)["Body"].read().decode()
+
+
+def done(loop, run, name):
+    """The run of a hook, at its end."""
+
+    def is_over():
+        run_hooks.advance(run.cluster.appcode_id, run.cluster.name)
+        row = HookRun.objects.filter(run=run, name=name).select_related("did").get()
+        return row.message or (row.did and row.did.is_terminal)
+
+    loop.until(is_over)
+    return HookRun.objects.select_related("did__cluster").get(run=run, name=name)
+
+
+def log_of(run):
+    return cloud("local").log(run_ref(run), "worker", 0, attempt=run.tasks.count() - 1).data.decode()
+
+
+def why(call):
+    with pytest.raises(Invalid) as caught:
+        call()
+    return {".".join(each.path): each.message for each in caught.value.errors}
+
+
+def test_a_hook_finds_output_and_facts_of_its_run_and_its_failure_changes_nothing(
+    loop, people, manifest, results, stored
+):
+    Hook.objects.create(appcode=people.ops, name="save", spec={"on": "success", "command": "exit 9", "env": {"A": "1"}})
+    hooks = [
+        {"use": "save", "command": f"{SAVE}; echo $A$B", "env": {"B": "2"}, "outputPath": "models/{name}/{run}"},
+        {"name": "breaks", "on": "always", "command": "echo broken; exit 3", "retries": 1},
+        {"name": "sorry", "on": "failure", "command": "true"},
+    ]
+    cluster = actions.create_cluster(manifest("train", TRAIN, output="results", hooks=hooks), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    assert run.phase == "Succeeded", run.message
+    assert list(run.hook_runs.values_list("name", flat=True)) == ["save", "breaks"]
+    saved = done(loop, run, "save").did
+    assert (saved.phase, log_of(saved)) == ("Succeeded", "12\n")
+    assert (saved.cluster.name, saved.cluster.part_of, saved.created_by) == ("train-save", "hooks/train", people.bob)
+    assert stored("models/train/1/model") == "weights\n"
+    facts = json.loads(stored("models/train/1/model-version.json"))
+    assert {key: facts[key] for key in ("appcode", "cluster", "run", "phase", "metrics", "image")} == {
+        "appcode": "ops-demo", "cluster": "train", "run": 1, "phase": "Succeeded", "metrics": {"loss": 0.25}, "image": "python",
+    }  # fmt: skip
+    broken = done(loop, run, "breaks").did
+    assert (broken.phase, broken.message) == ("Failed", "worker-0 failed with exit code 3 after 2 attempts: broken")
+    run.refresh_from_db()
+    assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
+
+    # The next run is followed by the next runs of the same clusters, also where a hook of the appcode is gone by now.
+    Hook.objects.all().delete()
+    assert why(lambda: actions.deploy(cluster, acting_user=people.bob)) == {
+        "spec.hooks.0.use": "ops-demo has no hook “save”."
+    }
+
+
+def test_a_hook_after_a_failure_reads_what_there_is_and_is_made_once(loop, people, manifest, results, monkeypatch):
+    hook = {
+        "name": "sorry",
+        "on": "failure",
+        "command": 'cat $PORTAL_OUTPUT/part; echo "$PORTAL_REASON: $PORTAL_MESSAGE"',
+    }
+    fails = "echo half > /elearn/output/part; until [ -e /tmp/go ]; do sleep 0.1; done; echo no data; exit 7"
+    cluster = actions.create_cluster(
+        manifest("train", fails, output="results", retries=0, hooks=[hook]), acting_user=people.bob
+    )
+    # All wake-ups are lost.
+    monkeypatch.setattr(wakeups, "send", lambda *_, **__: None)
+    loop.touch(loop.until_phase(cluster, "Running"), "/tmp/go")
+    run = loop.until_phase(cluster, "Failed", "Succeeded")
+    woken = []
+    monkeypatch.setattr(wakeups, "wake_whole", lambda *keys: woken.append(keys))
+    run_hooks.resync()
+    assert woken == [(people.ops.pk, "hooks/train")]
+
+    def advance(_):
+        try:
+            tasks.advance(*woken[0])
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(advance, range(4)))
+    assert Run.objects.filter(cluster__part_of="hooks/train").count() == 1
+    woken.clear()
+    run_hooks.resync()
+    assert not woken
+    did = done(loop, run, "sorry").did
+    assert (did.phase, log_of(did)) == ("Succeeded", "half\nTaskFailed: master-0 failed with exit code 7: no data\n")
+
+    # While it is being done for one run, what is due after the next one waits for it.
+    actions.change_cluster(
+        cluster,
+        manifest("train", "exit 7", retries=0, hooks=[hook | {"command": "until [ -e /tmp/go ]; do sleep 0.1; done"}]),
+        acting_user=people.bob,
+    )
+    runs = []
+    for _ in range(2):
+        actions.deploy(cluster, acting_user=people.bob)
+        runs.append(loop.until_phase(cluster, "Failed", "Succeeded"))
+        tasks.advance(people.ops.pk, "hooks/train")
+    first, second = (HookRun.objects.get(run=each) for each in runs)
+    assert first.did.number == 2
+    assert second.did is None
+    loop.until_phase(first.did.cluster, "Running")
+    loop.touch(first.did, "/tmp/go", "worker")
+    loop.until_phase(first.did.cluster, "Succeeded")
+    tasks.advance(people.ops.pk, "hooks/train")
+    second.refresh_from_db()
+    assert second.did.number == 3
+
+    actions.delete_cluster(cluster, acting_user=people.bob)
+    assert not Cluster.objects.filter(deleted_at=None).exists()
+    loop.until(lambda: Run.objects.get(pk=second.did_id).phase == "Stopped")
+
+
+def test_who_may_not_run_it_any_more_is_named(loop, people, manifest):
+    hooks = [{"on": "always", "command": "true"}]
+    cluster = actions.create_cluster(manifest("train", "true", hooks=hooks), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    Membership.objects.filter(user=people.bob).delete()
+    row = done(loop, run, "after")
+    assert (row.did, row.message) == (None, "There is no appcode “ops-demo” that you can use.")
+
+
+def test_names_that_mean_nothing_are_refused_at_their_field(catalogue, people, manifest):
+    hooks = [
+        {"use": "nobody"},
+        {"command": "true", "image": "container-only", "flavor": "huge", "output": "nowhere"},
+    ]
+    with_hooks = manifest("train", hooks=hooks)
+    assert why(lambda: actions.create_cluster(with_hooks, acting_user=people.bob)) == {
+        "spec.hooks.0.use": "ops-demo has no hook “nobody”.",
+        "spec.hooks.1.image": "The catalogue has no image “container-only” that runs on this machine.",
+        "spec.hooks.1.flavor": "There is no flavor “huge”.",
+        "spec.hooks.1.output": "ops-demo has no datastore “nowhere”.",
+    }
+
+
+def test_names_of_their_clusters_are_short_and_differ():
+    names = {part_name("a" * 39 + last, "notify-by-mail-again") for last in "bc"}
+    assert len(names) == 2
+    assert all(len(name) == 40 and name.endswith("-notify-by-mail-again") for name in names)
