@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -213,6 +214,29 @@ def delete_cluster(cluster: Cluster, *, acting_user: User) -> None:
 
 
 @transaction.atomic
+def end_part(cluster_id: int, reason: str, message: str) -> None:
+    """Ends the living run of a part, for what made it; nothing where none lives."""
+    run = _locked_run(_locked(Cluster(pk=cluster_id)))
+    if run and not run.is_terminal and run.desired != Run.Desired.ENDED:
+        ask_to_end(run, reason, message)
+
+
+@transaction.atomic
+def delete_parts(appcode_id: int, part_of: str, most: int) -> bool:
+    """Deletes at most `most` of the clusters that `part_of` made; whether any are left. Of all of them what made them says one
+    event, because they may be ten thousand."""
+    alive = Cluster.objects.filter(appcode=appcode_id, part_of=part_of, deleted_at=None)
+    rows = list(alive.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True)[: most + 1])
+    chosen = rows[:most]
+    for cluster_id in alive.filter(pk__in=chosen, current_run__gone=False).values_list("pk", flat=True):
+        end_part(cluster_id, "Deleted", f"{part_of.partition('/')[2]} was deleted.")
+    alive.filter(pk__in=chosen).update(deleted_at=timezone.now())
+    for cluster_id in chosen:
+        transaction.on_commit(partial(wakeups.wake_purge, cluster_id))
+    return len(rows) > most
+
+
+@transaction.atomic
 def note_command(
     run: Run, role: str, index: int, argv: Sequence[str], *, acting_user: User | None, who: str = ""
 ) -> None:
@@ -284,7 +308,7 @@ def _new_run(
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        spec={**cluster.spec, **_settled(resolved)},
+        spec={**cluster.spec, **settled(resolved)},
         source=source,
         code=_program(cluster, spec, newest=newest),
         resources=resolved.resources_json,
@@ -316,7 +340,7 @@ def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, 
     return dict(last.code) if last and not newest and last.spec.get("code") == cluster.spec["code"] else {}
 
 
-def _settled(resolved: Resolved) -> dict[str, Any]:
+def settled(resolved: Resolved) -> dict[str, Any]:
     """What its definition leaves open, as it is now: the newest versions of its environment and its plugins, the run whose
     output it reads, what the hooks of its appcode do."""
     found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}

@@ -10,8 +10,10 @@ from clusters.api import (
     hooks,
     logs,
     notebooks,
+    pipelines,
     plugins,
     queue,
+    sweeps,
     templates,
     terminal,
 )
@@ -19,6 +21,8 @@ from clusters.api import exec as exec_api
 from clusters.api.verbs import verb_paths
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
+PIPELINE = "appcodes/<slug:code>/pipelines/<slug:name>"
+SWEEP = "appcodes/<slug:code>/sweeps/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -57,9 +61,22 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("templates/<slug:name>", templates.OwnTemplate.as_view()),
     path("appcodes/<slug:code>/templates", templates.AppcodeTemplates.as_view()),
     path("appcodes/<slug:code>/templates/<slug:name>", templates.OneTemplate.as_view()),
+    path("pipelines", pipelines.AllPipelines.as_view()),
+    path("appcodes/<slug:code>/pipelines", pipelines.AppcodePipelines.as_view()),
+    path(PIPELINE, pipelines.OnePipeline.as_view()),
+    path(f"{PIPELINE}/run", pipelines.RunPipeline.as_view()),
+    path(f"{PIPELINE}/cancel", pipelines.CancelPipeline.as_view()),
+    path(f"{PIPELINE}/retry", pipelines.RetryStage.as_view()),
+    path(f"{PIPELINE}/runs", pipelines.PipelineRuns.as_view()),
+    path(f"{PIPELINE}/runs/<int:run>", pipelines.OnePipelineRun.as_view()),
     path("appcodes/<slug:code>/hooks", hooks.AppcodeHooks.as_view()),
     path("appcodes/<slug:code>/hooks/<slug:name>", hooks.OneHook.as_view()),
     path("appcodes/<slug:code>/compare", compare.Comparison.as_view()),
+    path("appcodes/<slug:code>/sweeps", sweeps.AppcodeSweeps.as_view()),
+    path(SWEEP, sweeps.OneSweep.as_view()),
+    *(path(f"{SWEEP}/{verb.name}", sweeps.verb_view(verb).as_view()) for verb in sweeps.VERBS),
+    path(f"{SWEEP}/trials", sweeps.Trials.as_view()),
+    path(f"{SWEEP}/trials/<int:number>/cluster", sweeps.TrialCluster.as_view()),
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),

@@ -10,13 +10,19 @@ from clusters import actions
 from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
+from clusters.pipelines import advance as pipelines
 from clusters.run_hooks import loop as run_hooks
 from clusters.runs import budgets, listed, quota, reconcile, resync
+from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
 
 # What makes clusters for itself, by the first word of their `part_of`; each goes on by the appcode and its name.
-WHOLES: dict[str, Callable[[int, str], None]] = {"hooks": run_hooks.advance}
+WHOLES: dict[str, Callable[[int, str], None]] = {
+    "hooks": run_hooks.advance,
+    "pipelines": pipelines.advance,
+    "sweeps": sweeps.advance,
+}
 
 
 @shared_task(name="clusters.tasks.reconcile_run")
@@ -82,6 +88,8 @@ def measure_cloud(name: str) -> None:
 def sweep() -> None:
     resync.sweep()
     run_hooks.resync()
+    pipelines.resync()
+    sweeps.resync()
 
 
 @shared_task(name="clusters.tasks.forget_visits")

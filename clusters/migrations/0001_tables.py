@@ -872,6 +872,212 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Pipeline",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=30)),
+                ("spec", models.JSONField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("run_count", models.PositiveIntegerField(default=0)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="pipelines", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "next_by",
+                    models.ForeignKey(
+                        help_text="Who wants a run as soon as this is over.",
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="PipelineRun",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("spec", models.JSONField()),
+                ("fresh", models.BooleanField(default=False)),
+                ("newest", models.BooleanField(default=False)),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Running", "Running"),
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        default="Running",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("cancelled_at", models.DateTimeField(null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "pipeline",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="runs", to="clusters.pipeline"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-number"],
+            },
+        ),
+        migrations.AddField(
+            model_name="pipeline",
+            name="current_run",
+            field=models.OneToOneField(
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="current_of",
+                to="clusters.pipelinerun",
+            ),
+        ),
+        migrations.CreateModel(
+            name="Schedule",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("spec", models.JSONField()),
+                ("next_at", models.DateTimeField(null=True)),
+                ("last_at", models.DateTimeField(help_text="The last time that came.", null=True)),
+                (
+                    "last_result",
+                    models.CharField(blank=True, help_text="What became of it, in a sentence.", max_length=300),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="schedules", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "changed_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="StageRun",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("stage", models.CharField(max_length=30)),
+                ("attempt", models.PositiveIntegerField(default=1)),
+                ("tries", models.PositiveIntegerField(default=1)),
+                ("reused", models.BooleanField(default=False)),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Waiting", "Waiting"),
+                            ("Running", "Running"),
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                            ("Skipped", "Skipped"),
+                        ],
+                        default="Waiting",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("started_at", models.DateTimeField(null=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "pipeline_run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="stages", to="clusters.pipelinerun"
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="stages",
+                        to="clusters.run",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["id"],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="pipelinerun",
+            index=models.Index(condition=models.Q(("finished_at", None)), fields=["id"], name="pipeline_run_live"),
+        ),
+        migrations.AddConstraint(
+            model_name="pipelinerun",
+            constraint=models.UniqueConstraint(fields=("pipeline", "number"), name="pipeline_run_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="pipelinerun",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("finished_at", None)), fields=("pipeline",), name="pipeline_run_one_live"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="pipeline",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="pipeline_name_once"),
+        ),
+        migrations.AddIndex(
+            model_name="schedule",
+            index=models.Index(
+                condition=models.Q(("next_at__isnull", False)), fields=["next_at"], name="schedule_next"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="schedule",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="schedule_name_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="stagerun",
+            constraint=models.UniqueConstraint(fields=("pipeline_run", "stage", "attempt"), name="stage_attempt_once"),
+        ),
+        migrations.CreateModel(
             name="Visit",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -898,5 +1104,134 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+        ),
+        migrations.CreateModel(
+            name="Sweep",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=30)),
+                ("spec", models.JSONField()),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Running", "Running"),
+                            ("Paused", "Paused"),
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        default="Running",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                (
+                    "best",
+                    models.JSONField(
+                        help_text='The best point so far: {"number": 7, "value": 0.31, "sd": 0.02, "parameters": {…}}',
+                        null=True,
+                    ),
+                ),
+                ("settled", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "deleted_at",
+                    models.DateTimeField(help_text="Its clusters are being deleted, and then it goes, too.", null=True),
+                ),
+                (
+                    "acts_for",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="sweeps", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Trial",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("fold", models.PositiveIntegerField(default=0)),
+                ("parameters", models.JSONField()),
+                (
+                    "attempt",
+                    models.PositiveIntegerField(default=0, help_text="How often its failed run was started anew."),
+                ),
+                (
+                    "phase",
+                    models.CharField(
+                        blank=True,
+                        choices=[
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Pruned", "Pruned"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("value", models.FloatField(null=True)),
+                ("message", models.TextField(blank=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "cluster",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="trial",
+                        to="clusters.cluster",
+                    ),
+                ),
+                (
+                    "sweep",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="trials", to="clusters.sweep"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number", "fold"],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="sweep",
+            index=models.Index(condition=models.Q(("settled", False)), fields=["id"], name="sweep_unsettled"),
+        ),
+        migrations.AddConstraint(
+            model_name="sweep",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="sweep_name_once"),
+        ),
+        migrations.AddIndex(
+            model_name="trial",
+            index=models.Index(condition=models.Q(("phase", "")), fields=["sweep", "id"], name="trial_living"),
+        ),
+        migrations.AddConstraint(
+            model_name="trial",
+            constraint=models.UniqueConstraint(fields=("sweep", "number", "fold"), name="trial_once"),
         ),
     ]

@@ -112,6 +112,13 @@ def input_change(cluster: Cluster) -> Change | None:
     )
 
 
+def lies_there(store: Datastore, folder: str, digest: str, seconds: float) -> bool:
+    """Whether what lies in `folder` now is what was noted as `digest`. Raises DriverError, also when the store takes longer."""
+    with within(seconds):
+        found, is_all = _listed(store, folder)
+    return is_all and found.digest == digest
+
+
 def _listed(store: Datastore, folder: str) -> tuple[Listing, bool]:
     """And whether that is all. Raises DriverError."""
     rows = versions.rows(open_store(store), folder)

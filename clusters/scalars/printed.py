@@ -37,3 +37,11 @@ def scalars_of_log(data: bytes, notes: Iterable[str] = ()) -> Scalars:
         by_step = {point.step: point for point in each.all}
         curves.append(Curve(name, "", tuple(by_step[step] for step in sorted(by_step))))
     return Scalars(tuple(curves), 0, tuple(notes))
+
+
+def last_printed(data: bytes, name: str) -> float | None:
+    """The last number that a log names so, in a line with a step or without one; None where there is none."""
+    for line in reversed(data.decode(errors="replace").splitlines()):
+        if found := [text for each, text in PAIR.findall(line[:MAX_LINE]) if each == name]:
+            return float(found[-1])
+    return None

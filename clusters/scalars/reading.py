@@ -91,6 +91,13 @@ def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scal
     return scalars_of_log(data, [f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."])
 
 
+def leading(run: Run) -> tuple[str, int | None]:
+    """The role whose first task is read, and the newest attempt of that; None before there is one."""
+    spec = ClusterSpec.model_validate(run.spec)
+    role = next(iter(each for each in FRAMEWORKS[spec.framework].roles if each.name in spec.active_roles)).name
+    return role, run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
+
+
 def _event_files(driver: Driver, folder: str) -> Iterator[Entry]:
     return (entry for entry in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(entry.path))
 

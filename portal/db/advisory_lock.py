@@ -46,6 +46,8 @@ class Lock(IntEnum):
     RULES = 14
     # A part for each appcode: what its runs wrote is listed.
     OUTPUTS = 15
+    # A part for each sweep: its loop.
+    SWEEP = 16
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.manifest import ClusterSpec
-from clusters.models import Environment, Flavor, GitToken, Hook, Image, Origin, Plugin, Template
+from clusters.models import Environment, Flavor, GitToken, Hook, Image, Origin, Plugin, Sweep, Template
 from datastores.actions import open_store
 from datastores.files import trash
 from datastores.models import AllowedFolder, Datastore
@@ -52,6 +52,19 @@ SLUG = f"{MONTH.since:%Y-%m}"
 
 def template(name: str) -> dict[str, Any]:
     return {"kind": "template", "metadata": {"name": name}, "spec": SPEC}
+
+
+def pipeline(name: str) -> dict[str, Any]:
+    stages = [{"name": "train", "spec": SPEC}]
+    return {"kind": "pipeline", "metadata": {"name": name}, "spec": {"stages": stages}}
+
+
+def sweep(name: str, trials: int = 3) -> dict[str, Any]:
+    spec = {
+        "template": {**SPEC, "command": "python train.py {lr}"}, "trials": trials,
+        "parameters": {"lr": {"type": "float", "low": 0.1, "high": 0.2}},
+    }  # fmt: skip
+    return {"kind": "sweep", "metadata": {"name": name}, "spec": spec}
 
 
 def hook(name: str) -> dict[str, Any]:
@@ -133,11 +146,15 @@ def make(bucket: str) -> World:
     GitToken.objects.create(appcode=people.ops, host="git.example.com", name="git", token="secret")
     Template.objects.create(appcode=people.ops, name="digits", created_by=people.alice, spec=SAVED)
     Template.objects.create(owner=people.alice, name="digits", created_by=people.alice, spec=SAVED)
+    post("alice", "/appcodes/ops-demo/sweeps", sweep("lr"))
+    Sweep.objects.get().trials.create(number=1, parameters={"lr": 0.15}, phase="Succeeded", value=0.3)
     Hook.objects.create(appcode=people.ops, name="publish", created_by=people.alice, spec=hook("publish")["spec"])
     image = Image.objects.get(name="tensorflow")
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
     )
+    post("alice", "/appcodes/ops-demo/pipelines", pipeline("nightly"))
+    post("alice", "/appcodes/ops-demo/pipelines/nightly/run", {})
     post("root", "/kubernetes", kubernetes("training"))
     requests.ask(people.ops, Wanted(quota=Quota(gpus=16)), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
@@ -176,7 +193,9 @@ def make(bucket: str) -> World:
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
+        "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr",
         "templates/{name}": "digits", "hooks/{name}": "publish", "{whose}/{name}": "digits", "{whose}": "ops-demo",
+        "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
@@ -214,6 +233,10 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-template": template("mine"),
         "hook": hook("publish"),
         "new-hook": hook("mine"),
+        "pipeline": pipeline("nightly"),
+        "new-pipeline": pipeline("weekly"),
+        "sweep": sweep("lr", trials=4),
+        "new-sweep": sweep("second"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
         "kubernetes": kubernetes("training"),

@@ -1,0 +1,317 @@
+"""REST: sweeps and their trials."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from django.db.models import Prefetch
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from pydantic import Field
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from clusters import actions as clusters
+from clusters.api.documents import ClusterDocument, Money, money, to_manifest
+from clusters.manifest import ClusterManifest
+from clusters.models import Run, Sweep, Trial
+from clusters.sweeps import actions
+from clusters.sweeps.access import sweep_for, sweeps_in, trial_for
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_name
+from clusters.sweeps.sums import Sums, sums_of
+from portal.access import OPERATE, VIEW, Capability, appcode_for
+from portal.api.documents import Answer
+from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
+from portal.api.views import person
+from portal.errors import Invalid
+from portal.manifests import parse
+
+EXAMPLE = OpenApiExample(
+    "Learning rates",
+    request_only=True,
+    value={
+        "kind": "sweep",
+        "metadata": {"name": "lr", "appcode": "ops-demo"},
+        "spec": {
+            "template": {
+                "image": "tensorflow",
+                "command": "python digits_single.py --learning-rate {lr}",
+                "roles": {"master": {"flavor": "middle-1-gpu"}},
+            },
+            "parameters": {"lr": {"type": "float", "low": 0.0001, "high": 0.1, "log": True}},
+            "goal": {"metric": "accuracy", "direction": "maximize"},
+            "sampler": "tpe",
+            "trials": 20,
+            "parallel": 2,
+        },
+    },
+)
+SweepPhase = Literal["Running", "Paused", "Succeeded", "Failed", "Stopped"]
+TrialPhase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Pruned", "Stopped"]
+TRIAL_PHASES: tuple[str, ...] = ("Succeeded", "Failed", "Pruned", "Stopped")
+
+
+class Best(Answer):
+    number: int = Field(description="Of the trial.")
+    value: float = Field(description="Of folds, their mean.")
+    sd: float | None = Field(description="Of folds, the standard deviation of their values; null where there are none.")
+    parameters: dict[str, Any]
+
+
+class SweepStatus(Answer):
+    phase: SweepPhase
+    message: str = Field(description="A sentence for people; empty when all is well.")
+    points: int = Field(description="How many there are to be.")
+    trials: dict[TrialPhase, int] = Field(description="Those that were begun, by phase; of folds each is counted.")
+    best: Best | None
+    created: dt.datetime
+    created_by: str | None
+    finished: dt.datetime | None
+    gpu_seconds: int = Field(description="The sum over its trials.")
+    cost: Money
+
+
+class SweepDocument(SweepManifest):
+    """A sweep as it is answered: the manifest, and what it has come to."""
+
+    status: SweepStatus
+
+
+class SweepPage(Answer):
+    items: list[SweepDocument]
+    next: str | None
+
+
+class TrialDocument(Answer):
+    number: int = Field(description="Of its point, from 0.")
+    fold: int | None = Field(description="Which is held out, from 1; null where there are none.")
+    parameters: dict[str, Any]
+    phase: TrialPhase
+    message: str = Field(description="Why it is in this phase, in a sentence.")
+    value: float | None = Field(description="The last value of the goal's metric.")
+    cluster: str = Field(description="The cluster that it is, with its logs, metrics and output.")
+    run: int | None = Field(description="The newest run of that.")
+    attempt: int = Field(description="How often a failed run of it was started anew.")
+    started: dt.datetime | None
+    finished: dt.datetime | None
+    gpu_seconds: int
+    cost: Money
+
+
+class TrialPage(Answer):
+    items: list[TrialDocument]
+    next: str | None
+
+
+class AppcodeSweeps(APIView):
+    @extend_schema(
+        operation_id="sweeps_list",
+        summary="The sweeps of an appcode, newest first",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=SweepPage,
+    )
+    def get(self, request: Request, code: str) -> Response:
+        rows = search(request, sweeps_in(person(request), code), "name")
+        answer = page(request, rows, order="-id", render=lambda row: row)
+        answer.data["items"] = _documents(answer.data["items"])
+        return answer
+
+    @extend_schema(
+        operation_id="sweeps_create",
+        summary="Create a sweep and start its first trials",
+        request=SweepManifest,
+        responses={201: SweepDocument},
+        examples=[EXAMPLE],
+    )
+    def post(self, request: Request, code: str) -> Response:
+        appcode = appcode_for(person(request), code, OPERATE)
+        manifest = parse(SweepManifest, request.data, appcode=code)
+        made = actions.create_sweep(manifest, acting_user=person(request), appcode=appcode)
+        address = request.build_absolute_uri(f"{request.path}/{made.name}")
+        return Response(_document(made), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+class OneSweep(APIView):
+    @extend_schema(operation_id="sweeps_read", summary="A sweep, and what it has come to", responses=SweepDocument)
+    def get(self, request: Request, code: str, name: str) -> Response:
+        return Response(_document(_find(request, code, name)))
+
+    @extend_schema(
+        operation_id="sweeps_change",
+        summary="Change how many trials there are, how many at once, and how often one is retried",
+        description="All else stays as it is, for trials have it in common. With more trials a sweep that was over goes on.",
+        request=SweepManifest,
+        responses=SweepDocument,
+        examples=[EXAMPLE],
+    )
+    def put(self, request: Request, code: str, name: str) -> Response:
+        found = _find(request, code, name, OPERATE)
+        manifest = parse(SweepManifest, request.data, appcode=code, name=name)
+        return Response(_document(actions.change_sweep(found, manifest, acting_user=person(request))))
+
+    @extend_schema(
+        operation_id="sweeps_delete",
+        summary="Delete a sweep with all of its clusters",
+        description="It is out of sight at once; its trials are ended and their logs removed in the background. Data in "
+        "datastores stays.",
+        request=None,
+        responses={204: None},
+    )
+    def delete(self, request: Request, code: str, name: str) -> Response:
+        actions.delete_sweep(_find(request, code, name, OPERATE), acting_user=person(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+@dataclass(frozen=True)
+class Verb:
+    name: str
+    do: Callable[..., Sweep]
+    summary: str
+    description: str
+
+
+VERBS = (
+    Verb("pause", actions.pause_sweep, "Start no more trials", "Those that run go on. 409 for a sweep that is over."),
+    Verb(
+        "resume", actions.resume_sweep, "Start trials again", "From now on in your name. 409 for a sweep that is over."
+    ),
+    Verb("cancel", actions.cancel_sweep, "End a sweep and all of its trials", "Repeating it changes nothing."),
+)
+
+
+def verb_view(verb: Verb) -> type[APIView]:
+    class Act(APIView):
+        @extend_schema(
+            operation_id=f"sweeps_{verb.name}",
+            summary=verb.summary,
+            description=verb.description,
+            request=None,
+            responses={202: SweepDocument},
+        )
+        def post(self, request: Request, code: str, name: str) -> Response:
+            found = verb.do(_find(request, code, name, OPERATE), acting_user=person(request))
+            return Response(_document(found), status=status.HTTP_202_ACCEPTED)
+
+    return Act
+
+
+class Trials(APIView):
+    @extend_schema(
+        operation_id="sweeps_trials",
+        summary="The trials of a sweep in the order of their numbers",
+        parameters=[
+            *PAGE_PARAMETERS,
+            OpenApiParameter(
+                "phase", str, enum=TRIAL_PHASES, description="Only those that ended so; several are divided by commas."
+            ),
+        ],
+        responses=TrialPage,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        sweep, now = _find(request, code, name), timezone.now()
+        facts = Run.objects.only("cluster", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate")
+        rows = Trial.objects.filter(sweep=sweep).select_related("cluster__current_run")
+        rows = rows.defer("cluster__spec", "cluster__current_run__spec")
+        rows = rows.prefetch_related(Prefetch("cluster__runs", facts.order_by("pk")))
+        phases = [word for word in text(request, "phase", longest=100).split(",") if word]
+        if unknown := next((word for word in phases if word not in TRIAL_PHASES), None):
+            raise Invalid.at("phase", message=f"“{unknown}” is none of {', '.join(TRIAL_PHASES)}.")
+        if phases:
+            rows = rows.filter(phase__in=phases)
+        # In the order in which they were begun, which is that of their numbers.
+        return page(request, rows, order="id", render=lambda row: _trial(sweep, row, now))
+
+
+class TrialCluster(APIView):
+    """Of a point, whichever fold."""
+
+    @extend_schema(
+        operation_id="sweeps_trial_manifest",
+        summary="A trial as a cluster of its own: the manifest, with the parameters put in",
+        description="Nothing is made. Of folds it is the cluster that trains with all of the input.",
+        responses=ClusterManifest,
+    )
+    def get(self, request: Request, code: str, name: str, number: int) -> Response:
+        sweep = _find(request, code, name)
+        manifest = actions.cluster_of(trial_for(sweep, number), trial_name(name, number, 0) + "-again")
+        return Response(manifest.model_dump(mode="json", by_alias=True))
+
+    @extend_schema(
+        operation_id="sweeps_trial_train",
+        summary="Train a trial again, as a cluster of its own",
+        description="Of folds, with all of the input. It is called SWEEP-NUMBER-again, or as the body's `name` says.",
+        request={"application/json": {"type": "object", "properties": {"name": {"type": "string"}}}},
+        responses={201: ClusterDocument},
+    )
+    def post(self, request: Request, code: str, name: str, number: int) -> Response:
+        sweep = _find(request, code, name, OPERATE)
+        called = request.data.get("name") if isinstance(request.data, dict) else None
+        manifest = actions.cluster_of(
+            trial_for(sweep, number), trial_name(name, number, 0) + "-again" if called is None else called
+        )
+        made = clusters.create_cluster(manifest, acting_user=person(request), appcode=sweep.appcode)
+        address = request.build_absolute_uri(f"/api/v1/appcodes/{code}/clusters/{made.name}")
+        return Response(to_manifest(made), status=status.HTTP_201_CREATED, headers={"Location": address})
+
+
+def _find(request: Request, code: str, name: str, capability: Capability = VIEW) -> Sweep:
+    return sweep_for(person(request), code, name, capability)
+
+
+def _document(sweep: Sweep) -> dict[str, Any]:
+    return _documents([sweep])[0]
+
+
+def _documents(sweeps: Iterable[Sweep]) -> list[dict[str, Any]]:
+    sweeps = list(sweeps)
+    sums = sums_of([sweep.pk for sweep in sweeps], timezone.now())
+    return [_said(sweep, sums[sweep.pk]) for sweep in sweeps]
+
+
+def _said(sweep: Sweep, sums: Sums) -> dict[str, Any]:
+    spec = SweepSpec.model_validate(sweep.spec)
+    found = SweepStatus(
+        phase=sweep.phase,
+        message=sweep.message,
+        points=spec.points,
+        trials=sums.trials,
+        best=Best(**sweep.best) if sweep.best else None,
+        created=sweep.created_at,
+        created_by=sweep.created_by.username if sweep.created_by else None,
+        finished=sweep.finished_at,
+        gpu_seconds=sums.gpu_seconds,
+        cost=money(sums.cost),
+    )
+    return {
+        "kind": "sweep",
+        "metadata": {"name": sweep.name, "appcode": sweep.appcode.code},
+        "spec": spec.model_dump(mode="json", by_alias=True),
+        "status": found.json_value(),
+    }
+
+
+def _trial(sweep: Sweep, trial: Trial, now: dt.datetime) -> dict[str, Any]:
+    run = trial.cluster.current_run if trial.cluster else None
+    runs = list(trial.cluster.runs.all()) if trial.cluster else []
+    living = run.phase if run and not run.is_terminal else "Running" if run else "Queued"
+    return TrialDocument(
+        number=trial.number,
+        fold=trial.fold or None,
+        parameters=trial.parameters,
+        phase=trial.phase or living,
+        message=trial.message or ("" if trial.phase or run is None else run.message),
+        value=trial.value,
+        cluster=trial_name(sweep.name, trial.number, trial.fold),
+        run=run.number if run else None,
+        attempt=trial.attempt,
+        started=run.started_at if run else None,
+        finished=trial.finished_at,
+        gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),
+        cost=money(sum((each.cost_at(now) for each in runs), Decimal(0))),
+    ).json_value()

@@ -1,0 +1,92 @@
+"""Whether a stage would do again what it has done before. Then its last run that succeeded is used once more.
+
+One idea: a run is the same as an earlier one when its spec is, with everything settled that it leaves open (the run whose output
+it reads, versions of its environment), when the files that it reads are those that were noted, and when all that it has written
+lies there still. What nobody can tell is no reason to reuse anything. Servers of people are asked here, outside any transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from clusters.actions import settled
+from clusters.clouds.drivers.base import CloudError
+from clusters.manifest import ClusterSpec
+from clusters.models import Cluster, PipelineRun, Run, StageRun
+from clusters.pipelines.graph import SUCCEEDED, WAITING, layers
+from clusters.pipelines.manifest import PipelineSpec, cluster_name, cluster_spec, part_of
+from clusters.runs.code import commit_of
+from clusters.runs.listed import lies_there
+from clusters.spec.catalog import Resolved, resolve
+from clusters.spec.folders import output_folder
+from datastores.drivers.base import DriverError
+from datastores.models import Datastore
+from portal.errors import Invalid
+from portal.models import Appcode
+
+log = logging.getLogger(__name__)
+
+# How long a store may take to list what a run has read or written.
+SECONDS = 20.0
+
+
+def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun]) -> dict[str, Run]:
+    """The stages that wait and need not be run again, each with the run that is as good. Raises nothing."""
+    if run.fresh:
+        return {}
+    appcode = run.pipeline.appcode
+    name = run.pipeline.name
+    clusters = Cluster.objects.filter(appcode=appcode, part_of=part_of(name), deleted_at=None)
+    by_name = {cluster.name: cluster for cluster in clusters.defer("spec")}
+    stages, nodes = {stage.name: stage for stage in spec.stages}, {node.name: node for node in spec.nodes}
+    found: dict[str, Run] = {}
+    sources: dict[str, Run] = {}
+    for each in (each for column in layers(spec.nodes) for each in column):
+        row, node = latest[each], nodes[each]
+        if row.phase == SUCCEEDED and row.run:
+            sources[each] = row.run
+        cluster = by_name.get(cluster_name(name, each))
+        if row.phase != WAITING or row.attempt > 1 or cluster is None or (node.source and node.source not in sources):
+            continue
+        source = sources[node.source].number if node.source else None
+        before = _same(cluster, cluster_spec(name, stages[each], node, source), appcode, newest=run.newest)
+        if before:
+            found[each] = sources[each] = before
+    return found
+
+
+def _same(cluster: Cluster, spec: ClusterSpec, appcode: Appcode, *, newest: bool) -> Run | None:
+    """The last run of the cluster that succeeded, when one of `spec` would be the same."""
+    before = cluster.runs.filter(phase=Run.Phase.SUCCEEDED).select_related("cluster__appcode").first()
+    if before is None:
+        return None
+    try:
+        resolved = resolve(spec, appcode)
+    except Invalid:
+        return None
+    if before.spec != {**spec.model_dump(mode="json", by_alias=True), **settled(resolved)}:
+        return None
+    try:
+        is_same = _reads_the_same(before, resolved) and _has_written(before, resolved.output)
+        if is_same and newest and spec.code and spec.code.git:
+            is_same = commit_of(before, spec.code) == before.code.get("commit")
+    except (DriverError, CloudError) as error:
+        log.info("run %s: whether it would be the same again cannot be told: %s", before.pk, error)
+        return None
+    return before if is_same else None
+
+
+def _reads_the_same(before: Run, resolved: Resolved) -> bool:
+    """What another run has written is the same if that run is, which the spec says."""
+    if resolved.input is None or resolved.input.run:
+        return True
+    digest = before.read.get("digest")
+    return digest is not None and lies_there(resolved.input.store, resolved.input.folder, digest, SECONDS)
+
+
+def _has_written(before: Run, store: Datastore | None) -> bool:
+    if store is None:
+        return True
+    digest = (before.wrote or {}).get("digest")
+    folder = output_folder(before.spec["outputPath"], name=before.cluster.name, run=before.number)
+    return digest is not None and lies_there(store, folder, digest, SECONDS)

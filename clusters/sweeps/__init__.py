@@ -1,0 +1,1 @@
+"""Sweeps: one definition trained many times, each time with other parameters."""

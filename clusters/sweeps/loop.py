@@ -1,0 +1,331 @@
+"""The loop of a sweep: what has ended is judged, what is next is started, what nobody wants is ended. It can die at any line.
+
+One worker at a time is at a sweep. It reads the numbers of runs that have succeeded outside any transaction, and then makes one
+turn in a single one: trials and the clusters that they are come to be, or end, together. Nothing is remembered between turns but
+rows, so what is killed is simply done again by the next turn.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterable, Mapping
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Avg, Count, Q, QuerySet, StdDev
+from django.utils import timezone
+
+from clusters import actions, wakeups
+from clusters.manifest import ClusterManifest
+from clusters.models import Run, Sweep, Trial
+from clusters.phase import TERMINAL
+from clusters.sweeps.manifest import SweepSpec, Value, trial_name, trial_spec
+from clusters.sweeps.measured import Reading, read_value
+from clusters.sweeps.sampler import Point, next_points
+from datastores.drivers.patience import within
+from portal.access import OPERATE, may
+from portal.db.advisory_lock import Lock, advisory_lock
+from portal.errors import Invalid
+from portal.events import record
+from portal.manifests import parse
+from portal.models import User
+
+# Of one turn. What is left makes another one.
+READ_AT_ONCE, READ_SECONDS = 50, 30.0
+START_AT_ONCE, END_AT_ONCE, DELETE_AT_ONCE = 20, 50, 200
+# For how long after its end the number of a run is asked for where its storage does not answer.
+PATIENCE = dt.timedelta(minutes=10)
+# Where so many trials have failed and none has not, a person looks before more GPUs are spent.
+ALL_FAILED = 5
+RESYNC_LIMIT = 500
+
+Readings = Mapping[tuple[int, int], Reading]
+
+
+def advance(appcode_id: int, name: str) -> None:
+    """Makes a turn, and asks for another one where there is more to do. Does nothing while another worker is at it: that one
+    looks again at its end."""
+    rows = Sweep.objects.filter(appcode=appcode_id, name=name, settled=False)
+    found = rows.values_list("pk", "name").first()
+    if found is None:
+        return
+    sweep_id = found[0]
+    with advisory_lock(Lock.SWEEP, str(sweep_id)) as is_mine:
+        if not is_mine:
+            return
+        turn = Turn(sweep_id, _readings(sweep_id))
+        turn.make()
+    if turn.has_more or turn.is_overtaken():
+        wakeups.wake_whole(appcode_id, f"sweeps/{name}")
+
+
+def resync() -> None:
+    """Wakes those that live: a wake-up may have been lost, or what did not answer does now."""
+    living = Sweep.objects.filter(settled=False).order_by("?")
+    for appcode_id, name in living.values_list("appcode", "name")[:RESYNC_LIMIT]:
+        wakeups.wake_whole(appcode_id, f"sweeps/{name}")
+
+
+def _readings(sweep_id: int) -> Readings:
+    """The numbers of runs that have succeeded and are not judged yet, by trial and run. What could not be read comes last."""
+    sweep = Sweep.objects.filter(pk=sweep_id, deleted_at=None).first()
+    goal = SweepSpec.model_validate(sweep.spec).goal if sweep else None
+    if goal is None:
+        return {}
+    waiting = Trial.objects.filter(sweep=sweep_id, phase="", cluster__current_run__phase=Run.Phase.SUCCEEDED)
+    waiting = waiting.select_related("cluster__appcode", "cluster__current_run").order_by("message", "pk")
+    found: dict[tuple[int, int], Reading] = {}
+    until = time.monotonic() + READ_SECONDS
+    with within(READ_SECONDS):
+        for trial in waiting[:READ_AT_ONCE]:
+            if time.monotonic() < until and (run := _run_of(trial)):
+                found[trial.pk, run.pk] = read_value(run, goal.metric)
+    return found
+
+
+def _run_of(trial: Trial) -> Run | None:
+    if trial.cluster is None or trial.cluster.current_run is None:
+        return None
+    run = trial.cluster.current_run
+    run.cluster = trial.cluster
+    return run
+
+
+class Turn:
+    """One turn of a sweep. `has_more` says that the next one has something to do already."""
+
+    def __init__(self, sweep_id: int, readings: Readings) -> None:
+        self.sweep_id, self.readings = sweep_id, readings
+        self.has_more = False
+        # Those that have ended and wait for something else; when the sweep's row was changed last.
+        self.waiting: list[int] = []
+        self.changed_at: dt.datetime | None = None
+
+    def is_overtaken(self) -> bool:
+        """Whether something came meanwhile of which the turn knew nothing, and whoever told it found it held."""
+        row = Sweep.objects.filter(pk=self.sweep_id).values_list("changed_at", flat=True).first()
+        ended = _ended(Trial.objects.filter(sweep=self.sweep_id, phase="")).exclude(pk__in=self.waiting)
+        return row != self.changed_at or (row is not None and ended.exists())
+
+    @transaction.atomic
+    def make(self) -> None:
+        rows = Sweep.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "acts_for")
+        sweep = rows.filter(pk=self.sweep_id).first()
+        if sweep is None:
+            return
+        self.sweep, self.now = sweep, timezone.now()
+        if sweep.deleted_at:
+            self.has_more = actions.delete_parts(sweep.appcode_id, sweep.part_of, DELETE_AT_ONCE)
+            if not self.has_more:
+                sweep.delete()
+            else:
+                self.changed_at = sweep.changed_at
+            return
+        self.spec = SweepSpec.model_validate(sweep.spec)
+        before = (sweep.phase, sweep.message, sweep.best, sweep.settled)
+        living = sweep.trials.filter(phase="").select_related("cluster__current_run")
+        living = living.defer("cluster__spec", "cluster__current_run__spec").order_by("pk")
+        left = self._judge(list(living))
+        if sweep.phase == Sweep.Phase.STOPPED:
+            left = self._end(left)
+        begun = sweep.trials.count()
+        if sweep.phase == Sweep.Phase.RUNNING:
+            begun, left = self._start(begun, left)
+        if sweep.phase == Sweep.Phase.RUNNING and not left and begun >= self.total:
+            self._finish()
+        sweep.settled = not left and sweep.phase != Sweep.Phase.RUNNING
+        if before != (sweep.phase, sweep.message, sweep.best, sweep.settled):
+            sweep.save()
+        self.changed_at = sweep.changed_at
+
+    @property
+    def total(self) -> int:
+        return self.spec.points * (self.spec.folds or 1)
+
+    def _judge(self, living: list[Trial]) -> list[Trial]:
+        """What has ended comes to its phase; those that live on."""
+        left, failed = [], 0
+        for trial in living:
+            run = trial.cluster.current_run if trial.cluster else None
+            if run is not None and run.phase not in TERMINAL:
+                left.append(trial)
+                continue
+            if self._try_again(trial, run) or not self._is_judged(trial, run):
+                left.append(trial)
+                continue
+            trial.finished_at = (run and run.finished_at) or self.now
+            trial.save()
+            failed += trial.phase == Trial.Phase.FAILED
+        if len(left) < len(living):
+            self.sweep.best = best_of(self.sweep, self.spec)
+        if failed and self.sweep.phase == Sweep.Phase.RUNNING:
+            self._look_at_failures(failed)
+        return left
+
+    def _is_judged(self, trial: Trial, run: Run | None) -> bool:
+        if run is None or run.phase == Run.Phase.STOPPED:
+            trial.phase, trial.message = Trial.Phase.STOPPED, run.message if run else "Its cluster is gone."
+        elif run.phase == Run.Phase.FAILED:
+            trial.phase, trial.message = Trial.Phase.FAILED, run.message
+        elif self.spec.goal is None:
+            trial.phase = Trial.Phase.SUCCEEDED
+        else:
+            return self._is_read(trial, run)
+        return True
+
+    def _is_read(self, trial: Trial, run: Run) -> bool:
+        reading = self.readings.get((trial.pk, run.pk))
+        if reading is None:
+            return False
+        if reading.again and self.now < (run.finished_at or self.now) + PATIENCE:
+            self.waiting.append(trial.pk)
+            if trial.message != reading.why:
+                trial.message = reading.why
+                trial.save(update_fields=["message"])
+            return False
+        trial.value, trial.message = reading.value, reading.why
+        trial.phase = Trial.Phase.FAILED if reading.value is None else Trial.Phase.SUCCEEDED
+        return True
+
+    def _try_again(self, trial: Trial, run: Run | None) -> bool:
+        """Whether its failed run is started anew, now or when the sweep goes on."""
+        if run is None or run.phase != Run.Phase.FAILED or trial.attempt >= self.spec.retries:
+            return False
+        if self.sweep.phase == Sweep.Phase.STOPPED or trial.cluster is None or trial.cluster.deleted_at:
+            return False
+        if self.sweep.phase == Sweep.Phase.PAUSED:
+            self.waiting.append(trial.pk)
+            return True
+        user = self._acting()
+        try:
+            if user:
+                actions.deploy(trial.cluster, acting_user=user)
+                trial.attempt += 1
+                trial.save(update_fields=["attempt"])
+                return True
+        except (Invalid, PermissionDenied) as error:
+            self._pause(_sentences(error))
+        self.waiting.append(trial.pk)
+        return True
+
+    def _look_at_failures(self, new: int) -> None:
+        phases = Q(phase=Trial.Phase.FAILED), ~Q(phase__in=[Trial.Phase.FAILED, ""])
+        found = self.sweep.trials.aggregate(failed=Count("pk", filter=phases[0]), others=Count("pk", filter=phases[1]))
+        # Once only: who resumes it has seen it.
+        if not found["others"] and found["failed"] - new < ALL_FAILED <= found["failed"] < self.total:
+            last = self.sweep.trials.filter(phase=Trial.Phase.FAILED).latest("finished_at", "pk")
+            self._pause(f"The first {found['failed']} trials have all failed. The last one: {last.message}")
+
+    def _end(self, living: list[Trial]) -> list[Trial]:
+        for trial in living[:END_AT_ONCE]:
+            trial.phase, trial.message, trial.finished_at = Trial.Phase.STOPPED, self.sweep.message, self.now
+            trial.save()
+            if trial.cluster_id:
+                actions.end_part(trial.cluster_id, "Cancelled", f"Its sweep was ended. {self.sweep.message}")
+        self.has_more = len(living) > END_AT_ONCE
+        return living[END_AT_ONCE:]
+
+    def _start(self, begun: int, living: list[Trial]) -> tuple[int, list[Trial]]:
+        """Begins as many as may run at once; how many have begun by now, and which live."""
+        wanted = min(self.spec.parallel - len(living), self.total - begun)
+        count = min(wanted, START_AT_ONCE)
+        user = self._acting() if count > 0 else None
+        if user is None:
+            return begun, living
+        folds = self.spec.folds or 1
+        numbers = [divmod(unit, folds) for unit in range(begun, begun + count)]
+        points = self._points(sorted({number for number, _ in numbers}))
+        for number, fold in numbers:
+            fold = fold + 1 if self.spec.folds else 0
+            metadata = {"name": trial_name(self.sweep.name, number, fold), "appcode": self.sweep.appcode.code}
+            body = {"kind": "cluster", "metadata": metadata, "spec": trial_spec(self.spec, points[number], fold)}
+            try:
+                manifest = parse(ClusterManifest, body)
+                made = actions.create_cluster(manifest, acting_user=user, part_of=self.sweep.part_of)
+            except (Invalid, PermissionDenied) as error:
+                self._pause(_sentences(error))
+                return begun, living
+            trial = self.sweep.trials.create(number=number, fold=fold, parameters=points[number], cluster=made)
+            begun, living = begun + 1, [*living, trial]
+        self.has_more = wanted > count
+        return begun, living
+
+    def _points(self, numbers: list[int]) -> dict[int, Mapping[str, Value]]:
+        """Of each number its parameters: as they stand where some of its folds have begun, else new ones."""
+        rows = self.sweep.trials.filter(number__in=numbers)
+        found = dict(rows.values_list("number", "parameters"))
+        new = [number for number in numbers if number not in found]
+        if new:
+            known = known_points(self.sweep, self.spec) if self.spec.sampler == "tpe" else ()
+            found |= zip(new, next_points(self.spec, new[0], len(new), known), strict=True)
+        return found
+
+    def _acting(self) -> User | None:
+        """In whose name clusters are made; None when they may not, and then it is paused."""
+        user, code = self.sweep.acts_for, self.sweep.appcode.code
+        if user is not None and may(user, self.sweep.appcode, OPERATE):
+            return user
+        who = user.display_name if user else "Whoever made it"
+        self._pause(f"{who} may start nothing in {code} any more. Resume it, and it goes on in your name.")
+        return None
+
+    def _pause(self, why: str) -> None:
+        self.sweep.phase, self.sweep.message = Sweep.Phase.PAUSED, why
+        self._record("paused", why)
+
+    def _finish(self) -> None:
+        counts = dict(self.sweep.trials.values_list("phase").annotate(Count("pk")).order_by())
+        is_good = counts.get(Trial.Phase.SUCCEEDED, 0) > 0
+        said = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items(), reverse=True))
+        if self.sweep.best and self.spec.goal:
+            said += f"; the best is trial {self.sweep.best['number']}: {self.spec.goal.metric} = {self.sweep.best['value']:g}"
+        self.sweep.phase = Sweep.Phase.SUCCEEDED if is_good else Sweep.Phase.FAILED
+        self.sweep.message, self.sweep.finished_at = f"{said}.", self.now
+        self._record(self.sweep.phase.lower(), self.sweep.message)
+
+    def _record(self, verb: str, message: str) -> None:
+        code = self.sweep.appcode.code
+        record(f"sweep.{verb}", actor=None, appcode=code, object=f"sweep {self.sweep}", message=message)
+
+
+def _ended(trials: QuerySet[Trial]) -> QuerySet[Trial]:
+    return trials.filter(cluster__current_run__phase__in=TERMINAL)
+
+
+def known_points(sweep: Sweep, spec: SweepSpec) -> list[Point]:
+    """What is known of all points that were begun: of those of several folds their mean, when all have come to a value."""
+    rows = sweep.trials.order_by("number", "fold").values_list("number", "parameters", "phase", "value")
+    points: dict[int, list[tuple[Mapping[str, Value], str, float | None]]] = {}
+    for number, *facts in rows.iterator():
+        points.setdefault(number, []).append((facts[0], facts[1], facts[2]))
+    return [_known(number, folds, spec.folds or 1) for number, folds in points.items()]
+
+
+def _known(number: int, folds: Iterable[tuple[Mapping[str, Value], str, float | None]], count: int) -> Point:
+    rows = list(folds)
+    values = [value for _, phase, value in rows if phase == Trial.Phase.SUCCEEDED and value is not None]
+    if len(values) == count:
+        return Point(number, rows[0][0], sum(values) / count, True)
+    lost = any(phase and phase != Trial.Phase.SUCCEEDED for _, phase, _ in rows)
+    return Point(number, rows[0][0], None, lost)
+
+
+def best_of(sweep: Sweep, spec: SweepSpec) -> dict[str, object] | None:
+    """The best point of which all folds have a value: their mean and, of folds, their standard deviation (that of the values
+    themselves, divided by their count, as scikit-learn says it). Of equal ones the first. Two queries."""
+    if spec.goal is None:
+        return None
+    valued = sweep.trials.filter(phase=Trial.Phase.SUCCEEDED, value__isnull=False).order_by()
+    means = valued.values("number").annotate(count=Count("pk"), mean=Avg("value"), sd=StdDev("value"))
+    means = means.filter(count=spec.folds or 1)
+    best = means.order_by("-mean" if spec.goal.direction == "maximize" else "mean", "number").first()
+    if best is None:
+        return None
+    trial = sweep.trials.filter(number=best["number"]).order_by("fold")[0]
+    sd = best["sd"] if spec.folds else None
+    return {"number": best["number"], "value": best["mean"], "sd": sd, "parameters": trial.parameters}
+
+
+def _sentences(error: Invalid | PermissionDenied) -> str:
+    return " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)

@@ -1,0 +1,460 @@
+"""What a sweep is: the definition of one trial, the parameters that differ between trials, how the next are chosen. Pure.
+
+One idea: a parameter reaches the program as an environment variable of its own name, and wherever `{name}` stands in the command
+or in the value of a variable. What stands in a command is a number, or a text of letters that no shell reads as anything else,
+so that whoever may start a sweep writes its command, and no value does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from clusters.frameworks import COMPUTING, FRAMEWORKS
+from clusters.input import STREAM_ENV
+from clusters.manifest import ClusterSpec, check_env_name
+from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
+
+# A trial's cluster is called <sweep>-<number>-<fold>, and a cluster's name has 40 characters.
+MAX_NAME = 30
+# Clusters of one sweep, all folds counted.
+MAX_TRIALS = 10_000
+MAX_PARALLEL = 200
+MAX_PARAMETERS = 50
+MAX_VALUES = 1000
+MAX_FOLDS = 20
+# Beyond this, neighbouring floats differ by more than 1.
+MAX_INT = 2**53
+# What no shell, however it is quoted, takes for anything but itself.
+PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
+
+Number = float | int
+Value = str | int | float | bool
+Sampler = Literal["grid", "random", "tpe"]
+
+
+def _metric(value: str) -> str:
+    if not re.fullmatch(r"[^\s\0](?:[^\0\r\n]*[^\s\0])?", value):
+        raise ValueError("Name it as the program does, without spaces around it.")
+    return value
+
+
+def _number(value: Any) -> Number:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return value
+    except OverflowError:
+        pass
+    raise ValueError("Give a number.")
+
+
+def _value(value: Any) -> Value:
+    if isinstance(value, str):
+        if len(value) > 200:
+            raise ValueError("At most 200 characters.")
+        if "\0" in value or not _is_unicode(value):
+            raise ValueError("A program can be given neither NUL characters nor halves of characters.")
+        return value
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, int | float):
+        raise ValueError("Give a text, a number, true or false.")
+    return _number(value)
+
+
+# Kept as they were said: 1 is not written as 1.0.
+AnyNumber = Annotated[Number, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+AnyValue = Annotated[
+    Value,
+    PlainValidator(_value),
+    WithJsonSchema({"anyOf": [{"type": "string", "maxLength": 200}, {"type": "number"}, {"type": "boolean"}]}),
+]
+SweepName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(dns_label)]
+
+
+def written(value: Value) -> str:
+    """As the program sees it: true and false, whole numbers, and the shortest text that is exactly this float."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Parameter(Strict):
+    """What differs between trials: a number from `low` to `high`, both included, or one of the `values` of a choice."""
+
+    type: Literal["float", "int", "choice"]
+    low: AnyNumber | None = None
+    high: AnyNumber | None = None
+    log: bool = Field(
+        default=False, description="Of numbers: 0.001 to 0.01 is as likely as 0.01 to 0.1. `low` is above 0."
+    )
+    step: AnyNumber | None = Field(
+        default=None, description="Only low, low + step, …; what a grid needs of floats. Not with log."
+    )
+    values: Annotated[tuple[AnyValue, ...], Field(max_length=MAX_VALUES)] = Field(
+        default=(), description="Of a choice."
+    )
+    when: dict[str, Annotated[tuple[AnyValue, ...], Field(min_length=1, max_length=MAX_VALUES)]] = Field(
+        default_factory=dict,
+        max_length=MAX_PARAMETERS,
+        examples=[{"optimizer": ["sgd"]}],
+        description="It is there only in trials in which these choices have one of these values.",
+    )
+
+    @model_validator(mode="after")
+    def _judged(self) -> Self:
+        if self.type == "choice":
+            self._judge_choice()
+        else:
+            self._judge_range()
+        return self
+
+    def _judge_choice(self) -> None:
+        for name in ("low", "high", "step"):
+            if getattr(self, name) is not None:
+                raise field_error("A choice has values; this is said of numbers.", name)
+        if self.log:
+            raise field_error("A choice has values; this is said of numbers.", "log")
+        if not self.values:
+            raise field_error("Give the values to choose from.", "values")
+        texts = [written(value) for value in self.values]
+        if twice := next((text for text in texts if texts.count(text) > 1), None):
+            raise field_error(f"“{twice}” is there twice.", "values")
+
+    def _judge_range(self) -> None:
+        if self.values:
+            raise field_error("Numbers have low and high; only a choice has values.", "values")
+        if self.low is None or self.high is None:
+            raise field_error("Fill this in.", "low" if self.low is None else "high")
+        if self.low >= self.high:
+            raise field_error(f"It has to be more than low, {self.low:g}.", "high")
+        if self.type == "int":
+            for name in ("low", "high", "step"):
+                number = getattr(self, name)
+                if number is not None and (number != int(number) or abs(number) > MAX_INT):
+                    raise field_error("Give a whole number.", name)
+        if self.step is not None and self.step <= 0:
+            raise field_error("More than 0.", "step")
+        if self.log and self.low <= 0:
+            raise field_error("The logarithm of 0 and less is no number; begin above 0, or leave log out.", "low")
+        if self.log and self.step is not None:
+            raise field_error(
+                "With log there is no step; leave one of them out, or write the values as a choice.", "step"
+            )
+
+    @property
+    def active(self) -> Mapping[str, frozenset[str]]:
+        """`when`, as texts."""
+        return {name: frozenset(map(written, values)) for name, values in self.when.items()}
+
+    @property
+    def size(self) -> int | None:
+        """How many values it has; None where they are not counted."""
+        if self.type == "choice":
+            return len(self.values)
+        assert self.low is not None
+        assert self.high is not None
+        step = self.step or (1 if self.type == "int" and not self.log else None)
+        return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
+
+    def at(self, index: int) -> Value:
+        """Of a counted one, its value from 0 on."""
+        if self.type == "choice":
+            return self.values[index]
+        assert self.low is not None
+        number = self.low + index * (self.step or 1)
+        # What a step of 0.1 adds up to is written as people write it.
+        return int(number) if self.type == "int" else float(f"{number:.12g}")
+
+    def has(self, value: Value) -> bool:
+        """Whether it is one of a choice."""
+        return written(value) in map(written, self.values)
+
+
+class Goal(Strict):
+    """Of which number the best is looked for: the last value of a summary in event files, or of what the program prints."""
+
+    metric: Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_metric)] = Field(
+        examples=["val_loss"],
+        description="A tag of a summary, or the name in a printed line like `val_loss = 0.31`. Where several folders of event "
+        "files have the tag, FOLDER/TAG: validation/epoch_loss.",
+    )
+    direction: Literal["minimize", "maximize"] = "minimize"
+
+
+class SweepSpec(Strict):
+    """A template of one trial, what differs, and how many. `trials` counts points; with `folds`, each is trained so often."""
+
+    template: ClusterSpec = Field(description="The cluster that each trial is.")
+    parameters: dict[str, Parameter] = Field(min_length=1, max_length=MAX_PARAMETERS)
+    goal: Goal | None = Field(default=None, description="Without it, no trial is better than another.")
+    sampler: Sampler = Field(
+        default="random",
+        description="grid: every combination, in order; random; tpe: nearer to what was good (Tree-structured Parzen Estimator).",
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Another one chooses other points.")
+    trials: int | None = Field(
+        default=None, ge=1, le=MAX_TRIALS, description="Points; of a grid all where it is left out."
+    )
+    parallel: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PARALLEL,
+        description="So many clusters at once, at most; the quota holds for them, too.",
+    )
+    retries: int = Field(
+        default=0,
+        ge=0,
+        le=10,
+        description="How often the run of a failed trial is started anew before the trial counts as failed.",
+    )
+    folds: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_FOLDS,
+        description="k-fold: each point is trained so many times, each time with another fold of the input held out, and its "
+        "value is their mean.",
+    )
+
+    @field_validator("parameters")
+    @classmethod
+    def _named(cls, value: dict[str, Parameter]) -> dict[str, Parameter]:
+        for name in value:
+            try:
+                check_env_name(name)
+            except ValueError as error:
+                raise field_error(str(error), name[:60]) from error
+            if len(name) > 60:
+                raise field_error("A name has at most 60 characters.", name[:60])
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self._check_template()
+        for name, parameter in self.parameters.items():
+            self._check_place(name, parameter)
+            self._check_when(name, parameter)
+        if self.sampler == "tpe" and self.goal is None:
+            raise field_error("Say of which number this is to find the best.", "goal")
+        self._check_folds()
+        self._check_count()
+        return self
+
+    def _check_template(self) -> None:
+        template = self.template
+        if template.framework not in COMPUTING:
+            raise field_error("A trial comes to an end; an application does not.", "template", "framework")
+        if template.mode != "batch":
+            raise field_error("A trial comes to an end, and a service does not; choose 'batch'.", "template", "mode")
+        if template.schedule_after is not None:
+            raise field_error("Trials start one after the other; leave this out.", "template", "scheduleAfter")
+
+    def _check_place(self, name: str, parameter: Parameter) -> None:
+        template = self.template
+        if name in template.env:
+            raise field_error(
+                f"“{name}” is among the template's variables, too; leave it out there.", "parameters", name
+            )
+        framework = FRAMEWORKS[template.framework]
+        streamed = STREAM_ENV if template.input and template.input.mode == "stream" else frozenset()
+        if name in framework.reserved_env | streamed:
+            raise field_error(f"{name} is set by the portal; choose another name.", "parameters", name)
+        if not any(re.search(rf"\b{name}\b", text) for text in _texts(template)):
+            raise field_error(
+                f"Nothing reads it: write {{{name}}} or ${name} into the command, or {{{name}}} into a variable of env.",
+                "parameters",
+                name,
+            )
+        if f"{{{name}}}" in template.command:
+            for text in map(written, parameter.values):
+                if not PLAIN.fullmatch(text):
+                    raise field_error(
+                        f"“{text[:60]}” cannot stand in a command: use letters, digits and _ . / : @ % + , = -, or let the "
+                        f"program read the environment variable {name}.",
+                        "parameters",
+                        name,
+                        "values",
+                    )
+
+    def _check_when(self, name: str, parameter: Parameter) -> None:
+        for other, values in parameter.when.items():
+            chosen = self.parameters.get(other)
+            path = ("parameters", name, "when", other[:60])
+            if chosen is None or other == name or chosen.type != "choice" or chosen.when:
+                raise field_error("Name another parameter that is a choice and is always there.", *path)
+            for value in values:
+                if not chosen.has(value):
+                    raise field_error(f"“{written(value)[:60]}” is no value of {other}.", *path)
+
+    def _check_folds(self) -> None:
+        if self.folds is None:
+            return
+        said = self.template.input
+        if said is None:
+            raise field_error("Folds are of the input, and the template has none.", "folds")
+        if said.folds:
+            raise field_error(
+                "The folds are held out in turn; leave them out of the input.", "template", "input", "folds"
+            )
+        if said.mode == "stream":
+            raise field_error("What is streamed is not divided into folds; copy it.", "template", "input", "mode")
+
+    def _check_count(self) -> None:
+        if self.sampler == "grid":
+            for name, parameter in self.parameters.items():
+                if parameter.size is None:
+                    sentence = "A grid needs a step, or a choice of values." if not parameter.log else (
+                        "A grid needs a choice of values: with log there is no step."
+                    )  # fmt: skip
+                    raise field_error(sentence, "parameters", name, "log" if parameter.log else "step")
+            points = grid_size(self.parameters)
+            if points > MAX_TRIALS and self.trials is None:
+                is_exact = points < 10**30 and not any(each.when for each in self.parameters.values())
+                size = f"{points:,}" if is_exact else f"more than {MAX_TRIALS:,}"
+                raise field_error(
+                    f"This grid has {size} points, and a sweep at most {MAX_TRIALS:,}: take fewer values, or say how many.",
+                    "parameters",
+                )
+            if self.trials is not None and self.trials > points:
+                raise field_error(f"This grid has {points:,} point{'s' * (points > 1)}.", "trials")
+        elif self.trials is None:
+            raise field_error("Say how many trials there are to be.", "trials")
+        if self.points * (self.folds or 1) > MAX_TRIALS:
+            raise field_error(
+                f"{self.points:,} points of {self.folds} folds are more than {MAX_TRIALS:,} trials.", "trials"
+            )
+
+    @property
+    def points(self) -> int:
+        """How many there are to be."""
+        return self.trials if self.trials is not None else grid_size(self.parameters)
+
+
+class SweepMetadata(Strict):
+    name: SweepName
+    appcode: AppcodeName
+
+
+class SweepManifest(Manifest):
+    """`{"kind":"sweep","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+
+    kind: Literal["sweep"] = "sweep"
+    metadata: SweepMetadata
+    spec: SweepSpec
+
+
+def grid_size(parameters: Mapping[str, Parameter]) -> int:
+    """How many points a grid has; where conditions are respected, it counts no further than to the first number above
+    MAX_TRIALS."""
+    total = 0
+    for chosen in _choices(parameters):
+        total += math.prod(each.size or 0 for _, each in _free(parameters, chosen))
+        if total > MAX_TRIALS:
+            break
+    return total
+
+
+def grid_point(parameters: Mapping[str, Parameter], number: int) -> dict[str, Value]:
+    """The parameters of one point, counted from 0; the last by name moves first. Raises IndexError behind the last."""
+    left = number
+    for chosen in _choices(parameters):
+        free = _free(parameters, chosen)
+        size = math.prod(each.size or 0 for _, each in free)
+        if left >= size:
+            left -= size
+            continue
+        point: dict[str, Value] = dict(chosen)
+        for name, each in reversed(free):
+            left, index = divmod(left, each.size or 1)
+            point[name] = each.at(index)
+        return point
+    raise IndexError(number)
+
+
+def is_active(parameter: Parameter, chosen: Mapping[str, Value]) -> bool:
+    """Whether it is there, where those choices are made on which it may depend."""
+    return all(name in chosen and written(chosen[name]) in values for name, values in parameter.active.items())
+
+
+def in_order(parameters: Mapping[str, Parameter]) -> list[tuple[str, Parameter]]:
+    """Those that are always there first, then by name: the database keeps no order of its own."""
+    return sorted(parameters.items(), key=lambda item: (bool(item[1].when), item[0]))
+
+
+def _leading(parameters: Mapping[str, Parameter]) -> list[str]:
+    """Those on which others depend."""
+    return sorted({other for each in parameters.values() for other in each.when})
+
+
+def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
+    """Every combination of those on which others depend."""
+    names = _leading(parameters)
+    sizes = [len(parameters[name].values) for name in names]
+    for number in range(math.prod(sizes)):
+        left, found = number, {}
+        for name, size in zip(reversed(names), reversed(sizes), strict=True):
+            left, index = divmod(left, size)
+            found[name] = parameters[name].values[index]
+        yield found
+
+
+def _free(parameters: Mapping[str, Parameter], chosen: Mapping[str, Value]) -> list[tuple[str, Parameter]]:
+    """What is left to be chosen."""
+    return [(name, each) for name, each in in_order(parameters) if name not in chosen and is_active(each, chosen)]
+
+
+def _texts(template: ClusterSpec) -> Iterable[str]:
+    """Where a program's reading of a parameter can be seen."""
+    yield template.command
+    yield from template.env.values()
+    if template.code and template.code.files:
+        yield from template.code.files.values()
+    if template.notebook:
+        yield template.notebook.source
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def trial_name(sweep: str, number: int, fold: int) -> str:
+    """Of its cluster; `fold` is 0 where there are none."""
+    return f"{sweep}-{number}-{fold}" if fold else f"{sweep}-{number}"
+
+
+def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:
+    """The ClusterSpec of one trial, as JSON: the template with the parameters of a point put in.
+
+    What is not there at this point leaves nothing where its name stands in braces. Other braces stay as they are, `${name}` too.
+    """
+    template = spec.template
+    texts = {name: written(point[name]) if name in point else "" for name in spec.parameters}
+    braces = re.compile(r"(?<!\$)\{(" + "|".join(map(re.escape, texts)) + r")\}")
+
+    def put(text: str) -> str:
+        return braces.sub(lambda found: texts[found[1]], text)
+
+    env = {name: put(text) for name, text in template.env.items()}
+    env |= {name: texts[name] for name in point}
+    body: dict[str, Any] = template.model_dump(mode="json", by_alias=True)
+    body |= {"command": put(template.command), "env": env}
+    if template.notebook:
+        body["notebook"]["parameters"] |= dict(point)
+    if fold:
+        said = body["input"] if isinstance(body["input"], dict) else {"datastore": body["input"]}
+        body["input"] = said | {"fold": fold, "folds": spec.folds}
+    return body

@@ -1,0 +1,67 @@
+"""The number that a run came to: the last value of its metric, in its event files, or in what it prints.
+
+Event files are looked at first, where the run keeps an output; the last lines of its log have what they do not name. Nothing here
+is inside a transaction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from clusters.clouds.drivers.base import CloudError
+from clusters.logs.read import TAIL_BYTES, RunLogs
+from clusters.models import Run
+from clusters.scalars.events import Curve, Scalars
+from clusters.scalars.printed import last_printed
+from clusters.scalars.reading import leading, scalars_of
+from datastores.drivers.base import DriverError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value, or why there is none; `again` where that may change, because what holds it does not answer now."""
+
+    value: float | None
+    why: str = ""
+    again: bool = False
+
+
+def read_value(run: Run, metric: str) -> Reading:
+    """What `run`, which has succeeded, came to."""
+    try:
+        found = last_stored(scalars_of(run), metric) if run.spec["output"] else None
+        if isinstance(found, str):
+            return Reading(None, found)
+        value = found if found is not None else _last_line(run, metric)
+    except (CloudError, DriverError) as error:
+        return Reading(None, f"Its numbers cannot be read now: {error}", again=True)
+    if value is None:
+        return Reading(None, f"It named no {metric}, neither in an event file nor in a line like “{metric} = 0.31”.")
+    if not math.isfinite(value):
+        return Reading(None, f"Its {metric} is {value}, which is no number to compare.")
+    return Reading(value)
+
+
+def last_stored(scalars: Scalars, metric: str) -> float | str | None:
+    """The last value of a line; a sentence where several could be meant, None where there is none."""
+    lines = [curve for curve in scalars.curves if curve.points and metric in _names(curve)]
+    if len(lines) > 1:
+        folders = ", ".join(sorted(f"{PurePosixPath(curve.folder).name}/{curve.tag}" for curve in lines)[:5])
+        return f"“{metric}” is written more than once; name one of {folders}."
+    return lines[0].points[-1].value if lines else None
+
+
+def _names(curve: Curve) -> tuple[str, str]:
+    return curve.tag, f"{PurePosixPath(curve.folder).name}/{curve.tag}"
+
+
+def _last_line(run: Run, metric: str) -> float | None:
+    role, attempt = leading(run)
+    if attempt is None:
+        return None
+    chunk = RunLogs(run).read(role, 0, attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
+    if chunk.absent and not chunk.complete:
+        raise CloudError("its log is not there yet.")
+    return last_printed(chunk.data, metric)

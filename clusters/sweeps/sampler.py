@@ -1,0 +1,117 @@
+"""Which point is tried next. Pure: of the spec, the point's number and what is known of others.
+
+Grids and random points follow from their number alone. For the Tree-structured Parzen Estimator a study of Optuna is made anew
+in memory each time, of our rows: they are the truth, and a worker that is killed takes nothing along. It is told at most MOST
+points, the best ones and the newest, so that the ten thousandth costs what the thousandth did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from clusters.sweeps.manifest import Parameter, SweepSpec, Value, grid_point, in_order, is_active, written
+
+# What it is told: so many of the best, and so many in all.
+BEST, MOST = 100, 1000
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is known of a point that was begun: its value, None while it is trained and where it has come to none."""
+
+    number: int
+    parameters: Mapping[str, Value]
+    value: float | None = None
+    is_over: bool = False
+
+
+def next_points(spec: SweepSpec, first: int, count: int, known: Iterable[Point] = ()) -> list[dict[str, Value]]:
+    """The parameters of the points `first`, `first` + 1, … . `known` is read for the sampler tpe only."""
+    if spec.sampler == "grid":
+        return [grid_point(spec.parameters, number) for number in range(first, first + count)]
+    if spec.sampler == "random":
+        return [_drawn(spec, _study(spec, number)) for number in range(first, first + count)]
+    study = _study(spec, first)
+    study.add_trials([_told(spec, point) for point in chosen(spec, list(known))])
+    # Those that are drawn here run on in the study, so that the next one keeps away from them.
+    return [_drawn(spec, study) for _ in range(count)]
+
+
+def chosen(spec: SweepSpec, known: Sequence[Point]) -> list[Point]:
+    """At most MOST of them, in the order of their numbers."""
+    if len(known) > MOST:
+        best = {point.number for point in islice(in_rank(spec, known), BEST)}
+        others = [point for point in known if point.number not in best]
+        newest = sorted(others, key=lambda point: point.number)[BEST - MOST :]
+        known = [point for point in known if point.number in best] + newest
+    return sorted(known, key=lambda point: point.number)
+
+
+def in_rank(spec: SweepSpec, known: Iterable[Point]) -> Iterable[Point]:
+    """Those with a value, the best first, of equal ones the first."""
+    sign = -1 if spec.goal and spec.goal.direction == "maximize" else 1
+    valued = [(sign * point.value, point.number, point) for point in known if point.value is not None]
+    return (point for _, _, point in sorted(valued, key=lambda each: each[:2]))
+
+
+def _study(spec: SweepSpec, number: int) -> optuna.Study:
+    seed = random.Random(f"{spec.seed}.{number}").getrandbits(31)  # noqa: S311  # nothing secret
+    tpe = spec.sampler == "tpe"
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True) if tpe else optuna.samplers.RandomSampler(seed)
+    return optuna.create_study(sampler=sampler, direction=spec.goal.direction if spec.goal else "minimize")
+
+
+def _drawn(spec: SweepSpec, study: optuna.Study) -> dict[str, Value]:
+    trial, found = study.ask(), dict[str, Value]()
+    for name, parameter in in_order(spec.parameters):
+        if is_active(parameter, found):
+            found[name] = _suggested(trial, name, parameter)
+    return found
+
+
+def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
+    asked = _distribution(parameter)
+    if isinstance(asked, CategoricalDistribution):
+        drawn = trial.suggest_categorical(name, asked.choices)
+        return next(value for value in parameter.values if written(value) == drawn)
+    if isinstance(asked, IntDistribution):
+        return trial.suggest_int(name, asked.low, asked.high, step=asked.step, log=asked.log)
+    return trial.suggest_float(name, asked.low, asked.high, step=asked.step, log=asked.log)
+
+
+def _told(spec: SweepSpec, point: Point) -> FrozenTrial:
+    given = {name: _write(spec.parameters[name], value) for name, value in point.parameters.items()}
+    over = TrialState.FAIL if point.value is None else TrialState.COMPLETE
+    state = over if point.is_over else TrialState.RUNNING
+    return create_trial(
+        state=state,
+        value=point.value if state == TrialState.COMPLETE else None,
+        params=given,
+        distributions={name: _distribution(spec.parameters[name]) for name in given},
+    )
+
+
+def _distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:
+    if parameter.type == "choice":
+        # By their texts, because True and 1 are one thing in Python.
+        return CategoricalDistribution([written(value) for value in parameter.values])
+    assert parameter.low is not None
+    # The last value that its steps come to.
+    last = parameter.high if parameter.size is None else parameter.at(parameter.size - 1)
+    assert isinstance(last, int | float)
+    if parameter.type == "int":
+        return IntDistribution(int(parameter.low), int(last), parameter.log, int(parameter.step or 1))
+    return FloatDistribution(float(parameter.low), float(last), parameter.log, parameter.step)
+
+
+def _write(parameter: Parameter, value: Value) -> Value:
+    return written(value) if parameter.type == "choice" else value

@@ -1,0 +1,46 @@
+"""What sweeps come to so far: trials by phase, GPU-seconds and cost. As many queries for a page of them as for one."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from django.db.models import Case, Count, F, Q, Sum, Value, When
+from django.db.models.functions import Coalesce
+
+from clusters.models import Run, Trial
+from clusters.phase import TERMINAL
+
+
+@dataclass
+class Sums:
+    """`trials` by phase, that of the run while a trial lives; GPU-seconds and cost (in settings.CURRENCY, unrounded) are of all
+    runs until now."""
+
+    trials: dict[str, int] = field(default_factory=dict)
+    gpu_seconds: int = 0
+    cost: Decimal = Decimal(0)
+
+
+def sums_of(sweeps: Iterable[int], now: dt.datetime) -> dict[int, Sums]:
+    """By sweep. Three queries."""
+    found = {pk: Sums() for pk in sweeps}
+    trials = Trial.objects.filter(sweep__in=found).order_by()
+    # A run that has ended is judged in a moment.
+    lives = When(cluster__current_run__phase__in=TERMINAL, then=Value("Running"))
+    phase = Case(
+        When(~Q(phase=""), then=F("phase")), lives, default=Coalesce("cluster__current_run__phase", Value("Queued"))
+    )
+    for sweep, word, count in trials.values_list("sweep", phase).annotate(Count("pk")):
+        found[sweep].trials[word] = found[sweep].trials.get(word, 0) + count
+    runs = Run.objects.filter(cluster__trial__sweep__in=found).order_by()
+    for sweep, seconds, cost in runs.values_list("cluster__trial__sweep").annotate(Sum("gpu_seconds"), Sum("cost")):
+        found[sweep].gpu_seconds, found[sweep].cost = seconds, cost
+    # Those that hold something now use more of it every second.
+    living = runs.filter(Q(gpu_rate__gt=0) | Q(cost_rate__gt=0)).annotate(sweep=F("cluster__trial__sweep"))
+    for each in living.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"):
+        found[each.sweep].gpu_seconds += each.gpu_seconds_at(now) - each.gpu_seconds
+        found[each.sweep].cost += each.cost_at(now) - each.cost
+    return found

@@ -1,0 +1,210 @@
+"""Pipelines against the real database, the real node agent and a real S3 server."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusters.models import Cluster, Pipeline, PipelineRun, Run, StageRun
+from clusters.pipelines import actions
+from clusters.pipelines.advance import advance, resync
+from clusters.pipelines.manifest import PipelineManifest
+from datastores.actions import open_store
+from datastores.models import Datastore
+from portal.errors import Conflict, Invalid
+from portal.manifests import parse
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROLES = {"master": {"flavor": "small"}}
+
+
+@pytest.fixture
+def results(people, s3, bucket):
+    spec = {"server": s3.url, "bucket": bucket, "prefix": "", "access_key": s3.access_key, "region": "us-east-1"}
+    return Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret=s3.secret_key)
+
+
+def stage(name, command="true", *, after=(), when="succeeded", retries=0, **spec):
+    spec = {"image": "python", "command": command, "roles": ROLES, "retries": 0, **spec}
+    return {"name": name, "after": list(after), "when": when, "retries": retries, "spec": spec}
+
+
+def manifest(*stages, name="nightly"):
+    body = {"kind": "pipeline", "metadata": {"name": name}, "spec": {"stages": list(stages)}}
+    return parse(PipelineManifest, body, appcode="ops-demo")
+
+
+def make(people, *stages, run=True):
+    made = actions.create_pipeline(manifest(*stages), people.ops, acting_user=people.bob)
+    if run:
+        actions.run_pipeline(made, acting_user=people.bob)
+    return made
+
+
+def until_over(loop, pipeline):
+    """What the wake-ups do, after each piece of news."""
+
+    def over():
+        advance(pipeline.appcode_id, pipeline.name)
+        return PipelineRun.objects.get(current_of=pipeline).finished_at
+
+    loop.until(over)
+    return PipelineRun.objects.get(current_of=pipeline)
+
+
+def seen(run):
+    """How each stage is, by its last row."""
+    return {row.stage: row.phase for row in StageRun.objects.filter(pipeline_run=run).order_by("pk")}
+
+
+def why(call):
+    with pytest.raises(Invalid) as caught:
+        call()
+    return {".".join(each.path): each.message for each in caught.value.errors}
+
+
+def test_a_stage_reads_what_another_one_has_written_and_what_has_not_changed_is_used_again(loop, people, results):
+    from clusters.runs.listed import note_output
+
+    store = open_store(results)
+    prepare = stage("prepare", "echo $((40 + 2)) > /elearn/output/n", output="results")
+    train = stage("train", "cp /elearn/input/n /elearn/output/model", input={"from": "prepare"}, output="results")
+    pipeline = make(people, train, prepare, stage("tell", after=["train"], when="failed"))
+    run = until_over(loop, pipeline)
+    assert (run.phase, seen(run)) == (
+        "Succeeded",
+        {"train": "Succeeded", "prepare": "Succeeded", "tell": "Skipped"},
+    )
+    assert store.read_range("nightly-train/1/model", 0, 9) == b"42\n"
+    parts = Cluster.objects.filter(appcode=people.ops)
+    assert {each.name: each.part_of for each in parts} == {
+        "nightly-prepare": "pipelines/nightly",
+        "nightly-train": "pipelines/nightly",
+    }
+    for each in Run.objects.filter(wrote__isnull=True):
+        note_output(each.pk)
+
+    def again(**options):
+        actions.run_pipeline(pipeline, acting_user=people.bob, **options)
+        found = until_over(loop, pipeline)
+        rows = StageRun.objects.filter(pipeline_run=found, run__isnull=False).select_related("run")
+        for each in Run.objects.filter(wrote__isnull=True):
+            note_output(each.pk)
+        return {row.stage: (row.run.number, row.reused) for row in rows}
+
+    assert again() == {"prepare": (1, True), "train": (1, True)}
+    # A changed stage is run; the one before it is not.
+    changed = stage("train", "cp /elearn/input/n /elearn/output/other", input={"from": "prepare"}, output="results")
+    pipeline = actions.change_pipeline(pipeline, manifest(prepare, changed), acting_user=people.bob)
+    assert again() == {"prepare": (1, True), "train": (2, False)}
+    # What was removed by hand is made anew, and so is all that has read it.
+    store.delete("nightly-prepare/1/n")
+    assert again() == {"prepare": (2, False), "train": (3, False)}
+    assert again(fresh=True) == {"prepare": (3, False), "train": (4, False)}
+    assert Run.objects.get(cluster__name="nightly-train", number=4).source.number == 3
+
+
+def test_a_failed_stage_is_tried_again_and_a_person_tries_it_once_more(loop, people):
+    once = "test $PORTAL_RUN -ge 3"
+    pipeline = make(
+        people,
+        stage("train", f"echo run $PORTAL_RUN; {once}", retries=1),
+        stage("keep", after=["train"]),
+        stage("clean", after=["keep"], when="always"),
+        stage("tell", after=["keep"], when="failed"),
+    )
+    run = until_over(loop, pipeline)
+    assert (run.phase, seen(run)) == (
+        "Failed",
+        {"train": "Failed", "keep": "Skipped", "clean": "Succeeded", "tell": "Succeeded"},
+    )
+    assert run.message.startswith("train: ")
+    assert StageRun.objects.get(pipeline_run=run, stage="keep").message == "train has failed."
+    assert Run.objects.filter(cluster__name="nightly-train").count() == 2
+    with pytest.raises(Invalid, match="has no stage"):
+        actions.retry_stage(pipeline, "other", acting_user=people.bob)
+    actions.retry_stage(pipeline, "train", acting_user=people.bob)
+    again = until_over(loop, pipeline)
+    assert (again.pk, again.phase, seen(again)) == (
+        run.pk,
+        "Succeeded",
+        {"train": "Succeeded", "keep": "Succeeded", "clean": "Succeeded", "tell": "Skipped"},
+    )
+
+
+def test_cancel_ends_all_and_what_was_lost_is_found(loop, people, monkeypatch):
+    from clusters import wakeups
+
+    woken = []
+    monkeypatch.setattr(wakeups, "wake_whole", lambda *whole: woken.append(whole))
+    pipeline = make(people, stage("train", "sleep 600"), stage("keep", after=["train"]))
+    resync()
+    assert woken[-1] == (people.ops.pk, "pipelines/nightly")
+    advance(people.ops.pk, "nightly")
+    cluster = Cluster.objects.get(name="nightly-train")
+    loop.until_phase(cluster, "Running")
+    with pytest.raises(Conflict, match="cancel it first"):
+        actions.run_pipeline(pipeline, acting_user=people.bob)
+    with pytest.raises(Conflict, match="train has not ended yet"):
+        actions.retry_stage(pipeline, "train", acting_user=people.bob)
+    woken.clear()
+    resync()
+    assert not woken, "what goes on needs nobody"
+    actions.cancel_pipeline(pipeline, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
+    assert woken == [(people.ops.pk, "pipelines/nightly")], "its end says so"
+    resync()
+    assert len(woken) == 2
+    run = until_over(loop, pipeline)
+    assert (run.phase, seen(run)) == ("Stopped", {"train": "Stopped", "keep": "Skipped"})
+    actions.delete_pipeline(Pipeline.objects.get(), acting_user=people.bob)
+    assert (Pipeline.objects.count(), Cluster.objects.filter(deleted_at=None).count()) == (0, 0)
+
+
+def test_who_has_left_starts_nothing_more_and_a_step_done_twice_is_done_once(loop, people):
+    from portal.models import Membership
+
+    pipeline = make(people, stage("one"), stage("two", after=["one"]))
+    advance(people.ops.pk, "nightly")
+    advance(people.ops.pk, "nightly")
+    assert Run.objects.count() == 1
+    Membership.objects.filter(user=people.bob).delete()
+    run = until_over(loop, pipeline)
+    assert (run.phase, seen(run)) == ("Failed", {"one": "Succeeded", "two": "Failed"})
+    assert run.message == "two: It could not be started: There is no appcode “ops-demo” that you can use."
+
+
+def test_what_is_wrong_is_said_at_its_field(catalogue, people):
+    wrong = {
+        "spec.stages.0.after": (
+            "These wait for each other, so none of them would ever start: a → c → b → a.",
+            [stage("a", after=["c"]), stage("b", after=["a"]), stage("c", input={"from": "b"}, output="x"), stage("d")],
+        ),
+        "spec.stages.1.after": ("b waits for itself.", [stage("a"), stage("b", after=["b"])]),
+        "spec.stages.0.after.0": ("There is no stage “b”; there are: a.", [stage("a", after=["b"])]),
+        "spec.stages.1.name": ("There are two stages “a”.", [stage("a"), stage("a")]),
+        "spec.stages.1.spec.input.from": (
+            "a has no output datastore, so nothing that it writes is kept.",
+            [stage("a"), stage("b", input={"from": "a"})],
+        ),
+        "spec.stages.0.when": ("It waits for no stage, so none could fail before it.", [stage("a", when="failed")]),
+        "spec.stages.0.spec.mode": (
+            "A stage has to come to an end, and a service goes on until it is disabled.",
+            [stage("a", mode="service")],
+        ),
+        "spec.stages.0.name": (
+            f"Its cluster would be called too-long-with-{'a' * 30}, and such a name has at most 40 characters.",
+            [stage("a" * 30)],
+        ),
+    }
+    for field, (sentence, stages) in wrong.items():
+        name = "too-long-with" if "too-long" in sentence else "nightly"
+        assert why(lambda stages=stages, name=name: manifest(*stages, name=name)) == {field: sentence}
+    Cluster.objects.create(appcode=people.ops, name="nightly-a", spec={"roles": {}})
+    absent = manifest(stage("a", image="gone"), stage("b", input="absent"))
+    assert why(lambda: actions.create_pipeline(absent, people.ops, acting_user=people.bob)) == {
+        "spec.stages.0.name": "ops-demo already has a cluster “nightly-a”; choose another name.",
+        "spec.stages.0.spec.image": "The catalogue has no image “gone”.",
+        "spec.stages.1.spec.input": "ops-demo has no datastore “absent”.",
+    }
+    assert not Pipeline.objects.exists()

@@ -1,0 +1,183 @@
+"""A sweep from its manifest to its best trial, with real processes, and what comes between."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from clusters import actions as clusters
+from clusters.models import Cluster, Run, Sweep, Trial
+from clusters.sweeps import actions
+from clusters.sweeps import loop as sweeps
+from portal.errors import Conflict, Invalid
+from portal.models import Event, Membership
+from tests import mortal
+from tests.api.client import api_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NUMBERS = {"lr": {"type": "choice", "values": [3, 1, 2, 4]}}
+
+
+def until(loop, condition):
+    """As `loop.until`, with the turns of all sweeps."""
+
+    def turned():
+        for appcode_id, name in Sweep.objects.filter(settled=False).values_list("appcode", "name"):
+            sweeps.advance(appcode_id, name)
+        loop.work()
+        return condition()
+
+    loop.until(turned)
+
+
+def ended(sweep):
+    return Sweep.objects.get(pk=sweep.pk).settled
+
+
+def trials(sweep):
+    return list(sweep.trials.order_by("number", "fold").values_list("number", "phase", "value"))
+
+
+def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep_manifest):
+    most = 0
+
+    def is_over():
+        nonlocal most
+        most = max(most, Trial.objects.filter(phase="").count())
+        return ended(sweep)
+
+    sweep = actions.create_sweep(sweep_manifest(parallel=2), acting_user=people.bob)
+    until(loop, is_over)
+    sweep.refresh_from_db()
+    assert (sweep.phase, sweep.message) == ("Succeeded", "4 Succeeded; the best is trial 1: loss = 1.")
+    assert trials(sweep) == [(0, "Succeeded", 3), (1, "Succeeded", 1), (2, "Succeeded", 2), (3, "Succeeded", 4)]
+    assert most == 2
+    api = api_of(people.victor)
+    status, found = api.get("/appcodes/ops-demo/sweeps/lr")
+    assert (status, found["status"]["trials"], found["status"]["points"]) == (200, {"Succeeded": 4}, 4)
+    assert found["status"]["best"] == {"number": 1, "value": 1.0, "sd": None, "parameters": {"lr": 1}}
+    rows = api.get("/appcodes/ops-demo/sweeps/lr/trials?limit=3")[1]
+    assert [(row["cluster"], row["parameters"], row["value"]) for row in rows["items"]] == [
+        ("lr-0", {"lr": 3}, 3.0), ("lr-1", {"lr": 1}, 1.0), ("lr-2", {"lr": 2}, 2.0)
+    ]  # fmt: skip
+    assert found["status"]["gpuSeconds"] == sum(row["gpuSeconds"] for row in rows["items"])
+    # Its clusters are not on the list, and the best of them becomes one that is.
+    assert api.get("/appcodes/ops-demo/clusters")[1]["items"] == []
+    status, made = api_of(people.bob).post("/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"name": "best"})
+    assert (status, made["spec"]["command"], made["spec"]["env"]) == (201, "echo loss = 1", {"lr": "1"})
+    # With more trials it goes on; with other parameters it would be another sweep.
+    assert api_of(people.bob).put("/appcodes/ops-demo/sweeps/lr", found | {"metadata": {}})[0] == 200
+    found["spec"]["goal"]["direction"] = "maximize"
+    status, refused = api_of(people.bob).put("/appcodes/ops-demo/sweeps/lr", found)
+    assert (status, refused["errors"][0]["path"]) == (422, "spec.goal")
+    # Deleted with all that it made.
+    assert api_of(people.bob).delete("/appcodes/ops-demo/sweeps/lr")[0] == 204
+    assert api.get("/appcodes/ops-demo/sweeps/lr")[0] == 404
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert not Sweep.objects.exists()
+    assert list(Cluster.objects.filter(deleted_at=None).values_list("name", flat=True)) == ["best"]
+
+
+def test_what_has_no_number_has_failed_and_what_failed_is_tried_again(loop, people, sweep_manifest):
+    command = (
+        'case {lr} in 1) echo loss = nan;; 2) echo done;; 3) test "$PORTAL_RUN" = 2 && echo loss = 7;; 4) exit 3;; esac'
+    )
+    sweep = actions.create_sweep(sweep_manifest(command=command, parallel=4, retries=1), acting_user=people.bob)
+    until(loop, lambda: ended(sweep))
+    found = {trial.parameters["lr"]: trial for trial in sweep.trials.all()}
+    assert (found[3].phase, found[3].value, found[3].attempt) == ("Succeeded", 7, 1)
+    assert (found[1].phase, found[1].message) == ("Failed", "Its loss is nan, which is no number to compare.")
+    assert (found[2].phase, found[2].message.split(",")[0]) == ("Failed", "It named no loss")
+    assert (found[4].phase, found[4].attempt) == ("Failed", 1)
+    assert "exit code 3" in found[4].message
+    assert Sweep.objects.get().message == "1 Succeeded, 3 Failed; the best is trial 0: loss = 7."
+
+
+def test_paused_it_starts_nothing_and_cancelled_it_ends_everything(loop, people, sweep_manifest):
+    manifest = sweep_manifest(command="echo loss = {lr}; exec sleep 600", parallel=2)
+    sweep = actions.create_sweep(manifest, acting_user=people.bob)
+    until(loop, lambda: Run.objects.filter(phase="Running").count() == 2)
+    actions.pause_sweep(sweep, acting_user=people.bob)
+    clusters.disable(Cluster.objects.get(name="lr-0"), acting_user=people.bob)
+    until(loop, lambda: Trial.objects.get(number=0).phase)
+    assert trials(sweep) == [(0, "Stopped", None), (1, "", None)]
+    actions.resume_sweep(sweep, acting_user=people.alice)
+    until(loop, lambda: Run.objects.filter(phase="Running").count() == 2)
+    assert Cluster.objects.get(name="lr-2").created_by == people.alice
+    actions.cancel_sweep(sweep, acting_user=people.alice)
+    until(loop, lambda: ended(sweep) and not Run.objects.filter(gone=False).exists())
+    assert trials(sweep) == [(0, "Stopped", None), (1, "Stopped", None), (2, "Stopped", None)]
+    assert Sweep.objects.get().message == "Cancelled by alice."
+    for verb in (actions.resume_sweep, actions.pause_sweep):
+        with pytest.raises(Conflict):
+            verb(sweep, acting_user=people.bob)
+
+
+def test_who_has_left_starts_nothing_more_and_whoever_resumes_it_takes_over(loop, people, sweep_manifest):
+    sweep = actions.create_sweep(sweep_manifest(), acting_user=people.bob)
+    Membership.objects.filter(user=people.bob).delete()
+    sweeps.advance(sweep.appcode_id, "lr")
+    sweep.refresh_from_db()
+    sentence = "bob may start nothing in ops-demo any more. Resume it, and it goes on in your name."
+    assert (sweep.phase, sweep.message, sweep.trials.count()) == ("Paused", sentence, 0)
+    actions.resume_sweep(sweep, acting_user=people.alice)
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert Cluster.objects.get().created_by == people.alice
+
+
+def test_a_quota_taken_away_pauses_it_and_nothing_is_lost(loop, people, sweep_manifest):
+    manifest = sweep_manifest(template={"roles": {"master": {"flavor": "one-gpu"}}})
+    sweep = actions.create_sweep(manifest, acting_user=people.bob)
+    people.ops.gpu_quota = 0
+    people.ops.save()
+    sweeps.advance(sweep.appcode_id, "lr")
+    sweep.refresh_from_db()
+    assert (sweep.phase, sweep.trials.count(), Cluster.objects.count()) == ("Paused", 0, 0)
+    assert "the quota of ops-demo is 0" in sweep.message
+    with pytest.raises(Invalid) as found:
+        actions.resume_sweep(sweep, acting_user=people.bob)
+    assert found.value.errors[0].path == ("spec", "template", "roles", "master", "flavor")
+
+
+def test_where_all_fail_a_person_looks_first(loop, people, sweep_manifest):
+    parameters = {"lr": {"type": "int", "low": 1, "high": 20}}
+    manifest = sweep_manifest(command="echo no module {lr}; exit 1", parameters=parameters, parallel=5)
+    sweep = actions.create_sweep(manifest, acting_user=people.bob)
+    until(loop, lambda: Sweep.objects.get().phase == "Paused" and not Trial.objects.filter(phase="").exists())
+    failed = Trial.objects.count()
+    assert 5 <= failed < 15
+    assert "have all failed" in Sweep.objects.get().message
+    assert "exit code 1" in Sweep.objects.get().message
+    actions.resume_sweep(sweep, acting_user=people.bob)
+    until(loop, lambda: Trial.objects.exclude(phase="").count() > failed + 5)
+    actions.cancel_sweep(sweep, acting_user=people.bob)
+    until(loop, lambda: ended(sweep) and not Run.objects.filter(gone=False).exists())
+
+
+def test_killed_between_any_two_statements_no_trial_is_lost_or_made_twice(catalogue, people, sweep_manifest):
+    sweep = actions.create_sweep(sweep_manifest(parallel=2), acting_user=people.bob)
+    deaths, allowed = 0, 0
+    while os.WIFSIGNALED(how := mortal.child(allowed, lambda: sweeps.advance(sweep.appcode_id, "lr"))):
+        assert os.WTERMSIG(how) == signal.SIGKILL
+        made = set(Cluster.objects.values_list("name", flat=True))
+        assert made == {f"lr-{number}" for number in sweep.trials.values_list("number", flat=True)}
+        assert Run.objects.count() == len(made) in (0, 2)
+        deaths, allowed = deaths + 1, allowed + 1
+        # As far as it came, it begins where nothing was done.
+        if made:
+            break
+    assert deaths > 20
+    sweeps.advance(sweep.appcode_id, "lr")
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert sorted(Cluster.objects.values_list("name", flat=True)) == ["lr-0", "lr-1"]
+    assert Event.objects.filter(verb="cluster.created").count() == 2
+
+
+def test_names_of_its_trials_that_are_taken_are_said_before_it_starts(catalogue, people, manifest, sweep_manifest):
+    clusters.create_cluster(manifest("lr-7"), acting_user=people.bob)
+    with pytest.raises(Invalid, match="There is a cluster “lr-7”"):
+        actions.create_sweep(sweep_manifest(), acting_user=people.bob)
+    with pytest.raises(Invalid, match=r"spec\.template\.image"):
+        actions.create_sweep(sweep_manifest("other", template={"image": "gone"}), acting_user=people.bob)
