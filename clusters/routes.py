@@ -18,6 +18,7 @@ from clusters.pages import (
     notebooks,
     offers,
     opening,
+    pipelines,
     plugins,
     queue,
     templates,
@@ -28,6 +29,7 @@ from clusters.pages import (
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"
 APPLICATION = "applications/<slug:appcode>/<slug:name>"
+PIPELINE = "pipelines/<slug:appcode>/<slug:name>"
 TEMPLATE = "templates/<slug:whose>/<slug:name>"
 VERBS = "|".join(act.ACTS)
 
@@ -43,6 +45,15 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("templates/save", templates.save, name="save_template"),
     path(TEMPLATE, templates.template, name="template"),
     path(f"{TEMPLATE}/delete", templates.delete, name="delete_template"),
+    path("pipelines", pipelines.pipelines, name="pipelines"),
+    path("pipelines/new", pipelines.new_pipeline, name="new_pipeline"),
+    path(PIPELINE, pipelines.pipeline, name="pipeline"),
+    path(f"{PIPELINE}/progress", pipelines.progress),
+    path(f"{PIPELINE}/change", pipelines.change_pipeline, name="change_pipeline"),
+    path(f"{PIPELINE}/run", pipelines.run, name="run_pipeline"),
+    path(f"{PIPELINE}/cancel", pipelines.cancel, name="cancel_pipeline"),
+    path(f"{PIPELINE}/delete", pipelines.delete, name="delete_pipeline"),
+    path(f"{PIPELINE}/retry/<slug:stage>", pipelines.retry, name="retry_stage"),
     path("queue", queue.queue, name="queue"),
     path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
     path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),

@@ -195,7 +195,7 @@ def make(bucket: str) -> World:
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr",
         "templates/{name}": "digits", "hooks/{name}": "publish", "{whose}/{name}": "digits", "{whose}": "ops-demo",
-        "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly",
+        "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
         "flavors/{name}": "middle", "images/{name}": "tensorflow",
@@ -209,7 +209,7 @@ def make(bucket: str) -> World:
         "tokens/{token_key}": tokens_actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
     }  # fmt: skip
     absent = {
-        "{image}": "absent", "{whose}": "ops-demx", "{host}": "git.example.org",
+        "{image}": "absent", "{stage}": "absent", "{whose}": "ops-demx", "{host}": "git.example.org",
         "{removal}": 999999, "{rule}": 999999,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
@@ -260,6 +260,7 @@ def _bodies(bucket: str) -> dict[str, str]:
         "application-form": urlencode(web), "card": urlencode({"start": "hello-gpu", "appcode": "ops-demo"}),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
         "template-form": urlencode({"name": "mine", "whose": "ops-demo", "spec": json.dumps(SAVED)}),
+        "pipeline-form": urlencode({"name": "weekly", "appcode": "ops-demo", "stages": json.dumps(pipeline("x")["spec"])}),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip
     return texts | {name: json.dumps(body) for name, body in bodies.items()}

@@ -1,0 +1,84 @@
+"""The pages of pipelines: written as YAML, judged as a manifest, shown as a graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clusters.pages.browser import sent, wrong_fields
+
+STAGES = """\
+stages:
+  - name: prepare
+    spec: {image: tensorflow, command: "true", roles: {master: {flavor: small}}}
+  - name: train
+    after: [prepare]
+    retries: 2
+    spec: {image: tensorflow, command: "true", roles: {master: {flavor: small}}}
+"""
+
+
+def test_what_is_typed_is_judged_saved_run_and_shown(catalogue, people, as_person):
+    from clusters.models import Pipeline, PipelineRun
+    from clusters.pipelines.advance import advance
+
+    client = as_person(people.bob)
+    body = sent(client.get("/pipelines/new").content.decode(), "pipeline-form") | {
+        "appcode": "ops-demo",
+        "name": "nightly",
+    }
+    for typed, sentence in (
+        (
+            "stages: [",
+            "This is not YAML: expected the node content, but found &#x27;&lt;stream end&gt;&#x27; at line 1, column 10.",
+        ),
+        ("a: &x [1]\nstages: *x", "This is not YAML: aliases are not read."),
+        ("[" * 5000, "This is not YAML that can be read here."),
+        (
+            STAGES.replace("[prepare]", "[nobody]"),
+            "stages.1.after.0: There is no stage “nobody”; there are: prepare, train.",
+        ),
+        (
+            STAGES.replace("image: tensorflow", "image: gone", 1),
+            "stages.0.spec.image: The catalogue has no image “gone”.",
+        ),
+    ):
+        page = client.post("/pipelines/new", body | {"stages": typed, "check": "1"}).content.decode()
+        assert wrong_fields(page).keys() == {"stages"}
+        assert sentence in page
+    page = client.post("/pipelines/new", body | {"stages": STAGES, "check": "1"}).content.decode()
+    assert "✓ It can be run." in page, wrong_fields(page)
+    assert page.count('class="stage"') == 2
+    assert not Pipeline.objects.exists()
+
+    answer = client.post("/pipelines/new", body | {"stages": STAGES, "run": "1"})
+    assert (answer.status_code, answer["Location"]) == (302, "/pipelines/ops-demo/nightly")
+    advance(people.ops.pk, "nightly")
+    page = client.get("/pipelines/ops-demo/nightly").content.decode()
+    assert 'href="/clusters/ops-demo/nightly-prepare?run=1"' in page
+    assert client.post("/pipelines/ops-demo/nightly/run", follow=True).content.decode().count("cancel it first") == 1
+    # What is saved is written back as it was meant.
+    form = sent(client.get("/pipelines/ops-demo/nightly/change").content.decode(), "pipeline-form")
+    assert client.post("/pipelines/ops-demo/nightly/change", form | {"save": "1"}).status_code == 302
+    found = Pipeline.objects.get()
+    assert found.spec == PipelineRun.objects.get().spec
+    assert "command: &#x27;true&#x27;" in client.get("/pipelines/ops-demo/nightly").content.decode()
+
+
+def test_more_pipelines_are_not_more_queries(catalogue, people, as_person, django_assert_max_num_queries):
+    from clusters.models import Pipeline, PipelineRun
+
+    for number in range(20):
+        made = Pipeline.objects.create(appcode=people.ops, name=f"p{number}", spec={}, created_by=people.bob)
+        made.current_run = PipelineRun.objects.create(pipeline=made, number=1, spec={}, created_by=people.bob)
+        made.save()
+    client = as_person(people.bob)
+    with django_assert_max_num_queries(8):
+        assert client.get("/pipelines").content.decode().count("has never been run") == 0
+
+
+@pytest.mark.parametrize("name", ["absent", "nightly"])
+def test_what_is_not_theirs_is_not_there(people, as_person, name):
+    from clusters.models import Pipeline
+
+    Pipeline.objects.create(appcode=people.ops, name="nightly", spec={}, created_by=people.bob)
+    assert as_person(people.mallory).get(f"/pipelines/ops-demo/{name}").status_code == 404
