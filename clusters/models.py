@@ -345,6 +345,8 @@ class Trial(models.Model):
     attempt = models.PositiveIntegerField(default=0, help_text="How often its failed run was started anew.")
     phase = models.CharField(max_length=10, choices=Phase.choices, blank=True)
     value = models.FloatField(null=True)
+    step = models.BigIntegerField(null=True, help_text="Of a sweep that stops early: the last one that was compared.")
+    compared = models.JSONField(default=dict, help_text="What the pruner remembers of it (sweeps/stopping.py).")
     message = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True)

@@ -1195,6 +1195,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("value", models.FloatField(null=True)),
+                (
+                    "step",
+                    models.BigIntegerField(
+                        null=True, help_text="Of a sweep that stops early: the last one that was compared."
+                    ),
+                ),
+                (
+                    "compared",
+                    models.JSONField(default=dict, help_text="What the pruner remembers of it (sweeps/stopping.py)."),
+                ),
                 ("message", models.TextField(blank=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("finished_at", models.DateTimeField(null=True)),

@@ -8,9 +8,11 @@ rows, so what is killed is simply done again by the next turn.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
+from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Avg, Count, Q, QuerySet, StdDev
@@ -20,9 +22,10 @@ from clusters import actions, wakeups
 from clusters.manifest import ClusterManifest
 from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
-from clusters.sweeps.manifest import SweepSpec, Value, trial_name, trial_spec
-from clusters.sweeps.measured import Reading, read_value
+from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
+from clusters.sweeps.measured import Reading, read_steps, read_value
 from clusters.sweeps.sampler import Point, next_points
+from clusters.sweeps.stopping import Progress, follow
 from datastores.drivers.patience import within
 from portal.access import OPERATE, may
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -39,8 +42,11 @@ PATIENCE = dt.timedelta(minutes=10)
 # Where so many trials have failed and none has not, a person looks before more GPUs are spent.
 ALL_FAILED = 5
 RESYNC_LIMIT = 500
+# Between two looks at how far trials are; those that have come to a rung and were begun last are compared.
+LOOK_SECONDS, RIVALS = 3, 1000
 
 Readings = Mapping[tuple[int, int], Reading]
+Steps = Mapping[tuple[int, int], Sequence[tuple[int, float]]]
 
 
 def advance(appcode_id: int, name: str) -> None:
@@ -54,7 +60,7 @@ def advance(appcode_id: int, name: str) -> None:
     with advisory_lock(Lock.SWEEP, str(sweep_id)) as is_mine:
         if not is_mine:
             return
-        turn = Turn(sweep_id, _readings(sweep_id))
+        turn = Turn(sweep_id, _readings(sweep_id), _steps(sweep_id))
         turn.make()
     if turn.has_more or turn.is_overtaken():
         wakeups.wake_whole(appcode_id, f"sweeps/{name}")
@@ -84,6 +90,29 @@ def _readings(sweep_id: int) -> Readings:
     return found
 
 
+def _steps(sweep_id: int) -> Steps:
+    """How far those are that run, where those are ended that fall behind: by trial and run, what they have told."""
+    sweep = Sweep.objects.filter(pk=sweep_id, phase__in=(Sweep.Phase.RUNNING, Sweep.Phase.PAUSED)).first()
+    spec = SweepSpec.model_validate(sweep.spec) if sweep else None
+    # Each end of a trial makes a turn, too; nobody has to be looked at as often as that.
+    if (
+        spec is None
+        or not spec.stop_early
+        or not spec.goal
+        or not cache.add(f"sweeps.look.{sweep_id}", 1, LOOK_SECONDS)
+    ):
+        return {}
+    running = Trial.objects.filter(sweep=sweep_id, phase="", cluster__current_run__phase=Run.Phase.RUNNING)
+    found: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    until = time.monotonic() + READ_SECONDS
+    with within(READ_SECONDS):
+        # In another order each time: who is not reached now may be first then.
+        for trial in running.select_related("cluster__appcode", "cluster__current_run").order_by("?"):
+            if time.monotonic() < until and (run := _run_of(trial)):
+                found[trial.pk, run.pk] = read_steps(run, spec.goal.metric)
+    return found
+
+
 def _run_of(trial: Trial) -> Run | None:
     if trial.cluster is None or trial.cluster.current_run is None:
         return None
@@ -95,8 +124,8 @@ def _run_of(trial: Trial) -> Run | None:
 class Turn:
     """One turn of a sweep. `has_more` says that the next one has something to do already."""
 
-    def __init__(self, sweep_id: int, readings: Readings) -> None:
-        self.sweep_id, self.readings = sweep_id, readings
+    def __init__(self, sweep_id: int, readings: Readings, steps: Steps) -> None:
+        self.sweep_id, self.readings, self.steps = sweep_id, readings, steps
         self.has_more = False
         # Those that have ended and wait for something else; when the sweep's row was changed last.
         self.waiting: list[int] = []
@@ -127,6 +156,8 @@ class Turn:
         living = sweep.trials.filter(phase="").select_related("cluster__current_run")
         living = living.defer("cluster__spec", "cluster__current_run__spec").order_by("pk")
         left = self._judge(list(living))
+        if self.spec.stop_early and self.spec.goal and self.steps:
+            left = self._compare(left, self.spec.stop_early, self.spec.goal)
         if sweep.phase == Sweep.Phase.STOPPED:
             left = self._end(left)
         begun = sweep.trials.count()
@@ -217,6 +248,37 @@ class Turn:
             last = self.sweep.trials.filter(phase=Trial.Phase.FAILED).latest("finished_at", "pk")
             self._pause(f"The first {found['failed']} trials have all failed. The last one: {last.message}")
 
+    def _compare(self, living: list[Trial], rule: StopEarly, goal: Goal) -> list[Trial]:
+        """Ends those that fall behind; those that go on."""
+        rows = self.sweep.trials.exclude(compared={}).order_by("-pk").values_list("number", "compared")[:RIVALS]
+        rivals = {number: Progress(number, remembered=remembered) for number, remembered in rows}
+        left = []
+        for trial in living:
+            run = trial.cluster.current_run if trial.cluster else None
+            told = self.steps.get((trial.pk, run.pk), ()) if run else ()
+            was = Progress(trial.number, -1 if trial.step is None else trial.step, None, trial.compared)
+            found, is_behind = follow(rule, goal, was, told, rivals.values()) if told else (was, False)
+            if found.step > was.step:
+                trial.step, trial.compared = found.step, dict(found.remembered)
+                if found.remembered:
+                    rivals[trial.number] = found
+                if is_behind:
+                    self._prune(trial, found, goal)
+                trial.save()
+            if not is_behind:
+                left.append(trial)
+        return left
+
+    def _prune(self, trial: Trial, found: Progress, goal: Goal) -> None:
+        is_number = found.value is not None and math.isfinite(found.value)
+        trial.phase, trial.finished_at = Trial.Phase.PRUNED, self.now
+        trial.value = found.value if is_number else None
+        trial.message = (
+            f"Ended early at step {found.step}: {goal.metric} = {found.value:g}, and others were better there."
+        )
+        if trial.cluster_id:
+            actions.end_part(trial.cluster_id, "Pruned", trial.message)
+
     def _end(self, living: list[Trial]) -> list[Trial]:
         for trial in living[:END_AT_ONCE]:
             trial.phase, trial.message, trial.finished_at = Trial.Phase.STOPPED, self.sweep.message, self.now
@@ -295,20 +357,22 @@ def _ended(trials: QuerySet[Trial]) -> QuerySet[Trial]:
 
 def known_points(sweep: Sweep, spec: SweepSpec) -> list[Point]:
     """What is known of all points that were begun: of those of several folds their mean, when all have come to a value."""
-    rows = sweep.trials.order_by("number", "fold").values_list("number", "parameters", "phase", "value")
-    points: dict[int, list[tuple[Mapping[str, Value], str, float | None]]] = {}
-    for number, *facts in rows.iterator():
-        points.setdefault(number, []).append((facts[0], facts[1], facts[2]))
-    return [_known(number, folds, spec.folds or 1) for number, folds in points.items()]
+    points: dict[int, list[Trial]] = {}
+    rows = sweep.trials.only("number", "parameters", "phase", "value", "step").order_by("number", "fold")
+    for trial in rows.iterator():
+        points.setdefault(trial.number, []).append(trial)
+    return [_known(trials, spec.folds or 1) for trials in points.values()]
 
 
-def _known(number: int, folds: Iterable[tuple[Mapping[str, Value], str, float | None]], count: int) -> Point:
-    rows = list(folds)
-    values = [value for _, phase, value in rows if phase == Trial.Phase.SUCCEEDED and value is not None]
+def _known(trials: Sequence[Trial], count: int) -> Point:
+    first = trials[0]
+    if first.phase == Trial.Phase.PRUNED:
+        return Point(first.number, first.parameters, None, True, first.step, first.value)
+    values = [each.value for each in trials if each.phase == Trial.Phase.SUCCEEDED and each.value is not None]
     if len(values) == count:
-        return Point(number, rows[0][0], sum(values) / count, True)
-    lost = any(phase and phase != Trial.Phase.SUCCEEDED for _, phase, _ in rows)
-    return Point(number, rows[0][0], None, lost)
+        return Point(first.number, first.parameters, sum(values) / count, True)
+    lost = any(each.phase and each.phase != Trial.Phase.SUCCEEDED for each in trials)
+    return Point(first.number, first.parameters, None, lost)
 
 
 def best_of(sweep: Sweep, spec: SweepSpec) -> dict[str, object] | None:

@@ -192,6 +192,15 @@ class Goal(Strict):
     direction: Literal["minimize", "maximize"] = "minimize"
 
 
+class StopEarly(Strict):
+    """Ends trials that are behind others at the same step: only the best of `factor` go on (asynchronous successive halving,
+    ASHA). With several brackets it is Hyperband: each compares later than the one before, for those that are slow at first."""
+
+    min_steps: int = Field(ge=1, le=10**9, description="Steps, as the program counts them, before any is ended.")
+    factor: int = Field(default=3, ge=2, le=10)
+    brackets: int = Field(default=1, ge=1, le=8)
+
+
 class SweepSpec(Strict):
     """A template of one trial, what differs, and how many. `trials` counts points; with `folds`, each is trained so often."""
 
@@ -217,6 +226,9 @@ class SweepSpec(Strict):
         ge=0,
         le=10,
         description="How often the run of a failed trial is started anew before the trial counts as failed.",
+    )
+    stop_early: StopEarly | None = Field(
+        default=None, description="Needs a metric that is told with its step while the program runs."
     )
     folds: int | None = Field(
         default=None,
@@ -246,6 +258,12 @@ class SweepSpec(Strict):
             self._check_when(name, parameter)
         if self.sampler == "tpe" and self.goal is None:
             raise field_error("Say of which number this is to find the best.", "goal")
+        if self.stop_early and self.goal is None:
+            raise field_error("Say by which number trials are compared.", "goal")
+        if self.stop_early and self.folds:
+            raise field_error(
+                "Folds are compared by their mean, when all have ended; leave one of both out.", "stopEarly"
+            )
         self._check_folds()
         self._check_count()
         return self

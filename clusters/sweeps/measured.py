@@ -6,6 +6,7 @@ is inside a transaction.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,9 +15,14 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.logs.read import TAIL_BYTES, RunLogs
 from clusters.models import Run
 from clusters.scalars.events import Curve, Scalars
-from clusters.scalars.printed import last_printed
+from clusters.scalars.printed import last_printed, scalars_of_log
 from clusters.scalars.reading import leading, scalars_of
 from datastores.drivers.base import DriverError
+
+log = logging.getLogger(__name__)
+
+# Of the log of a run that goes on, each time that it is looked at.
+LATELY = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,28 @@ def read_value(run: Run, metric: str) -> Reading:
     return Reading(value)
 
 
+def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
+    """What a run that goes on has told of it lately: steps and values, in the order of steps; [] where nobody can tell now."""
+    try:
+        if run.spec["output"] and (lines := _lines(scalars_of(run), metric)):
+            return [(point.step, point.value) for point in lines[0].points]
+        role, attempt = leading(run)
+        if attempt is None:
+            return []
+        chunk = RunLogs(run).read(role, 0, attempt, limit=LATELY, tail=LATELY)
+    except (CloudError, DriverError) as error:
+        log.info("run %s: how far it is cannot be read now: %s", run.pk, error)
+        return []
+    return [(point.step, point.value) for line in _lines(scalars_of_log(chunk.data), metric) for point in line.points]
+
+
+def _lines(scalars: Scalars, metric: str) -> list[Curve]:
+    return [curve for curve in scalars.curves if curve.points and metric in _names(curve)]
+
+
 def last_stored(scalars: Scalars, metric: str) -> float | str | None:
     """The last value of a line; a sentence where several could be meant, None where there is none."""
-    lines = [curve for curve in scalars.curves if curve.points and metric in _names(curve)]
+    lines = _lines(scalars, metric)
     if len(lines) > 1:
         folders = ", ".join(sorted(f"{PurePosixPath(curve.folder).name}/{curve.tag}" for curve in lines)[:5])
         return f"“{metric}” is written more than once; name one of {folders}."

@@ -26,12 +26,15 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True)
 class Point:
-    """What is known of a point that was begun: its value, None while it is trained and where it has come to none."""
+    """What is known of a point that was begun: its value, None while it is trained and where it has come to none. One that was
+    ended early has the `step` that it came to, and no value but that of then, `reached`."""
 
     number: int
     parameters: Mapping[str, Value]
     value: float | None = None
     is_over: bool = False
+    step: int | None = None
+    reached: float | None = None
 
 
 def next_points(spec: SweepSpec, first: int, count: int, known: Iterable[Point] = ()) -> list[dict[str, Value]]:
@@ -90,11 +93,15 @@ def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
 
 def _told(spec: SweepSpec, point: Point) -> FrozenTrial:
     given = {name: _write(spec.parameters[name], value) for name, value in point.parameters.items()}
-    over = TrialState.FAIL if point.value is None else TrialState.COMPLETE
-    state = over if point.is_over else TrialState.RUNNING
+    state, told = TrialState.RUNNING, {}
+    if point.is_over:
+        state = TrialState.FAIL if point.value is None else TrialState.COMPLETE
+    if point.step is not None and point.reached is not None:
+        state, told = TrialState.PRUNED, {point.step: point.reached}
     return create_trial(
         state=state,
         value=point.value if state == TrialState.COMPLETE else None,
+        intermediate_values=told,
         params=given,
         distributions={name: _distribution(spec.parameters[name]) for name in given},
     )

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from django.core.cache import cache
 
 from clusters import actions as clusters
 from clusters.models import Cluster, Run, Sweep, Trial
@@ -154,6 +155,37 @@ def test_where_all_fail_a_person_looks_first(loop, people, sweep_manifest):
     until(loop, lambda: Trial.objects.exclude(phase="").count() > failed + 5)
     actions.cancel_sweep(sweep, acting_user=people.bob)
     until(loop, lambda: ended(sweep) and not Run.objects.filter(gone=False).exists())
+
+
+def test_who_falls_behind_is_ended_at_once_and_its_room_is_used(loop, people, sweep_manifest):
+    """Trial 1 tells no better than trial 0 at its first rung; trial 2 does, and comes to its end."""
+    command = (
+        "if [ {lr} = 5 ]; then until [ -e /tmp/tell ]; do sleep 0.1; done; fi; "
+        "for step in 1 2 3 4; do echo step $step: loss = {lr}; done; "
+        "if [ {lr} = 5 ]; then exec sleep 600; fi; until [ -e /tmp/go ]; do sleep 0.1; done"
+    )
+    parameters = {"lr": {"type": "choice", "values": [3, 5, 1]}}
+    manifest = sweep_manifest(command=command, parameters=parameters, parallel=2, stopEarly={"minSteps": 2})
+    sweep = actions.create_sweep(manifest, acting_user=people.bob)
+
+    def looked():
+        cache.delete(f"sweeps.look.{sweep.pk}")
+        return Trial.objects.filter(number=2, step=4).exists()
+
+    until(loop, lambda: Run.objects.filter(phase="Running").count() == 2)
+    loop.until_said(Run.objects.get(cluster__name="lr-0"), "step 4")
+    until(loop, lambda: cache.delete(f"sweeps.look.{sweep.pk}") and Trial.objects.filter(number=0, step=4).exists())
+    loop.touch(Run.objects.get(cluster__name="lr-1"), "/tmp/tell")
+    until(loop, looked)
+    behind = Trial.objects.get(number=1)
+    assert (behind.phase, behind.value, behind.step) == ("Pruned", 5, 2)
+    assert behind.message == "Ended early at step 2: loss = 5, and others were better there."
+    until(loop, lambda: Run.objects.get(cluster__name="lr-1").gone)
+    for name in ("lr-0", "lr-2"):
+        loop.touch(Run.objects.get(cluster__name=name), "/tmp/go")
+    until(loop, lambda: ended(sweep))
+    assert trials(sweep) == [(0, "Succeeded", 3), (1, "Pruned", 5), (2, "Succeeded", 1)]
+    assert Sweep.objects.get().best["number"] == 2
 
 
 def test_killed_between_any_two_statements_no_trial_is_lost_or_made_twice(catalogue, people, sweep_manifest):

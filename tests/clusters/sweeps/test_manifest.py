@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters.sweeps.manifest import (
+    Goal,
+    StopEarly,
     SweepManifest,
     SweepSpec,
     grid_point,
@@ -16,6 +18,7 @@ from clusters.sweeps.manifest import (
     written,
 )
 from clusters.sweeps.sampler import BEST, MOST, Point, chosen, next_points
+from clusters.sweeps.stopping import Progress, follow
 from portal.errors import Invalid
 from portal.manifests import parse
 
@@ -65,6 +68,8 @@ def number(**said):
         ({"sampler": "tpe", "trials": 5, "goal": None}, "goal", "of which number"),
         ({"folds": 3}, "folds", "the template has none"),
         ({"folds": 3, "template": TEMPLATE | {"input": {"datastore": "d", "mode": "stream"}}}, "template.input.mode", "copy"),
+        ({"stopEarly": {"minSteps": 1}, "goal": None}, "goal", "by which number"),
+        ({"stopEarly": {"minSteps": 0}}, "stopEarly.minSteps", "At least 1."),
         ({"template": JUPYTER}, "template.framework", "comes to an end"),
         ({"template": TEMPLATE | {"mode": "service"}}, "template.mode", "choose 'batch'"),
         ({"template": TEMPLATE | {"image": 1}}, "template.image", "Give text."),
@@ -158,3 +163,28 @@ def test_the_estimator_comes_nearer_to_what_was_good_than_chance():
         known.append(Point(number, point, (point["lr"] - 3) ** 2, True))
     drawn = [(point["lr"] - 3) ** 2 for point in next_points(chance, 30, 30)]
     assert sum(each.value for each in known[30:]) < sum(drawn) / 3
+
+
+def test_of_those_that_come_to_a_rung_the_best_of_so_many_go_on_and_nobody_is_compared_twice():
+    goal, known, went_on = Goal(metric="loss"), [], set()
+    for number in range(9):
+        told = [(step, float(number)) for step in range(1, 10)]
+        # Bit by bit or at once: what was compared once is not compared again.
+        half, is_behind = follow(StopEarly(min_steps=3), goal, Progress(number), told[:2], known)
+        assert (half.step, is_behind, half.remembered) == (2, False, {})
+        found, is_behind = follow(StopEarly(min_steps=3), goal, half, told, known)
+        assert (found, is_behind) == follow(StopEarly(min_steps=3), goal, Progress(number), told, known)
+        assert found.step == (3 if is_behind else 9)
+        known.append(found)
+        went_on |= {number} - ({number} if is_behind else set())
+    # The best comes first, and with nine there one more may be among the best third.
+    assert went_on == {0}
+    better, is_behind = follow(StopEarly(min_steps=3), goal, Progress(9), [(3, 0.5)], known)
+    assert not is_behind
+    for worse in (float("nan"), float("inf"), 2.5):
+        assert follow(StopEarly(min_steps=3), goal, Progress(10), [(3, worse)], [*known, better])[1]
+    most = goal.model_copy(update={"direction": "maximize"})
+    assert not follow(StopEarly(min_steps=3), most, Progress(10), [(3, 9.0)], known)[1]
+    # Another bracket waits longer, and knows nothing of the first.
+    two = StopEarly(min_steps=3, brackets=2)
+    assert follow(two, goal, Progress(11), [(8, 99.0)], known) == (Progress(11, 8, 99.0), False)
