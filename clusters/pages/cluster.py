@@ -24,6 +24,7 @@ from billing.metering.segments import Segment
 from billing.sums import makeup
 from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
+from clusters.after import part_of
 from clusters.api.documents import to_manifest
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import silence_of
@@ -381,10 +382,11 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
 
 
 def _readers(run: Run) -> list[Run]:
-    """The newest runs that read what it writes; what writes nothing nobody is asked about."""
+    """The newest runs that read what it writes, but for its hooks; what writes nothing nobody is asked about."""
     if not run.spec["output"]:
         return []
-    return list(run.readers.filter(cluster__deleted_at=None).select_related("cluster").order_by("-pk")[:READERS])
+    others = run.readers.filter(cluster__deleted_at=None).exclude(cluster__part_of=part_of(run.cluster.name))
+    return list(others.select_related("cluster").order_by("-pk")[:READERS])
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class ClusterForm(forms.Form):
     )
 
     hooks_used = Words(label="Hooks of the appcode", required=False, widget=Ticks())
-    hook_on = _choice(label="When", initial="success")
+    hook_on = _choice(label="When it is run", initial="success")
     hook_command = Words(
         label="A command of your own",
         required=False,

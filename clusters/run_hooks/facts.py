@@ -15,7 +15,7 @@ from typing import Any
 from clusters.after import OUTPUT_OF_RUN
 from clusters.models import Run
 from clusters.scalars.events import Scalars
-from clusters.scalars.reading import scalars_of
+from clusters.scalars.reading import printed, scalars_of
 from datastores.drivers.patience import within
 
 # Seconds for reading the numbers of a run, and how often what one look has left is read on.
@@ -25,12 +25,14 @@ MAX_METRICS_BYTES, MAX_MESSAGE = 16 * 1024, 2000
 
 
 def metrics_of(run: Run) -> dict[str, float | None]:
-    """The last value of each number that it told, as `last_values`. Raises DriverError and CloudError; not inside a
-    transaction."""
+    """The last value of each number that it told, as `last_values`: those of its event files, or else those that it printed.
+    Raises DriverError and CloudError; not inside a transaction."""
     with within(SECONDS):
         for _ in range(LOOKS):
             if (found := scalars_of(run)).is_complete:
                 break
+        if run.spec["output"] and not found.curves:
+            found = printed(run)
     return last_values(found)
 
 

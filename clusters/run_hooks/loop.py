@@ -22,12 +22,14 @@ from clusters import actions, wakeups
 from clusters.after import OUTPUT_PATH, TIME_LIMIT, HookSpec, folder_of, part_name, part_of
 from clusters.clouds.bulkhead import lane
 from clusters.clouds.drivers.base import CloudError
+from clusters.events import run_event
 from clusters.frameworks.parallel import Parallel
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, HookRun, Run
 from clusters.run_hooks.facts import environment, metrics_of
 from datastores.drivers.base import DriverError
 from portal.errors import Conflict, Invalid
+from portal.events import record_all
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,8 @@ def _make(hook_run_id: int, cluster_id: int, metrics: Mapping[str, float | None]
         row.message = " ".join(each.message for each in error.errors)
     except PermissionDenied as error:
         row.message = str(error)
+    if row.message:
+        record_all([run_event("run.hook_refused", row.run, f"Its hook {row.name} cannot be done: {row.message}")])
     row.save(update_fields=["did", "message"])
 
 

@@ -37,7 +37,7 @@ MAX_TASKS = 16
 
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError when its datastore cannot be read or is gone, CloudError when its log cannot."""
-    return _stored(run) if run.spec["output"] else _printed(run)
+    return _stored(run) if run.spec["output"] else printed(run)
 
 
 def _stored(run: Run) -> Scalars:
@@ -63,7 +63,7 @@ def _stored(run: Run) -> Scalars:
     return found
 
 
-def _printed(run: Run) -> Scalars:
+def printed(run: Run) -> Scalars:
     """What the first task of its first role prints; of tasks that know nothing of each other, each under its own name."""
     spec = ClusterSpec.model_validate(run.spec)
     framework = FRAMEWORKS[spec.framework]

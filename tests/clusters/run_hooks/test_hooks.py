@@ -14,7 +14,7 @@ from clusters.models import Cluster, Hook, HookRun, Run
 from clusters.run_hooks import loop as run_hooks
 from datastores.models import Datastore
 from portal.errors import Invalid
-from portal.models import Membership
+from portal.models import Event, Membership
 from tests.clusters.scalars.test_scalars import event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,9 +95,12 @@ def test_a_hook_after_a_failure_reads_what_there_is_and_is_made_once(loop, peopl
     hook = {
         "name": "sorry",
         "on": "failure",
-        "command": 'cat $PORTAL_OUTPUT/part; echo "$PORTAL_REASON: $PORTAL_MESSAGE"',
+        "command": 'cat $PORTAL_OUTPUT/part; echo "$PORTAL_REASON: $PORTAL_MESSAGE"; echo $PORTAL_METRICS',
     }
-    fails = "echo half > /elearn/output/part; until [ -e /tmp/go ]; do sleep 0.1; done; echo no data; exit 7"
+    fails = (
+        "echo half > /elearn/output/part; until [ -e /tmp/go ]; do sleep 0.1; done; "
+        "echo step 4: loss = 0.5; echo no data; exit 7"
+    )
     cluster = actions.create_cluster(
         manifest("train", fails, output="results", retries=0, hooks=[hook]), acting_user=people.bob
     )
@@ -123,7 +126,10 @@ def test_a_hook_after_a_failure_reads_what_there_is_and_is_made_once(loop, peopl
     run_hooks.resync()
     assert not woken
     did = done(loop, run, "sorry").did
-    assert (did.phase, log_of(did)) == ("Succeeded", "half\nTaskFailed: master-0 failed with exit code 7: no data\n")
+    assert (did.phase, log_of(did)) == (
+        "Succeeded",
+        'half\nTaskFailed: master-0 failed with exit code 7: no data\nstep 4: loss = 0.5\nno data\n{"loss": 0.5}\n',
+    )
 
     # While it is being done for one run, what is due after the next one waits for it.
     actions.change_cluster(
@@ -158,6 +164,7 @@ def test_who_may_not_run_it_any_more_is_named(loop, people, manifest):
     Membership.objects.filter(user=people.bob).delete()
     row = done(loop, run, "after")
     assert (row.did, row.message) == (None, "There is no appcode “ops-demo” that you can use.")
+    assert Event.objects.get(verb="run.hook_refused").message.startswith("Its hook after cannot be done: ")
 
 
 def test_names_that_mean_nothing_are_refused_at_their_field(catalogue, people, manifest):
