@@ -121,8 +121,8 @@ def deploy(cluster: Cluster, *, acting_user: User, newest: bool = False) -> Run:
 
 
 @transaction.atomic
-def redeploy(cluster: Cluster, *, acting_user: User) -> None:
-    """The next run of its definition: at once, or as soon as the living one is over, which is asked to end. Raises Invalid
+def redeploy(cluster: Cluster, *, acting_user: User, end: bool = True) -> None:
+    """The next run of its definition: at once, or as soon as the living one is over, which is asked to `end`. Raises Invalid
     before anything ends when the definition names what is gone by now."""
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
@@ -131,13 +131,14 @@ def redeploy(cluster: Cluster, *, acting_user: User) -> None:
     run = _locked_run(cluster)
     if run and not run.is_terminal:
         resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
-        if run.desired != Run.Desired.ENDED:
+        if end and run.desired != Run.Desired.ENDED:
             ask_to_end(run, "Restarted", f"Ended by {acting_user.display_name}, to be started anew.")
             message = f"Run {run.number} is ended, to be started anew."
             record_all([cluster_event("cluster.restarted", cluster, acting_user, message, run=run.number)])
     if run and not run.is_terminal:
         _want_next(cluster, acting_user)
     else:
+        _want_next(cluster, None)  # this is the one that was wanted
         deploy(cluster, acting_user=acting_user)
 
 

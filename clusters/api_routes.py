@@ -13,6 +13,7 @@ from clusters.api import (
     pipelines,
     plugins,
     queue,
+    schedules,
     sweeps,
     templates,
     terminal,
@@ -23,6 +24,7 @@ from clusters.api.verbs import verb_paths
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 PIPELINE = "appcodes/<slug:code>/pipelines/<slug:name>"
 SWEEP = "appcodes/<slug:code>/sweeps/<slug:name>"
+SCHEDULE = "appcodes/<slug:code>/schedules/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -71,6 +73,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{PIPELINE}/runs/<int:run>", pipelines.OnePipelineRun.as_view()),
     path("appcodes/<slug:code>/hooks", hooks.AppcodeHooks.as_view()),
     path("appcodes/<slug:code>/hooks/<slug:name>", hooks.OneHook.as_view()),
+    path("appcodes/<slug:code>/schedules", schedules.AppcodeSchedules.as_view()),
+    path(SCHEDULE, schedules.OneSchedule.as_view()),
+    path(f"{SCHEDULE}/pause", schedules.PauseSchedule.as_view()),
+    path(f"{SCHEDULE}/resume", schedules.ResumeSchedule.as_view()),
     path("appcodes/<slug:code>/compare", compare.Comparison.as_view()),
     path("appcodes/<slug:code>/sweeps", sweeps.AppcodeSweeps.as_view()),
     path(SWEEP, sweeps.OneSweep.as_view()),

@@ -21,6 +21,7 @@ from clusters.pages import (
     pipelines,
     plugins,
     queue,
+    schedules,
     templates,
     tensorboard,
     terminal,
@@ -30,6 +31,7 @@ from clusters.pages import (
 ONE = "clusters/<slug:appcode>/<slug:name>"
 APPLICATION = "applications/<slug:appcode>/<slug:name>"
 PIPELINE = "pipelines/<slug:appcode>/<slug:name>"
+SCHEDULE = "schedules/<slug:appcode>/<slug:name>"
 TEMPLATE = "templates/<slug:whose>/<slug:name>"
 VERBS = "|".join(act.ACTS)
 
@@ -54,6 +56,13 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{PIPELINE}/cancel", pipelines.cancel, name="cancel_pipeline"),
     path(f"{PIPELINE}/delete", pipelines.delete, name="delete_pipeline"),
     path(f"{PIPELINE}/retry/<slug:stage>", pipelines.retry, name="retry_stage"),
+    path("schedules", schedules.schedules, name="schedules"),
+    path("schedules/new", schedules.new_schedule, name="new_schedule"),
+    path("schedules/times", schedules.times, name="schedule_times"),
+    path(SCHEDULE, schedules.schedule, name="schedule"),
+    path(f"{SCHEDULE}/pause", schedules.pause, {"paused": True}, name="pause_schedule"),
+    path(f"{SCHEDULE}/resume", schedules.pause, {"paused": False}, name="resume_schedule"),
+    path(f"{SCHEDULE}/delete", schedules.delete, name="delete_schedule"),
     path("queue", queue.queue, name="queue"),
     path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
     path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),

@@ -13,6 +13,7 @@ from clusters.logs import collect
 from clusters.pipelines import advance as pipelines
 from clusters.run_hooks import loop as run_hooks
 from clusters.runs import budgets, listed, quota, reconcile, resync
+from clusters.schedules import turn as schedules
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import wake
@@ -21,6 +22,7 @@ from clusters.wakeups import wake
 WHOLES: dict[str, Callable[[int, str], None]] = {
     "hooks": run_hooks.advance,
     "pipelines": pipelines.advance,
+    "schedules": schedules.advance,
     "sweeps": sweeps.advance,
 }
 
@@ -89,6 +91,7 @@ def sweep() -> None:
     resync.sweep()
     run_hooks.resync()
     pipelines.resync()
+    schedules.resync()
     sweeps.resync()
 
 

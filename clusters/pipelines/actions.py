@@ -90,6 +90,15 @@ def run_pipeline(pipeline: Pipeline, *, acting_user: User, fresh: bool = False, 
 
 
 @transaction.atomic
+def run_pipeline_next(pipeline: Pipeline, *, acting_user: User) -> None:
+    """The next run as soon as the living one is over, with the newest code; once, however often it is asked for."""
+    pipeline = _locked(pipeline, acting_user)
+    pipeline.next_by = acting_user
+    pipeline.save(update_fields=["next_by"])
+    wake(pipeline)
+
+
+@transaction.atomic
 def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
     """Ends the living run and the runs of its stages; their output is stored first. Repeating it changes nothing."""
     pipeline = _locked(pipeline, acting_user)

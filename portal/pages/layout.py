@@ -50,7 +50,7 @@ class Entry:
 NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
     Entry("Applications", "applications", "application"),
-    Entry("Pipelines", "pipelines", "pipeline"),
+    Entry("Pipelines", "pipelines", "pipeline", tabs=("schedules",)),
     Entry("Queue", "queue", "state-queued"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets")),
@@ -77,6 +77,7 @@ ACTIONS = (
     Entry("New cluster", "new_cluster", "plus"),
     Entry("New application", "new_application", "plus"),
     Entry("New pipeline", "new_pipeline", "plus"),
+    Entry("New schedule", "new_schedule", "plus"),
     Entry("New datastore", "new_datastore", "plus"),
     Entry("Templates", "templates", "cluster"),
     Entry("Import clusters", "import_clusters", "plus"),

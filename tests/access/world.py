@@ -71,6 +71,11 @@ def hook(name: str) -> dict[str, Any]:
     return {"kind": "hook", "metadata": {"name": name}, "spec": {"command": "true"}}
 
 
+def schedule(name: str) -> dict[str, Any]:
+    spec = {"cron": "30 2 * * *", "pipeline": "nightly"}
+    return {"kind": "schedule", "metadata": {"name": name}, "spec": spec}
+
+
 def webhook(name: str) -> dict[str, Any]:
     spec = {"url": "https://hooks.example.com/in", "events": ["run.*"]}
     return {"kind": "webhook", "metadata": {"name": name}, "spec": spec}
@@ -155,6 +160,7 @@ def make(bucket: str) -> World:
     )
     post("alice", "/appcodes/ops-demo/pipelines", pipeline("nightly"))
     post("alice", "/appcodes/ops-demo/pipelines/nightly/run", {})
+    post("alice", "/appcodes/ops-demo/schedules", schedule("night"))
     post("root", "/kubernetes", kubernetes("training"))
     requests.ask(people.ops, Wanted(quota=Quota(gpus=16)), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
@@ -195,6 +201,7 @@ def make(bucket: str) -> World:
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr",
         "templates/{name}": "digits", "hooks/{name}": "publish", "{whose}/{name}": "digits", "{whose}": "ops-demo",
+        "schedules/{name}": "night", "schedules/{appcode}/{name}": "night",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
@@ -235,6 +242,8 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-hook": hook("mine"),
         "pipeline": pipeline("nightly"),
         "new-pipeline": pipeline("weekly"),
+        "schedule": schedule("night"),
+        "new-schedule": schedule("week"),
         "sweep": sweep("lr", trials=4),
         "new-sweep": sweep("second"),
         "webhook": webhook("chat"),
@@ -260,6 +269,10 @@ def _bodies(bucket: str) -> dict[str, str]:
         "application-form": urlencode(web), "card": urlencode({"start": "hello-gpu", "appcode": "ops-demo"}),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
         "template-form": urlencode({"name": "mine", "whose": "ops-demo", "spec": json.dumps(SAVED)}),
+        "schedule-form": urlencode(
+            {"name": "week", "starts": "ops-demo/pipeline/nightly", "cron": "0 4 * * 1", "time_zone": "UTC",
+             "missed": "skip", "overlapping": "skip"}
+        ),
         "pipeline-form": urlencode({"name": "weekly", "appcode": "ops-demo", "stages": json.dumps(pipeline("x")["spec"])}),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip
