@@ -14,6 +14,7 @@ from clusters.pages import (
     listing,
     logs,
     metrics,
+    new_sweep,
     notebook_run,
     notebooks,
     offers,
@@ -22,6 +23,7 @@ from clusters.pages import (
     plugins,
     queue,
     schedules,
+    sweeps,
     templates,
     tensorboard,
     terminal,
@@ -32,8 +34,10 @@ ONE = "clusters/<slug:appcode>/<slug:name>"
 APPLICATION = "applications/<slug:appcode>/<slug:name>"
 PIPELINE = "pipelines/<slug:appcode>/<slug:name>"
 SCHEDULE = "schedules/<slug:appcode>/<slug:name>"
+SWEEP = "sweeps/<slug:appcode>/<slug:name>"
 TEMPLATE = "templates/<slug:whose>/<slug:name>"
 VERBS = "|".join(act.ACTS)
+SWEEP_VERBS = "|".join(sweeps.ACTS)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", listing.clusters, name="clusters"),
@@ -63,6 +67,18 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{SCHEDULE}/pause", schedules.pause, {"paused": True}, name="pause_schedule"),
     path(f"{SCHEDULE}/resume", schedules.pause, {"paused": False}, name="resume_schedule"),
     path(f"{SCHEDULE}/delete", schedules.delete, name="delete_schedule"),
+    path("sweeps", sweeps.sweeps, name="sweeps"),
+    path("sweeps/rows", sweeps.rows, name="sweep_rows"),
+    path("sweeps/new", new_sweep.new_sweep, name="new_sweep"),
+    path("sweeps/preview", new_sweep.preview_sweep, name="preview_sweep"),
+    path(SWEEP, sweeps.sweep, name="sweep"),
+    path(f"{SWEEP}/live", sweeps.live),
+    path(f"{SWEEP}/table", sweeps.table),
+    path(f"{SWEEP}/charts", sweeps.charts),
+    path(f"{SWEEP}/curves", sweeps.curves),
+    path(f"{SWEEP}/change", sweeps.change),
+    path(f"{SWEEP}/trials/<int:trial>/train", sweeps.train),
+    re_path(rf"^sweeps/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{SWEEP_VERBS})\Z", sweeps.act),
     path("queue", queue.queue, name="queue"),
     path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
     path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),

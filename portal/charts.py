@@ -1,4 +1,5 @@
-"""Charts as data, for SVG that stretches with its page and is drawn by templates without JavaScript: lines, and stacked columns.
+"""Charts as data, for SVG that stretches with its page and is drawn by templates without JavaScript: lines, stacked columns, and
+parallel coordinates.
 
 The idea: the drawing knows no pixels. Lines and bars live in a square of 1000 by 1000 that the browser stretches to whatever
 width there is (with strokes that do not stretch), while ticks are words of the page, placed by percent. So letters have their
@@ -14,21 +15,26 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from statistics import quantiles
 
 SIDE = 1000.0
 # Beyond these, differences and quotients of floats overflow or vanish; such a value leaves a gap, such a span is flat.
 LARGEST, SMALLEST = 1e300, 1e-280
 # As many parts of columns as the theme has colours; the last one is everything else.
 MAX_PARTS = 6
+# Of the height of an axis, what lies between its foot, for things without a value, and its values.
+FOOT = 0.12
 OTHERS = "all others"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: (x, y) in the order of x. `y` may be NaN, infinite or beyond `LARGEST`, which leaves a gap."""
+    """One line: (x, y) in the order of x. `y` may be NaN, infinite or beyond `LARGEST`, which leaves a gap. Of a `scattered` one
+    each point is a dot."""
 
     label: str
     points: Sequence[tuple[float, float]]
+    scattered: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,111 @@ class Columns:
     def role(self) -> str:
         """What the plot is to a screen reader: a picture hides the links that stand in it."""
         return "group" if any(column.url for column in self.columns) else "img"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """An axis of parallel coordinates with the value of each thing: numbers between `low` and `high`, or, where there are
+    `choices`, texts among them. None for a thing that has none: those meet at the foot of the axis, below all values."""
+
+    label: str
+    values: Sequence[float | str | None]
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+    choices: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`percent` counts from the left."""
+
+    label: str
+    percent: float
+    ticks: tuple[Tick, ...]
+
+    @property
+    def x(self) -> str:
+        return f"{self.percent * SIDE / 100:.1f}"
+
+
+@dataclass(frozen=True)
+class Strand:
+    """One thing as a line from axis to axis. `rank` is 1 for the best fifth, 5 for the last."""
+
+    path: str
+    rank: int
+    text: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Strands:
+    """Parallel coordinates, the best thing drawn last and so above all others."""
+
+    axes: tuple[Axis, ...]
+    strands: tuple[Strand, ...]
+
+
+def draw_strands(dimensions: Sequence[Dimension], things: Sequence[tuple[str, str]]) -> Strands:
+    """Parallel coordinates of `things`, as (text, address) from the best to the last. Source: Inselberg, "The plane with parallel
+    coordinates", The Visual Computer 1 (1985)."""
+    width = 100 / max(1, len(dimensions) - 1)
+    axes = tuple(Axis(each.label, n * width, _marks(each)) for n, each in enumerate(dimensions))
+    strands = []
+    for n, (text, url) in enumerate(things):
+        path = _path(
+            [
+                (axis.percent * SIDE / 100, (1 - _height(dimension, dimension.values[n])) * SIDE)
+                for axis, dimension in zip(axes, dimensions, strict=True)
+            ]
+        )
+        strands.append(Strand(path, 1 + 5 * n // len(things), text, url))
+    return Strands(axes, tuple(reversed(strands)))
+
+
+def without_outliers(values: Sequence[float]) -> tuple[float, float]:
+    """From where to where an axis of `values` goes: all of them, but for ends that lie more than three times as far out as the
+    middle half is wide, which would press everything else together. Source: Tukey's outer fences, "Exploratory Data Analysis"."""
+    if len(values) < 4:
+        return min(values), max(values)
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    low, high = first - 3 * (third - first), third + 3 * (third - first)
+    inside = [value for value in values if low <= value <= high]
+    return min(inside), max(inside)
+
+
+def _height(dimension: Dimension, value: float | str | None) -> float:
+    """Of a value on its axis, from 0 at the bottom to 1; what lies beyond its ends is drawn at them."""
+    if value is None:
+        return 0.0
+    if dimension.choices:
+        share = (list(dimension.choices).index(str(value)) + 0.5) / len(dimension.choices)
+    else:
+        number_, low, high = float(value), dimension.low, dimension.high
+        if dimension.log:
+            number_, low, high = (math.log10(max(each, SMALLEST)) for each in (number_, low, high))
+        share = min(1.0, max(0.0, _share(number_, low, high))) if high > low else 0.5
+    foot = FOOT if None in dimension.values else 0.0
+    return foot + (1 - foot) * share
+
+
+def _marks(dimension: Dimension) -> tuple[Tick, ...]:
+    """The words at an axis: its choices, its powers of ten, or round numbers; with its two ends where there are fewer."""
+    low, high = dimension.low, dimension.high
+    none = [Tick("none", 100.0)] if None in dimension.values else []
+    if dimension.choices:
+        step = -(-len(dimension.choices) // 12)
+        return (*(Tick(each, 100 * (1 - _height(dimension, each))) for each in dimension.choices[::step]), *none)
+    if dimension.log:
+        first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+        step = -(-(last - first + 1) // 6) or 1
+        marks = [10.0**power for power in range(first, last + 1, step)]
+    else:
+        marks = [each for each in ticks(low, high, 4) if low <= each <= high] if high > low else []
+    if len(marks) < 2:
+        marks = [low, high] if high > low else [low]
+    return (*(Tick(number(each), 100 * (1 - _height(dimension, each))) for each in marks), *none)
 
 
 def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
@@ -225,7 +336,7 @@ def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> 
     for x, y in line.points:
         if _finite(x, y):
             pieces[-1].append(place(x, y))
-        elif pieces[-1]:
+        if pieces[-1] and (line.scattered or not _finite(x, y)):
             pieces.append([])
     values = [y for x, y in line.points if _finite(x, y)]
     return Drawn(

@@ -29,6 +29,9 @@ from clusters.pages.importing import ImportForm, read_manifests
 from clusters.pages.starters import STARTERS, Card
 from clusters.runs import listed
 from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
+from clusters.sweeps.access import sweep_for, trial_for
+from clusters.sweeps.actions import cluster_of as cluster_of_trial
+from clusters.sweeps.manifest import trial_name
 from clusters.templates import cluster_of, in_short, in_words, template_for, templates_for
 from datastores.access import datastores_for
 from datastores.drivers.base import DriverError
@@ -54,14 +57,16 @@ STAND_INS = {"name": "unnamed-unnamed-unnamed-unnamed-unnamed", "command": "true
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_cluster(request: HttpRequest) -> HttpResponse:
-    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]`, `?start=CARD` or `?template=WHOSE/NAME`."""
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]`, `?trial=APPCODE/SWEEP/N`, `?start=CARD` or `?template=WHOSE/NAME`."""
     user = person(request)
     if request.method != "POST":
         filled = _filled(request, user)
         offer = offer_of(user, filled.get("appcode", ""))
         filled |= _carded(user, request.GET, offer) or {}
         return form_page(
-            request, ClusterForm(offer, initial=offer.defaults() | filled), cards="clone" not in request.GET
+            request,
+            ClusterForm(offer, initial=offer.defaults() | filled),
+            cards=not {"clone", "trial"} & request.GET.keys(),
         )
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = (
@@ -280,6 +285,8 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
     """What a new form starts with."""
     if source := words(request, "clone"):
         return _cloned(user, source, request.GET.get("run", ""))
+    if source := words(request, "trial"):
+        return _of_trial(user, source)
     whose = words(request, "template").partition("/")[0]
     appcode = selected_appcode(request) or (whose if whose != Template.ME else "")
     return {"appcode": appcode} if appcode else {}
@@ -293,6 +300,18 @@ def _cloned(user: User, source: str, run: str) -> dict[str, str]:
     number = run_number(run)
     spec = run_for(user, appcode, name, number).spec if number else cluster.spec
     return fields_of(_manifest(cluster, spec)) | {"name": free_name(user, name)}
+
+
+def _of_trial(user: User, source: str) -> dict[str, str]:
+    """What a trial of a sweep has trained, as a cluster of its own. Raises Http404."""
+    appcode, name, number = (*source.split("/"), "", "")[:3]
+    trial = trial_for(sweep_for(user, appcode, name), run_number(number))
+    return fields_of(cluster_of_trial(trial, name_again(user, name, trial.number)))
+
+
+def name_again(user: User, sweep: str, number: int) -> str:
+    """A free name for the cluster that trains a trial once more."""
+    return free_name(user, f"{trial_name(sweep, number, 0)[: MAX_NAME - 6]}-again")
 
 
 def run_number(said: str) -> int:

@@ -53,7 +53,7 @@ def read_value(run: Run, metric: str) -> Reading:
 def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
     """What a run that goes on has told of it lately: steps and values, in the order of steps; [] where nobody can tell now."""
     try:
-        if run.spec["output"] and (lines := _lines(scalars_of(run), metric)):
+        if run.spec["output"] and (lines := lines_of(scalars_of(run), metric)):
             return [(point.step, point.value) for point in lines[0].points]
         role, attempt = leading(run)
         if attempt is None:
@@ -62,20 +62,21 @@ def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
     except (CloudError, DriverError) as error:
         log.info("run %s: how far it is cannot be read now: %s", run.pk, error)
         return []
-    return [(point.step, point.value) for line in _lines(scalars_of_log(chunk.data), metric) for point in line.points]
-
-
-def _lines(scalars: Scalars, metric: str) -> list[Curve]:
-    return [curve for curve in scalars.curves if curve.points and metric in _names(curve)]
+    return [(point.step, point.value) for line in lines_of(scalars_of_log(chunk.data), metric) for point in line.points]
 
 
 def last_stored(scalars: Scalars, metric: str) -> float | str | None:
     """The last value of a line; a sentence where several could be meant, None where there is none."""
-    lines = _lines(scalars, metric)
+    lines = lines_of(scalars, metric)
     if len(lines) > 1:
         folders = ", ".join(sorted(f"{PurePosixPath(curve.folder).name}/{curve.tag}" for curve in lines)[:5])
         return f"“{metric}” is written more than once; name one of {folders}."
     return lines[0].points[-1].value if lines else None
+
+
+def lines_of(scalars: Scalars, metric: str) -> list[Curve]:
+    """Those that a goal may mean: by their tag, or as FOLDER/TAG."""
+    return [curve for curve in scalars.curves if curve.points and metric in _names(curve)]
 
 
 def _names(curve: Curve) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def _drawn(spec: SweepSpec, study: optuna.Study) -> dict[str, Value]:
 
 
 def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
-    asked = _distribution(parameter)
+    asked = distribution(parameter)
     if isinstance(asked, CategoricalDistribution):
         drawn = trial.suggest_categorical(name, asked.choices)
         return next(value for value in parameter.values if written(value) == drawn)
@@ -103,11 +103,11 @@ def _told(spec: SweepSpec, point: Point) -> FrozenTrial:
         value=point.value if state == TrialState.COMPLETE else None,
         intermediate_values=told,
         params=given,
-        distributions={name: _distribution(spec.parameters[name]) for name in given},
+        distributions={name: distribution(spec.parameters[name]) for name in given},
     )
 
 
-def _distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:
+def distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:
     if parameter.type == "choice":
         # By their texts, because True and 1 are one thing in Python.
         return CategoricalDistribution([written(value) for value in parameter.values])

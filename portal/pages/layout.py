@@ -49,8 +49,9 @@ class Entry:
 
 NAVIGATION = (
     Entry("Clusters", "clusters", "cluster"),
-    Entry("Applications", "applications", "application"),
+    Entry("Sweeps", "sweeps", "sweep"),
     Entry("Pipelines", "pipelines", "pipeline", tabs=("schedules",)),
+    Entry("Applications", "applications", "application"),
     Entry("Queue", "queue", "state-queued"),
     Entry("Datastores", "datastores", "datastore"),
     Entry("Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets")),
@@ -75,6 +76,7 @@ ADMINISTRATION = (
 # What the search offers besides.
 ACTIONS = (
     Entry("New cluster", "new_cluster", "plus"),
+    Entry("New sweep", "new_sweep", "plus"),
     Entry("New application", "new_application", "plus"),
     Entry("New pipeline", "new_pipeline", "plus"),
     Entry("New schedule", "new_schedule", "plus"),

@@ -32,7 +32,7 @@ SHAPES = {
     "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered"),
     "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost"),
     "stopped": (
-        "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn",
+        "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn", "pruned",
         "skipped",
     ),
 }  # fmt: skip

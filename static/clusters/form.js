@@ -1,6 +1,32 @@
 // The New Cluster form: what the server cannot know while one types. Works by attributes of the page, nothing to set up.
 (function () {
   "use strict";
+  // The form of a sweep shows as many rows for parameters as are used, and one more when it is asked for.
+  document.addEventListener("DOMContentLoaded", () => {
+    const add = document.querySelector("[data-add-parameter]");
+    if (!add) return;
+    const spare = () => [...document.querySelectorAll(".parameter[data-spare]")];
+    spare().forEach((row) => { row.hidden = true; });
+    add.addEventListener("click", () => {
+      let row = spare().find((each) => each.hidden);
+      if (!row) {
+        const rows = document.querySelectorAll(".parameter"), last = rows[rows.length - 1];
+        if (rows.length >= 50) return;
+        row = last.cloneNode(true);
+        row.classList.remove("field-wrong");
+        row.querySelectorAll(".errorlist").forEach((each) => each.remove());
+        row.querySelectorAll("[name]").forEach((each) => {
+          each.name = each.name.replace(/-\d+-/, "-" + rows.length + "-");
+          each.removeAttribute("aria-invalid");
+          if (each.type === "checkbox") each.checked = false; else if (each.tagName === "INPUT") each.value = "";
+        });
+        last.after(row);
+      }
+      row.hidden = false;
+      row.removeAttribute("data-spare");
+      row.querySelector("input").focus();
+    });
+  });
   document.addEventListener("DOMContentLoaded", () => {
     const form = document.getElementById("cluster-form");
     if (!form) return;

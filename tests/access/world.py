@@ -199,7 +199,7 @@ def make(bucket: str) -> World:
         "datastores/{code}/{name}": "data", "datastores/{appcode}/{name}": "data", "datastores/{name}": "data",
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
-        "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr",
+        "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr", "sweeps/{appcode}/{name}": "lr", "{trial}": 1,
         "templates/{name}": "digits", "hooks/{name}": "publish", "{whose}/{name}": "digits", "{whose}": "ops-demo",
         "schedules/{name}": "night", "schedules/{appcode}/{name}": "night",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
@@ -217,7 +217,7 @@ def make(bucket: str) -> World:
     }  # fmt: skip
     absent = {
         "{image}": "absent", "{stage}": "absent", "{whose}": "ops-demx", "{host}": "git.example.org",
-        "{removal}": 999999, "{rule}": 999999,
+        "{removal}": 999999, "{rule}": 999999, "{trial}": 99,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",

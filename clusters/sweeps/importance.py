@@ -1,0 +1,46 @@
+"""Which parameters the values depend on, by Optuna's PED-ANOVA. Pure.
+
+Source: Watanabe, Bansal and Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces", IJCAI
+2023: how differently a parameter is spread among the best tenth of the points than among all.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState, create_trial
+
+from clusters.sweeps.manifest import SweepSpec, written
+from clusters.sweeps.points import Outcome, is_maximized
+from clusters.sweeps.sampler import distribution
+
+# Of fewer points nothing is said.
+LEAST = 10
+
+
+def importances(spec: SweepSpec, points: Sequence[Outcome]) -> dict[str, float]:
+    """The share of each parameter that is there in all trials, the largest first; they add up to 1. Empty for too few points,
+    and where all came to the same."""
+    if len(points) < LEAST or len({point.value for point in points}) < 2:
+        return {}
+    always = [name for name, each in spec.parameters.items() if not each.when]
+    study = optuna.create_study(direction="maximize" if is_maximized(spec) else "minimize")
+    for point in points:
+        given = {
+            name: written(value) if spec.parameters[name].type == "choice" else value
+            for name, value in point.parameters.items()
+            if name in always
+        }
+        kinds: dict[str, BaseDistribution] = {name: distribution(spec.parameters[name]) for name in given}
+        study.add_trial(create_trial(state=TrialState.COMPLETE, value=point.value, params=given, distributions=kinds))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    try:
+        return optuna.importance.get_param_importances(study, evaluator=evaluator, params=always)
+    except RuntimeError:
+        # What takes one value only says nothing about it.
+        return {}
