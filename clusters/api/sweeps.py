@@ -41,7 +41,7 @@ EXAMPLE = OpenApiExample(
         "spec": {
             "template": {
                 "image": "tensorflow",
-                "command": "python digits_single.py --learning-rate {lr}",
+                "command": "python digits_single.py --sample --output /tmp/output --learning-rate {lr}",
                 "roles": {"master": {"flavor": "middle-1-gpu"}},
             },
             "parameters": {"lr": {"type": "float", "low": 0.0001, "high": 0.1, "log": True}},

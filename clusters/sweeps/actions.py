@@ -13,8 +13,7 @@ from clusters import wakeups
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Sweep, Trial
 from clusters.spec.catalog import resolve, usable_appcode
-from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
-from clusters.sweeps.sampler import next_points
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, some_point, trial_spec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.events import record
@@ -146,8 +145,8 @@ def cluster_of(trial: Trial, name: str) -> ClusterManifest:
 
 
 def _judge(spec: SweepSpec, appcode: Appcode) -> None:
-    """Whether its first trial could be made now. Raises Invalid, at the template."""
-    point = next_points(spec, 0, 1)[0]
+    """Whether a trial of it could be made now. Raises Invalid, at the template."""
+    point = some_point(spec.parameters)
     try:
         resolve(ClusterSpec.model_validate(trial_spec(spec, point, 1 if spec.folds else 0)), appcode)
     except Invalid as error:

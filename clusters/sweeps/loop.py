@@ -11,6 +11,8 @@ import datetime as dt
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
@@ -24,7 +26,7 @@ from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
 from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
 from clusters.sweeps.measured import Reading, read_steps, read_value
-from clusters.sweeps.sampler import Point, next_points
+from clusters.sweeps.sampler import Point, chosen, next_points
 from clusters.sweeps.stopping import Progress, follow
 from datastores.drivers.patience import within
 from portal.access import OPERATE, may
@@ -341,7 +343,9 @@ class Turn:
         is_good = counts.get(Trial.Phase.SUCCEEDED, 0) > 0
         said = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items(), reverse=True))
         if self.sweep.best and self.spec.goal:
-            said += f"; the best is trial {self.sweep.best['number']}: {self.spec.goal.metric} = {self.sweep.best['value']:g}"
+            best, sd = self.sweep.best, self.sweep.best["sd"]
+            said += f"; the best is trial {best['number']}: {self.spec.goal.metric} = {best['value']:g}"
+            said += "" if sd is None else f" ± {sd:g}"
         self.sweep.phase = Sweep.Phase.SUCCEEDED if is_good else Sweep.Phase.FAILED
         self.sweep.message, self.sweep.finished_at = f"{said}.", self.now
         self._record(self.sweep.phase.lower(), self.sweep.message)
@@ -356,23 +360,27 @@ def _ended(trials: QuerySet[Trial]) -> QuerySet[Trial]:
 
 
 def known_points(sweep: Sweep, spec: SweepSpec) -> list[Point]:
-    """What is known of all points that were begun: of those of several folds their mean, when all have come to a value."""
-    points: dict[int, list[Trial]] = {}
-    rows = sweep.trials.only("number", "parameters", "phase", "value", "step").order_by("number", "fold")
-    for trial in rows.iterator():
-        points.setdefault(trial.number, []).append(trial)
-    return [_known(trials, spec.folds or 1) for trials in points.values()]
+    """What the sampler is told of points that were begun: of those of several folds their mean, when all have come to a value.
+    The parameters are read only of those that it is told of."""
+    rows = sweep.trials.order_by("number", "fold").values_list("number", "phase", "value", "step")
+    points = [
+        _known(number, list(trials), spec.folds or 1) for number, trials in groupby(rows.iterator(), lambda row: row[0])
+    ]
+    told = chosen(spec, points)
+    numbers = [point.number for point in told]
+    parameters = dict(sweep.trials.filter(number__in=numbers).values_list("number", "parameters"))
+    return [replace(point, parameters=parameters[point.number]) for point in told]
 
 
-def _known(trials: Sequence[Trial], count: int) -> Point:
-    first = trials[0]
-    if first.phase == Trial.Phase.PRUNED:
-        return Point(first.number, first.parameters, None, True, first.step, first.value)
-    values = [each.value for each in trials if each.phase == Trial.Phase.SUCCEEDED and each.value is not None]
+def _known(number: int, trials: Sequence[tuple[int, str, float | None, int | None]], count: int) -> Point:
+    _, phase, reached, step = trials[0]
+    if phase == Trial.Phase.PRUNED:
+        return Point(number, {}, None, True, step, reached)
+    values = [value for _, phase, value, _ in trials if phase == Trial.Phase.SUCCEEDED and value is not None]
     if len(values) == count:
-        return Point(first.number, first.parameters, sum(values) / count, True)
-    lost = any(each.phase and each.phase != Trial.Phase.SUCCEEDED for each in trials)
-    return Point(first.number, first.parameters, None, lost)
+        return Point(number, {}, sum(values) / count, True)
+    lost = any(phase and phase != Trial.Phase.SUCCEEDED for _, phase, _, _ in trials)
+    return Point(number, {}, None, lost)
 
 
 def best_of(sweep: Sweep, spec: SweepSpec) -> dict[str, object] | None:

@@ -399,6 +399,15 @@ def grid_point(parameters: Mapping[str, Parameter], number: int) -> dict[str, Va
     raise IndexError(number)
 
 
+def some_point(parameters: Mapping[str, Parameter]) -> dict[str, Value]:
+    """One that may be, whatever the sampler: the first values."""
+    found: dict[str, Value] = {}
+    for name, each in in_order(parameters):
+        if is_active(each, found):
+            found[name] = each.at(0)
+    return found
+
+
 def is_active(parameter: Parameter, chosen: Mapping[str, Value]) -> bool:
     """Whether it is there, where those choices are made on which it may depend."""
     return all(name in chosen and written(chosen[name]) in values for name, values in parameter.active.items())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from django.db.models import Case, Count, F, Q, Sum, Value, When
+from django.db.models import Case, Count, F, Sum, Value, When
 from django.db.models.functions import Coalesce
 
 from clusters.models import Run, Trial
@@ -25,22 +25,22 @@ class Sums:
 
 
 def sums_of(sweeps: Iterable[int], now: dt.datetime) -> dict[int, Sums]:
-    """By sweep. Three queries."""
+    """By sweep. Four queries."""
     found = {pk: Sums() for pk in sweeps}
     trials = Trial.objects.filter(sweep__in=found).order_by()
+    over = trials.exclude(phase="").values_list("sweep", "phase").annotate(Count("pk"))
     # A run that has ended is judged in a moment.
     lives = When(cluster__current_run__phase__in=TERMINAL, then=Value("Running"))
-    phase = Case(
-        When(~Q(phase=""), then=F("phase")), lives, default=Coalesce("cluster__current_run__phase", Value("Queued"))
-    )
-    for sweep, word, count in trials.values_list("sweep", phase).annotate(Count("pk")):
-        found[sweep].trials[word] = found[sweep].trials.get(word, 0) + count
+    phase = Case(lives, default=Coalesce("cluster__current_run__phase", Value("Queued")))
+    living = trials.filter(phase="").values_list("sweep", phase).annotate(Count("pk"))
+    for sweep, word, count in (*over, *living):
+        found[sweep].trials[word] = count
     runs = Run.objects.filter(cluster__trial__sweep__in=found).order_by()
     for sweep, seconds, cost in runs.values_list("cluster__trial__sweep").annotate(Sum("gpu_seconds"), Sum("cost")):
         found[sweep].gpu_seconds, found[sweep].cost = seconds, cost
     # Those that hold something now use more of it every second.
-    living = runs.filter(Q(gpu_rate__gt=0) | Q(cost_rate__gt=0)).annotate(sweep=F("cluster__trial__sweep"))
-    for each in living.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"):
+    growing = runs.filter(gone=False).annotate(sweep=F("cluster__trial__sweep"))
+    for each in growing.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"):
         found[each.sweep].gpu_seconds += each.gpu_seconds_at(now) - each.gpu_seconds
         found[each.sweep].cost += each.cost_at(now) - each.cost
     return found

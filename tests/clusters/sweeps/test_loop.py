@@ -213,3 +213,28 @@ def test_names_of_its_trials_that_are_taken_are_said_before_it_starts(catalogue,
         actions.create_sweep(sweep_manifest(), acting_user=people.bob)
     with pytest.raises(Invalid, match=r"spec\.template\.image"):
         actions.create_sweep(sweep_manifest("other", template={"image": "gone"}), acting_user=people.bob)
+
+
+def test_a_point_of_folds_is_the_mean_of_them_and_only_whole_ones_are_compared(
+    people, sweep_manifest, django_assert_num_queries
+):
+    manifest = sweep_manifest(
+        parameters={"lr": {"type": "float", "low": 0, "high": 1}},
+        sampler="tpe",
+        trials=9,
+        folds=2,
+        template={"input": "digits"},
+    )
+    spec = manifest.spec
+    sweep = Sweep.objects.create(appcode=people.ops, name="lr", spec=spec.model_dump(mode="json", by_alias=True))
+    good = "Succeeded"
+    told = (good, 4, good, 2), (good, 0, "Failed", None), (good, 1, "", None), (good, 5, good, 3)
+    for number, (phase, value, other, another) in enumerate(told):
+        sweep.trials.create(number=number, fold=1, parameters={"lr": number / 10}, phase=phase, value=value)
+        sweep.trials.create(number=number, fold=2, parameters={"lr": number / 10}, phase=other, value=another)
+    assert sweeps.best_of(sweep, spec) == {"number": 0, "value": 3.0, "sd": 1.0, "parameters": {"lr": 0}}
+    with django_assert_num_queries(2):
+        known = sweeps.known_points(sweep, spec)
+    assert [(each.parameters["lr"], each.value, each.is_over) for each in known] == [
+        (0, 3, True), (0.1, None, True), (0.2, None, False), (0.3, 4, True)
+    ]  # fmt: skip
