@@ -10,18 +10,49 @@ import datetime as dt
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from clusters.after import OUTPUT_OF_RUN
 from clusters.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import printed, scalars_of
+from clusters.spec.folders import output_folder
+from datastores.actions import open_store
 from datastores.drivers.patience import within
+from datastores.models import Datastore
 
 # Seconds for reading the numbers of a run, and how often what one look has left is read on.
 SECONDS, LOOKS = 30.0, 20
 # What a program takes of its environment is bounded.
 MAX_METRICS_BYTES, MAX_MESSAGE = 16 * 1024, 2000
+
+
+@dataclass(frozen=True)
+class Found:
+    """What has to be looked for outside the database: `metrics` as `last_values`, and whether there is any output to be read. A
+    folder of a bucket in which nothing lies is none, and nobody can mount it."""
+
+    metrics: Mapping[str, float | None]
+    has_output: bool
+
+
+def look(run: Run) -> Found:
+    """Raises DriverError and CloudError; not inside a transaction."""
+    return Found(metrics_of(run), has_output(run))
+
+
+def has_output(run: Run) -> bool:
+    """Whether its output can be mounted. Raises DriverError."""
+    if not run.spec["output"] or run.started_at is None:
+        return False
+    store = Datastore.objects.select_related("appcode")
+    found = store.filter(appcode=run.cluster.appcode_id, name=run.spec["output"]).first()
+    if found is None or found.kind != Datastore.Kind.S3:
+        return True
+    folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+    with within(SECONDS):
+        return next(iter(open_store(found).walk(folder)), None) is not None
 
 
 def metrics_of(run: Run) -> dict[str, float | None]:
@@ -53,8 +84,8 @@ def last_values(scalars: Scalars) -> dict[str, float | None]:
     return found
 
 
-def environment(run: Run, hook: str, metrics: Mapping[str, float | None], *, reads: bool) -> dict[str, str]:
-    """`run` has come to its end; `reads` is whether its output is mounted."""
+def environment(run: Run, hook: str, found: Found) -> dict[str, str]:
+    """`run` has come to its end."""
     message = run.message[:MAX_MESSAGE]
     facts: dict[str, Any] = {
         "appcode": run.cluster.appcode.code,
@@ -66,7 +97,7 @@ def environment(run: Run, hook: str, metrics: Mapping[str, float | None], *, rea
         "image": run.spec["image"],
         "code": run.code,
         "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
-        "metrics": dict(metrics),
+        "metrics": dict(found.metrics),
         "started": _moment(run.started_at),
         "finished": _moment(run.finished_at),
         "gpuSeconds": run.gpu_seconds,
@@ -80,7 +111,7 @@ def environment(run: Run, hook: str, metrics: Mapping[str, float | None], *, rea
         "PORTAL_REASON": run.reason,
         "PORTAL_MESSAGE": message,
         "PORTAL_METRICS": json.dumps(facts["metrics"]),
-        "PORTAL_OUTPUT": OUTPUT_OF_RUN if reads else "",
+        "PORTAL_OUTPUT": OUTPUT_OF_RUN if found.has_output else "",
         "PORTAL_FACTS": json.dumps(facts),
     }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -26,16 +25,17 @@ from clusters.events import run_event
 from clusters.frameworks.parallel import Parallel
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, HookRun, Run
-from clusters.run_hooks.facts import environment, metrics_of
+from clusters.run_hooks.facts import Found, environment, look
 from datastores.drivers.base import DriverError
+from portal.access import OPERATE, may
 from portal.errors import Conflict, Invalid
 from portal.events import record_all
 
 log = logging.getLogger(__name__)
 
 DUE = Q(did=None, message="", run__cluster__deleted_at=None)
-# For how long numbers that cannot be read are asked for again, before a hook goes on without them.
-METRICS = dt.timedelta(minutes=2)
+# For how long numbers and output that cannot be read are asked for again, before a hook goes on without them.
+PATIENCE = dt.timedelta(minutes=2)
 RESYNC_LIMIT = 500
 JOINED = ("run__cluster__appcode", "run__created_by")
 
@@ -44,13 +44,13 @@ def advance(appcode_id: int, cluster: str) -> None:
     """Makes what is due after runs of a cluster, of each hook what is due first."""
     due = HookRun.objects.filter(DUE, run__cluster__appcode=appcode_id, run__cluster__name=cluster)
     first = due.select_related(*JOINED).order_by("name", "pk").distinct("name")
-    metrics: dict[int, Mapping[str, float | None] | None] = {}
+    looked: dict[int, Found | None] = {}
     for row in sorted(first, key=lambda each: each.pk):
         if _is_busy(row):
             continue
-        if row.run_id not in metrics:
-            metrics[row.run_id] = _metrics(row.run)
-        found = metrics[row.run_id]
+        if row.run_id not in looked:
+            looked[row.run_id] = _look(row.run)
+        found = looked[row.run_id]
         if found is not None:
             _make(row.pk, row.run.cluster_id, found)
 
@@ -70,18 +70,18 @@ def _is_busy(row: HookRun) -> bool:
     return its.exclude(current_run__phase__in=("Succeeded", "Failed", "Stopped")).exists()
 
 
-def _metrics(run: Run) -> Mapping[str, float | None] | None:
-    """None where they cannot be read now and are asked for again."""
+def _look(run: Run) -> Found | None:
+    """None where it cannot be looked at now and is tried again."""
     try:
         with lane(run.cloud):
-            return metrics_of(run)
+            return look(run)
     except (DriverError, CloudError) as error:
-        log.warning("run %s: its numbers cannot be read for its hooks: %s", run.pk, error)
-        return {} if timezone.now() - run.phase_since > METRICS else None
+        log.warning("run %s: its numbers and output cannot be looked at for its hooks: %s", run.pk, error)
+        return Found({}, has_output=False) if timezone.now() - run.phase_since > PATIENCE else None
 
 
 @transaction.atomic
-def _make(hook_run_id: int, cluster_id: int, metrics: Mapping[str, float | None]) -> None:
+def _make(hook_run_id: int, cluster_id: int, found: Found) -> None:
     """Makes the run that does it, or writes down why that cannot be."""
     Cluster.objects.select_for_update(no_key=True).only("pk").get(pk=cluster_id)
     row = HookRun.objects.filter(DUE, pk=hook_run_id).select_related(*JOINED).first()
@@ -89,7 +89,7 @@ def _make(hook_run_id: int, cluster_id: int, metrics: Mapping[str, float | None]
         return
     try:
         with transaction.atomic():
-            row.did = _deployed(row, metrics)
+            row.did = _deployed(row, found)
     except Conflict:
         # Somebody has just deployed it by hand; it is due when that has ended.
         return
@@ -102,14 +102,17 @@ def _make(hook_run_id: int, cluster_id: int, metrics: Mapping[str, float | None]
     row.save(update_fields=["did", "message"])
 
 
-def _deployed(row: HookRun, metrics: Mapping[str, float | None]) -> Run:
+def _deployed(row: HookRun, found: Found) -> Run:
     """Raises Invalid, PermissionDenied and Conflict."""
     run, user = row.run, row.run.created_by
     if user is None:
         raise PermissionDenied("Who started the run is not there any more, and hooks are done in their name.")
+    if not may(user, run.cluster.appcode, OPERATE):
+        code = run.cluster.appcode.code
+        raise PermissionDenied(f"{user.display_name}, who started the run, may run nothing in {code} any more.")
     hook = next(each for each in map(HookSpec.model_validate, run.spec["hooks"]) if each.name == row.name)
     flavor = hook.flavor or Flavor.objects.filter(enabled=True).values_list("name", flat=True).first()
-    manifest = manifest_of(run, hook, flavor or "", metrics)
+    manifest = manifest_of(run, hook, flavor or "", found)
     cluster = Cluster.objects.filter(
         appcode=run.cluster.appcode_id, name=manifest.metadata.name, part_of=part_of(run.cluster.name), deleted_at=None
     ).first()
@@ -121,11 +124,10 @@ def _deployed(row: HookRun, metrics: Mapping[str, float | None]) -> Run:
     return actions.deploy(cluster, acting_user=user)
 
 
-def manifest_of(run: Run, hook: HookSpec, flavor: str, metrics: Mapping[str, float | None]) -> ClusterManifest:
+def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterManifest:
     """The cluster that does `hook` after `run`. A command of the cluster's own starts with its program; one that several
     clusters use brings what it needs."""
     spec, name = run.spec, run.cluster.name
-    reads = bool(spec["output"]) and run.started_at is not None
     image = hook.image or spec["image"]
     own = hook.use is None
     folder = folder_of(hook.output_path or OUTPUT_PATH, name=name, run=run.number, hook=hook.name)
@@ -135,8 +137,8 @@ def manifest_of(run: Run, hook: HookSpec, flavor: str, metrics: Mapping[str, flo
         "environment": spec.get("environment") if own and image == spec["image"] else None,
         "command": hook.command,
         "code": _code(run) if own else None,
-        "env": {**hook.env, **environment(run, hook.name, metrics, reads=reads)},
-        "input": {"from": f"{name}/{run.number}", "when": "always"} if reads else None,
+        "env": {**hook.env, **environment(run, hook.name, found)},
+        "input": {"from": f"{name}/{run.number}", "when": "always"} if found.has_output else None,
         "output": hook.output or spec["output"],
         "outputPath": folder,
         "roles": {"worker": {"flavor": flavor, "count": 1}},

@@ -157,13 +157,18 @@ def test_a_hook_after_a_failure_reads_what_there_is_and_is_made_once(loop, peopl
     loop.until(lambda: Run.objects.get(pk=second.did_id).phase == "Stopped")
 
 
-def test_who_may_not_run_it_any_more_is_named(loop, people, manifest):
-    hooks = [{"on": "always", "command": "true"}]
-    cluster = actions.create_cluster(manifest("train", "true", hooks=hooks), acting_user=people.bob)
+def test_a_run_that_wrote_nothing_and_who_may_not_run_its_hook_any_more(loop, people, manifest, results):
+    hooks = [{"on": "always", "command": "echo =$PORTAL_OUTPUT="}]
+    writes_nothing = manifest("train", "true", hooks=hooks, output="results")
+    cluster = actions.create_cluster(writes_nothing, acting_user=people.bob)
+    did = done(loop, loop.until_phase(cluster, "Succeeded", "Failed"), "after").did
+    assert (did.phase, log_of(did)) == ("Succeeded", "==\n"), "there is nothing to mount"
+
+    actions.deploy(cluster, acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     Membership.objects.filter(user=people.bob).delete()
     row = done(loop, run, "after")
-    assert (row.did, row.message) == (None, "There is no appcode “ops-demo” that you can use.")
+    assert (row.did, row.message) == (None, "bob, who started the run, may run nothing in ops-demo any more.")
     assert Event.objects.get(verb="run.hook_refused").message.startswith("Its hook after cannot be done: ")
 
 
