@@ -224,17 +224,19 @@ def end_part(cluster_id: int, reason: str, message: str) -> None:
 
 @transaction.atomic
 def delete_parts(appcode_id: int, part_of: str, most: int) -> bool:
-    """Deletes at most `most` of the clusters that `part_of` made; whether any are left. Of all of them what made them says one
-    event, because they may be ten thousand."""
-    alive = Cluster.objects.filter(appcode=appcode_id, part_of=part_of, deleted_at=None)
-    rows = list(alive.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True)[: most + 1])
-    chosen = rows[:most]
-    for cluster_id in alive.filter(pk__in=chosen, current_run__gone=False).values_list("pk", flat=True):
+    """Deletes at most `most` of the clusters that `part_of` made, with those of their hooks; whether any are left. Of all of them
+    what made them says one event, because they may be ten thousand."""
+    alive = Cluster.objects.filter(appcode=appcode_id, deleted_at=None)
+    rows = alive.filter(part_of=part_of).order_by("pk").select_for_update(no_key=True).values_list("pk", "name")
+    found = list(rows[: most + 1])
+    hooks = Q(part_of__in=[hooks_of(name) for _, name in found[:most]])
+    chosen = alive.filter(hooks | Q(pk__in=[pk for pk, _ in found[:most]]))
+    for cluster_id in chosen.filter(current_run__gone=False).values_list("pk", flat=True):
         end_part(cluster_id, "Deleted", f"{part_of.partition('/')[2]} was deleted.")
-    alive.filter(pk__in=chosen).update(deleted_at=timezone.now())
-    for cluster_id in chosen:
+    for cluster_id in chosen.values_list("pk", flat=True):
         transaction.on_commit(partial(wakeups.wake_purge, cluster_id))
-    return len(rows) > most
+    chosen.update(deleted_at=timezone.now())
+    return len(found) > most
 
 
 @transaction.atomic
