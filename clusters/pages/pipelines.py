@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import yaml
@@ -66,6 +67,9 @@ stages:
 """
 
 
+_TRUTH = "tag:yaml.org,2002:bool"
+
+
 class PipelineForm(forms.Form):
     """`stages` is the spec of a manifest, as YAML or JSON."""
 
@@ -104,12 +108,21 @@ class PipelineForm(forms.Form):
 
 
 class _Plain(yaml.SafeLoader):
-    """Without aliases, by which a short text may stand for one without end."""
+    """What JSON can say: without aliases, by which a short text may stand for one without end, and `on`, which a hook has, is a
+    word, as YAML 1.2 has it."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in found if tag != _TRUTH]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
         if self.check_event(AliasEvent):
             raise yaml.composer.ComposerError(problem="aliases are not read")
         return super().compose_node(parent, index)
+
+
+_Plain.add_implicit_resolver(_TRUTH, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 
 def read_spec(text: str) -> Any:
@@ -127,7 +140,10 @@ def _yaml(text: str) -> Any:
     if len(text) > MAX_YAML:
         raise Invalid.at("spec", message=f"YAML is read up to {MAX_YAML // 1024} KiB; send a longer one as JSON.")
     try:
-        return yaml.load(text, Loader=_Plain)  # noqa: S506  a SafeLoader that reads even less
+        # Keys that are numbers, bytes and the like, which a body of REST cannot have either, are refused on the way through JSON.
+        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506  a SafeLoader that reads even less
+    except orjson.JSONEncodeError as error:
+        raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -33,6 +33,19 @@ def test_what_is_typed_is_judged_saved_run_and_shown(catalogue, people, as_perso
         ),
         ("a: &x [1]\nstages: *x", "This is not YAML: aliases are not read."),
         ("[" * 5000, "This is not YAML that can be read here."),
+        ("1: 2", "This YAML says what JSON cannot: Dict key must be str."),
+        (
+            STAGES.replace("image: tensorflow", "image: !!binary AA==", 1),
+            "This YAML says what JSON cannot: Type is not JSON serializable: bytes.",
+        ),
+        (
+            STAGES.replace("retries: 2", '"\\ud800": 2'),
+            "This YAML says what JSON cannot: str is not valid UTF-8: surrogates not allowed.",
+        ),
+        (
+            STAGES.replace("retries: 2\n    spec: {", "retries: 2\n    spec: {hooks: [{on: never, command: echo}], "),
+            "stages.1.spec.hooks.0.on: One of &#x27;success&#x27;, &#x27;failure&#x27; or &#x27;always&#x27;.",
+        ),
         (
             STAGES.replace("[prepare]", "[nobody]"),
             "stages.1.after.0: There is no stage “nobody”; there are: prepare, train.",
