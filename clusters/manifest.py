@@ -34,6 +34,9 @@ from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_err
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARIABLES = 200
 MAX_ENV_BYTES = 64 * 1024
+# Of a hook, which beside these finds the facts of the run.
+MAX_HOOK_ENV_VARIABLES = 150
+MAX_HOOK_ENV_BYTES = 16 * 1024
 MAX_ENDPOINTS = 5
 MAX_RUNS_SHOWN = 20
 MAX_PARAMETERS = 100
@@ -403,22 +406,23 @@ def check_env_name(name: str) -> None:
         raise ValueError(f"{name} is set by the portal.")
 
 
-def check_env(env: Mapping[str, str]) -> None:
-    """Raises ValueError for names that cannot be set, and for too much of it."""
+def check_env(env: Mapping[str, str], most: int = MAX_ENV_BYTES) -> None:
+    """Raises ValueError for names that cannot be set, and for more than `most` bytes."""
     for name, text in env.items():
         check_env_name(name)
         _no_nul(text)
-    if sum(len(name.encode()) + len(text.encode()) for name, text in env.items()) > MAX_ENV_BYTES:
-        raise ValueError(f"All variables together may have {MAX_ENV_BYTES // 1024} KiB.")
+    if sum(len(name.encode()) + len(text.encode()) for name, text in env.items()) > most:
+        raise ValueError(f"All variables together may have {most // 1024} KiB.")
 
 
 def check_hook_env(env: Mapping[str, str], *path: str) -> None:
     """The same of a hook, whose facts are added. Raises `field_error` below `path`."""
     try:
-        check_env(env)
-        if len(env) > MAX_ENV_VARIABLES:
-            raise ValueError(f"At most {MAX_ENV_VARIABLES} variables.")
-        if taken := next((name for name in env if name.startswith("PORTAL_")), ""):
+        check_env(env, MAX_HOOK_ENV_BYTES)
+        if len(env) > MAX_HOOK_ENV_VARIABLES:
+            raise ValueError(f"At most {MAX_HOOK_ENV_VARIABLES} variables.")
+        reserved = FRAMEWORKS["parallel"].reserved_env
+        if taken := next((name for name in env if name.startswith("PORTAL_") or name in reserved), ""):
             raise ValueError(f"{taken} is for the portal to set; choose another name.")
     except ValueError as error:
         raise field_error(str(error), *path, "env") from error

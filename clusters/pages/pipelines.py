@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 import yaml
@@ -111,17 +111,16 @@ class _Plain(yaml.SafeLoader):
     """What JSON can say: without aliases, by which a short text may stand for one without end, and `on`, which a hook has, is a
     word, as YAML 1.2 has it."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in found if tag != _TRUTH]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
         if self.check_event(AliasEvent):
             raise yaml.composer.ComposerError(problem="aliases are not read")
         return super().compose_node(parent, index)
 
 
+_Plain.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != _TRUTH]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Plain.add_implicit_resolver(_TRUTH, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 

@@ -31,7 +31,7 @@ print(text)
 END
 """
 COPY = """\
-cp -rv "$PORTAL_OUTPUT/." /elearn/output/
+cp -rv "${PORTAL_OUTPUT:?The run has kept no output.}/." /elearn/output/
 """
 NOTIFY = """\
 python - <<'END'

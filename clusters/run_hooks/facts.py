@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.after import OUTPUT_OF_RUN
+from clusters.clouds.bulkhead import lane
 from clusters.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import printed, scalars_of
@@ -24,8 +25,9 @@ from datastores.models import Datastore
 
 # Seconds for reading the numbers of a run, and how often what one look has left is read on.
 SECONDS, LOOKS = 30.0, 20
-# What a program takes of its environment is bounded.
-MAX_METRICS_BYTES, MAX_MESSAGE = 16 * 1024, 2000
+# What a program takes of its environment is bounded (MAX_ENV_BYTES of a manifest), and all of this stands there twice, beside
+# what the hook itself has. As JSON a byte of a message may be six.
+MAX_METRICS_BYTES, MAX_MESSAGE_BYTES = 12 * 1024, 2000
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,6 @@ class Found:
 
     metrics: Mapping[str, float | None]
     has_output: bool
-
-
-def look(run: Run) -> Found:
-    """Raises DriverError and CloudError; not inside a transaction."""
-    return Found(metrics_of(run), has_output(run))
 
 
 def has_output(run: Run) -> bool:
@@ -59,12 +56,19 @@ def metrics_of(run: Run) -> dict[str, float | None]:
     """The last value of each number that it told, as `last_values`: those of its event files, or else those that it printed.
     Raises DriverError and CloudError; not inside a transaction."""
     with within(SECONDS):
-        for _ in range(LOOKS):
-            if (found := scalars_of(run)).is_complete:
-                break
-        if run.spec["output"] and not found.curves:
-            found = printed(run)
+        found = _stored(run) if run.spec["output"] else Scalars((), 0)
+        if not found.curves:
+            with lane(run.cloud):
+                found = printed(run)
     return last_values(found)
+
+
+def _stored(run: Run) -> Scalars:
+    """Asks a server of theirs, which is not the cloud: nobody who has something to tell that waits for it."""
+    for _ in range(LOOKS):
+        if (found := scalars_of(run)).is_complete:
+            break
+    return found
 
 
 def last_values(scalars: Scalars) -> dict[str, float | None]:
@@ -86,7 +90,7 @@ def last_values(scalars: Scalars) -> dict[str, float | None]:
 
 def environment(run: Run, hook: str, found: Found) -> dict[str, str]:
     """`run` has come to its end."""
-    message = run.message[:MAX_MESSAGE]
+    message = run.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     facts: dict[str, Any] = {
         "appcode": run.cluster.appcode.code,
         "cluster": run.cluster.name,

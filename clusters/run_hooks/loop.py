@@ -10,38 +10,57 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import time
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Count, Min, Q
 from django.utils import timezone
 
 from clusters import actions, wakeups
 from clusters.after import OUTPUT_PATH, TIME_LIMIT, HookSpec, folder_of, part_name, part_of
-from clusters.clouds.bulkhead import lane
 from clusters.clouds.drivers.base import CloudError
 from clusters.events import run_event
 from clusters.frameworks.parallel import Parallel
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, HookRun, Run
-from clusters.run_hooks.facts import Found, environment, look
+from clusters.run_hooks.facts import Found, environment, has_output, metrics_of
 from datastores.drivers.base import DriverError
 from portal.access import OPERATE, may
-from portal.errors import Conflict, Invalid
+from portal.db.advisory_lock import Lock, advisory_lock
+from portal.errors import Conflict, FieldError, Invalid
 from portal.events import record_all
+from portal.manifests import parse
 
 log = logging.getLogger(__name__)
 
 DUE = Q(did=None, message="", run__cluster__deleted_at=None)
-# For how long numbers and output that cannot be read are asked for again, before a hook goes on without them.
+# For how long numbers and output that cannot be read are asked for again.
 PATIENCE = dt.timedelta(minutes=2)
 RESYNC_LIMIT = 500
+# After which one look at an appcode begins nothing more.
+TURN_SECONDS = 60.0
 JOINED = ("run__cluster__appcode", "run__created_by")
 
 
 def advance(appcode_id: int, cluster: str) -> None:
-    """Makes what is due after runs of a cluster, of each hook what is due first."""
+    """Makes what is due after runs of a cluster, or of all of the appcode where that is "". One worker at a time is at an
+    appcode, so that a server of its people that does not answer keeps no more of them; the sweep finds what is due meanwhile.
+    """
+    until = time.monotonic() + TURN_SECONDS
+    due = HookRun.objects.filter(DUE, run__cluster__appcode=appcode_id)
+    with advisory_lock(Lock.HOOKS, str(appcode_id)) as is_mine:
+        if not is_mine:
+            return
+        names = due.values_list("run__cluster__name").annotate(first=Min("pk")).order_by("first")
+        for name in [cluster] if cluster else [name for name, _ in names[:RESYNC_LIMIT]]:
+            if time.monotonic() < until:
+                _advance(appcode_id, name)
+
+
+def _advance(appcode_id: int, cluster: str) -> None:
+    """Of each hook what is due first."""
     due = HookRun.objects.filter(DUE, run__cluster__appcode=appcode_id, run__cluster__name=cluster)
     first = due.select_related(*JOINED).order_by("name", "pk").distinct("name")
     looked: dict[int, Found | None] = {}
@@ -56,10 +75,11 @@ def advance(appcode_id: int, cluster: str) -> None:
 
 
 def resync() -> None:
-    """Finds those of which the wake-up was lost, and those that waited for the numbers of their run."""
-    due = HookRun.objects.filter(DUE).order_by("run__cluster__appcode", "run__cluster__name")
-    for appcode_id, name in due.values_list("run__cluster__appcode", "run__cluster__name").distinct()[:RESYNC_LIMIT]:
-        wakeups.wake_whole(appcode_id, part_of(name))
+    """Finds those of which the wake-up was lost, and those that waited for the numbers of their run: one wake-up for an
+    appcode."""
+    due = HookRun.objects.filter(DUE).values_list("run__cluster__appcode").annotate(count=Count("pk"))
+    for appcode_id, _ in due.order_by("?")[:RESYNC_LIMIT]:
+        wakeups.wake_whole(appcode_id, part_of(""))
 
 
 def _is_busy(row: HookRun) -> bool:
@@ -71,13 +91,21 @@ def _is_busy(row: HookRun) -> bool:
 
 
 def _look(run: Run) -> Found | None:
-    """None where it cannot be looked at now and is tried again."""
+    """None where something cannot be looked at now and is tried again. When that has taken too long it is done without the
+    numbers, and for the output its own run waits."""
+    is_late = timezone.now() - run.phase_since > PATIENCE
+    metrics: dict[str, float | None] = {}
     try:
-        with lane(run.cloud):
-            return look(run)
+        metrics = metrics_of(run)
     except (DriverError, CloudError) as error:
-        log.warning("run %s: its numbers and output cannot be looked at for its hooks: %s", run.pk, error)
-        return Found({}, has_output=False) if timezone.now() - run.phase_since > PATIENCE else None
+        log.warning("run %s: its numbers cannot be read for its hooks: %s", run.pk, error)
+        if not is_late:
+            return None
+    try:
+        return Found(metrics, has_output(run))
+    except DriverError as error:
+        log.warning("run %s: its output cannot be looked at for its hooks: %s", run.pk, error)
+        return Found(metrics, has_output=True) if is_late else None
 
 
 @transaction.atomic
@@ -126,7 +154,7 @@ def _deployed(row: HookRun, found: Found) -> Run:
 
 def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterManifest:
     """The cluster that does `hook` after `run`. A command of the cluster's own starts with its program; one that several
-    clusters use brings what it needs."""
+    clusters use brings what it needs. Raises Invalid, as for a folder that is too long with the name of the cluster in it."""
     spec, name = run.spec, run.cluster.name
     image = hook.image or spec["image"]
     own = hook.use is None
@@ -146,7 +174,10 @@ def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterM
         "timeLimit": hook.time_limit or TIME_LIMIT,
     }
     metadata = {"name": part_name(name, hook.name), "appcode": run.cluster.appcode.code}
-    return ClusterManifest.model_validate({"kind": "cluster", "metadata": metadata, "spec": wanted})
+    try:
+        return parse(ClusterManifest, {"kind": "cluster", "metadata": metadata, "spec": wanted})
+    except Invalid as invalid:
+        raise Invalid([FieldError(each.path, f"{each.path[-1]}: {each.message}") for each in invalid.errors]) from None
 
 
 def _code(run: Run) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kin
 from clusters.clouds.registry import driver, gateway_of, why_no_environments, why_not_cached
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
-from clusters.manifest import ClusterSpec
+from clusters.manifest import ClusterSpec, check_hook_env
 from clusters.models import Cluster, Environment, Flavor, Hook, Image, Plugin, Run
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.folders import output_folder
@@ -473,6 +473,10 @@ def _hooks(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
             errors.append(FieldError((*where, "flavor"), f"There is no flavor “{each.flavor}”."))
         if each.output and each.output not in stores:
             errors.append(FieldError((*where, "output"), f"{appcode.code} has no datastore “{each.output}”."))
+        try:
+            check_hook_env(each.env)
+        except ValueError as error:  # with those of the hook that it uses
+            errors.append(FieldError((*where, "env"), str(error)))
     return tuple(found)
 
 

@@ -48,6 +48,8 @@ class Lock(IntEnum):
     OUTPUTS = 15
     # A part for each sweep: its loop.
     SWEEP = 16
+    # A part for each appcode: what is done after its runs.
+    HOOKS = 17
 
 
 @contextmanager

@@ -1,17 +1,22 @@
 """What is done after runs, against the real node agent and S3 server."""
 
 import json
+import threading
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from clusters import actions, tasks, wakeups
 from clusters.after import part_name
+from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.registry import cloud, run_ref
 from clusters.models import Cluster, Hook, HookRun, Run
+from clusters.run_hooks import facts
 from clusters.run_hooks import loop as run_hooks
+from clusters.scalars import events as scalars
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Event, Membership
@@ -111,7 +116,7 @@ def test_a_hook_after_a_failure_reads_what_there_is_and_is_made_once(loop, peopl
     woken = []
     monkeypatch.setattr(wakeups, "wake_whole", lambda *keys: woken.append(keys))
     run_hooks.resync()
-    assert woken == [(people.ops.pk, "hooks/train")]
+    assert woken == [(people.ops.pk, "hooks/")]
 
     def advance(_):
         try:
@@ -170,6 +175,92 @@ def test_a_run_that_wrote_nothing_and_who_may_not_run_its_hook_any_more(loop, pe
     row = done(loop, run, "after")
     assert (row.did, row.message) == (None, "bob, who started the run, may run nothing in ops-demo any more.")
     assert Event.objects.get(verb="run.hook_refused").message.startswith("Its hook after cannot be done: ")
+
+
+def ended(cluster):
+    """Its run, over as nobody has run it."""
+    run = cluster.current_run
+    Run.objects.filter(pk=run.pk).update(phase="Succeeded", message="\x01\U0001f600" * 4000, gone=True)
+    HookRun.objects.bulk_create(HookRun(run=run, name=each["name"]) for each in run.spec["hooks"])
+    return run
+
+
+def test_what_cannot_be_made_is_said_and_the_others_are_made(catalogue, people, manifest, monkeypatch):
+    large = {f"V{number}": "x" * 100 for number in range(150)}
+    hooks = [
+        {"name": "long", "command": "true", "outputPath": "{name}/" * 20},
+        {"name": "large", "command": "true", "env": large},
+    ]
+    cluster = actions.create_cluster(manifest("a" * 20, hooks=hooks), acting_user=people.bob)
+    numbers = scalars.Scalars(
+        tuple(scalars.Curve(f"{number}" * 90, "", (scalars.Point(1, 0.5, 0),)) for number in range(500)), 0
+    )
+    monkeypatch.setattr(run_hooks, "metrics_of", lambda run: facts.last_values(numbers))
+    run = ended(cluster)
+    run_hooks.advance(people.ops.pk, "")
+    said = {row.name: (row.message, bool(row.did)) for row in HookRun.objects.filter(run=run)}
+    assert said == {"long": ("outputPath: At most 200 characters.", False), "large": ("", True)}
+
+
+def test_more_than_a_hook_can_have_is_refused_at_its_field(catalogue, people, manifest):
+    Hook.objects.create(appcode=people.ops, name="save", spec={"command": "true", "env": {"A": "x" * 10_000}})
+    both = manifest("train", hooks=[{"use": "save", "env": {"B": "x" * 10_000}}])
+    assert why(lambda: actions.create_cluster(both, acting_user=people.bob)) == {
+        "spec.hooks.0.env": "All variables together may have 16 KiB."
+    }
+    with pytest.raises(ValueError, match="TASK_COUNT is for the portal to set"):
+        manifest("train", hooks=[{"command": "true", "env": {"TASK_COUNT": "2"}}])
+
+
+def test_a_store_that_does_not_answer_keeps_one_worker_and_nobody_from_the_cloud(
+    catalogue, people, manifest, monkeypatch
+):
+    hooks = [{"name": "tell", "command": "true"}]
+    runs = [
+        ended(actions.create_cluster(manifest(name, hooks=hooks), acting_user=people.bob)) for name in ("one", "two")
+    ]
+    asked, answers = [], threading.Event()
+
+    def slow(run):
+        asked.append(run.pk)
+        answers.wait(30)
+        return {}
+
+    monkeypatch.setattr(run_hooks, "metrics_of", slow)
+
+    def advance(name):
+        try:
+            run_hooks.advance(people.ops.pk, name)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(advance, "one")
+        while not asked:
+            first.exception(0.05) if first.done() else None
+        try:
+            run_hooks.advance(people.ops.pk, "one")
+            run_hooks.advance(people.ops.pk, "two")
+            assert asked == [runs[0].pk]
+        finally:
+            answers.set()
+        first.result()
+    run_hooks.advance(people.ops.pk, "")
+    assert asked == [run.pk for run in runs]
+    assert not HookRun.objects.filter(did=None).exists()
+
+
+def test_numbers_that_stay_out_of_reach_take_no_output_away(catalogue, people, manifest, monkeypatch):
+    def gone(run):
+        raise CloudError("The log is gone.")
+
+    monkeypatch.setattr(run_hooks, "metrics_of", gone)
+    monkeypatch.setattr(run_hooks, "has_output", lambda run: True)
+    run = ended(actions.create_cluster(manifest("train", hooks=[{"command": "true"}]), acting_user=people.bob))
+    run.phase_since = timezone.now()
+    assert run_hooks._look(run) is None
+    run.phase_since -= run_hooks.PATIENCE * 2
+    assert run_hooks._look(run) == facts.Found({}, has_output=True)
 
 
 def test_names_that_mean_nothing_are_refused_at_their_field(catalogue, people, manifest):
