@@ -78,6 +78,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{SCHEDULE}/pause", schedules.PauseSchedule.as_view()),
     path(f"{SCHEDULE}/resume", schedules.ResumeSchedule.as_view()),
     path("appcodes/<slug:code>/compare", compare.Comparison.as_view()),
+    path("sweeps", sweeps.AllSweeps.as_view()),
     path("appcodes/<slug:code>/sweeps", sweeps.AppcodeSweeps.as_view()),
     path(SWEEP, sweeps.OneSweep.as_view()),
     *(path(f"{SWEEP}/{verb.name}", sweeps.verb_view(verb).as_view()) for verb in sweeps.VERBS),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from django.db.models import Prefetch
+from django.db.models import Prefetch, QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from pydantic import Field
@@ -19,18 +19,18 @@ from rest_framework.views import APIView
 
 from clusters import actions as clusters
 from clusters.api.documents import ClusterDocument, Money, money, to_manifest
-from clusters.manifest import ClusterManifest
+from clusters.manifest import ClusterManifest, ClusterName
 from clusters.models import Run, Sweep, Trial
 from clusters.sweeps import actions
-from clusters.sweeps.access import sweep_for, sweeps_in, trial_for
-from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_name
+from clusters.sweeps.access import sweep_for, sweeps_for, sweeps_in, trial_for
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again, trial_name
 from clusters.sweeps.sums import Sums, sums_of
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.api.documents import Answer
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.manifests import parse
+from portal.manifests import Strict, parse
 
 EXAMPLE = OpenApiExample(
     "Learning rates",
@@ -109,6 +109,27 @@ class TrialPage(Answer):
     next: str | None
 
 
+class AgainMetadata(Strict):
+    name: ClusterName | None = None
+
+
+class TrainAgain(Strict):
+    """How the cluster is to be called."""
+
+    metadata: AgainMetadata = AgainMetadata()
+
+
+class AllSweeps(APIView):
+    @extend_schema(
+        operation_id="sweeps_list_all",
+        summary="All sweeps that I may see, newest first",
+        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
+        responses=SweepPage,
+    )
+    def get(self, request: Request) -> Response:
+        return _page(request, sweeps_for(person(request)))
+
+
 class AppcodeSweeps(APIView):
     @extend_schema(
         operation_id="sweeps_list",
@@ -117,10 +138,7 @@ class AppcodeSweeps(APIView):
         responses=SweepPage,
     )
     def get(self, request: Request, code: str) -> Response:
-        rows = search(request, sweeps_in(person(request), code), "name")
-        answer = page(request, rows, order="-id", render=lambda row: row)
-        answer.data["items"] = _documents(answer.data["items"])
-        return answer
+        return _page(request, sweeps_in(person(request), code))
 
     @extend_schema(
         operation_id="sweeps_create",
@@ -239,22 +257,20 @@ class TrialCluster(APIView):
     )
     def get(self, request: Request, code: str, name: str, number: int) -> Response:
         sweep = _find(request, code, name)
-        manifest = actions.cluster_of(trial_for(sweep, number), trial_name(name, number, 0) + "-again")
+        manifest = actions.cluster_of(trial_for(sweep, number), name_again(name, number))
         return Response(manifest.model_dump(mode="json", by_alias=True))
 
     @extend_schema(
         operation_id="sweeps_trial_train",
         summary="Train a trial again, as a cluster of its own",
-        description="Of folds, with all of the input. It is called SWEEP-NUMBER-again, or as the body's `name` says.",
-        request={"application/json": {"type": "object", "properties": {"name": {"type": "string"}}}},
+        description="Of folds, with all of the input. It is called SWEEP-NUMBER-again where no name is sent.",
+        request=TrainAgain,
         responses={201: ClusterDocument},
     )
     def post(self, request: Request, code: str, name: str, number: int) -> Response:
         sweep = _find(request, code, name, OPERATE)
-        called = request.data.get("name") if isinstance(request.data, dict) else None
-        manifest = actions.cluster_of(
-            trial_for(sweep, number), trial_name(name, number, 0) + "-again" if called is None else called
-        )
+        asked = parse(TrainAgain, request.data or {})
+        manifest = actions.cluster_of(trial_for(sweep, number), asked.metadata.name or name_again(name, number))
         made = clusters.create_cluster(manifest, acting_user=person(request), appcode=sweep.appcode)
         address = request.build_absolute_uri(f"/api/v1/appcodes/{code}/clusters/{made.name}")
         return Response(to_manifest(made), status=status.HTTP_201_CREATED, headers={"Location": address})
@@ -262,6 +278,12 @@ class TrialCluster(APIView):
 
 def _find(request: Request, code: str, name: str, capability: Capability = VIEW) -> Sweep:
     return sweep_for(person(request), code, name, capability)
+
+
+def _page(request: Request, sweeps: QuerySet[Sweep]) -> Response:
+    answer = page(request, search(request, sweeps, "name"), order="-id", render=lambda row: row)
+    answer.data["items"] = _documents(answer.data["items"])
+    return answer
 
 
 def _document(sweep: Sweep) -> dict[str, Any]:

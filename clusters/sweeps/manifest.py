@@ -24,6 +24,7 @@ from pydantic import (
 
 from clusters.frameworks import COMPUTING, FRAMEWORKS
 from clusters.input import STREAM_ENV
+from clusters.manifest import MAX_NAME as CLUSTER_NAME
 from clusters.manifest import ClusterSpec, check_env_name
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
@@ -461,6 +462,11 @@ def _is_unicode(text: str) -> bool:
 def trial_name(sweep: str, number: int, fold: int) -> str:
     """Of its cluster; `fold` is 0 where there are none."""
     return f"{sweep}-{number}-{fold}" if fold else f"{sweep}-{number}"
+
+
+def name_again(sweep: str, number: int) -> str:
+    """Of a cluster of its own that trains a trial again, where nobody says how to call it: 40 characters at most."""
+    return f"{trial_name(sweep, number, 0)[: CLUSTER_NAME - 6]}-again"
 
 
 def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:

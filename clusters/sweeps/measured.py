@@ -40,11 +40,13 @@ def read_value(run: Run, metric: str) -> Reading:
         found = last_stored(scalars_of(run), metric) if run.spec["output"] else None
         if isinstance(found, str):
             return Reading(None, found)
-        value = found if found is not None else _last_line(run, metric)
+        value, why = (found, "") if found is not None else _last_line(run, metric)
     except (CloudError, DriverError) as error:
         return Reading(None, f"Its numbers cannot be read now: {error}", again=True)
     if value is None:
-        return Reading(None, f"It named no {metric}, neither in an event file nor in a line like “{metric} = 0.31”.")
+        return Reading(
+            None, why or f"It named no {metric}, neither in an event file nor in a line like “{metric} = 0.31”."
+        )
     if not math.isfinite(value):
         return Reading(None, f"Its {metric} is {value}, which is no number to compare.")
     return Reading(value)
@@ -83,11 +85,13 @@ def _names(curve: Curve) -> tuple[str, str]:
     return curve.tag, f"{PurePosixPath(curve.folder).name}/{curve.tag}"
 
 
-def _last_line(run: Run, metric: str) -> float | None:
+def _last_line(run: Run, metric: str) -> tuple[float | None, str]:
+    """And why it cannot be known, where its log is gone."""
     role, attempt = leading(run)
     if attempt is None:
-        return None
-    chunk = RunLogs(run).read(role, 0, attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
+        return None, ""
+    logs = RunLogs(run)
+    chunk = logs.read(role, 0, attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
     if chunk.absent and not chunk.complete:
         raise CloudError("its log is not there yet.")
-    return last_printed(chunk.data, metric)
+    return last_printed(chunk.data, metric), logs.note(role, 0, attempt, chunk) if chunk.absent else ""

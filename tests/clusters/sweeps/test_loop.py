@@ -66,7 +66,9 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
     assert found["status"]["gpuSeconds"] == sum(row["gpuSeconds"] for row in rows["items"])
     # Its clusters are not on the list, and the best of them becomes one that is.
     assert api.get("/appcodes/ops-demo/clusters")[1]["items"] == []
-    status, made = api_of(people.bob).post("/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"name": "best"})
+    status, made = api_of(people.bob).post(
+        "/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"metadata": {"name": "best"}}
+    )
     assert (status, made["spec"]["command"], made["spec"]["env"]) == (201, "echo loss = 1", {"lr": "1"})
     # With more trials it goes on; with other parameters it would be another sweep.
     assert api_of(people.bob).put("/appcodes/ops-demo/sweeps/lr", found | {"metadata": {}})[0] == 200
