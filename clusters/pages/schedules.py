@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django import forms
 from django.contrib import messages
@@ -168,8 +170,9 @@ def _times(said: dict[str, Any]) -> dict[str, Any]:
         spec = parse(ScheduleSpec, said)
     except Invalid as invalid:
         return {"wrong": " ".join(error.message for error in invalid.errors)}
-    coming = spec.times(timezone.now())
-    return {"spec": spec, "times": [at for _, at in zip(range(SHOWN), coming, strict=False)]}
+    coming = islice(spec.times(timezone.now()), SHOWN)
+    zone = ZoneInfo(spec.time_zone)
+    return {"spec": spec, "times": [f"{at.astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for at in coming]}
 
 
 def _sent(request: HttpRequest, form: ScheduleForm, found: Schedule | None) -> HttpResponse:
