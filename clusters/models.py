@@ -740,6 +740,7 @@ class StageRun(models.Model):
     attempt = models.PositiveIntegerField(default=1)
     tries = models.PositiveIntegerField(default=1)
     run = models.ForeignKey(Run, on_delete=models.SET_NULL, null=True, related_name="stages")
+    sweep = models.ForeignKey("Sweep", on_delete=models.SET_NULL, null=True, related_name="stages")
     reused = models.BooleanField(default=False)
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.WAITING)
     message = models.TextField(blank=True)

@@ -21,6 +21,7 @@ from clusters.models import Pipeline, PipelineRun, StageRun
 from clusters.pipelines import actions
 from clusters.pipelines.access import pipeline_for, pipeline_run_for, pipelines_for, stages_of
 from clusters.pipelines.manifest import PipelineManifest, PipelineMetadata, PipelineSpec
+from clusters.sweeps.sums import Sums, sums_of
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.api.documents import Answer
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search
@@ -73,6 +74,7 @@ class StageStatus(Answer):
     message: str = Field(description="A sentence: why it was skipped, used again, or has failed.")
     cluster: str | None = Field(description="The cluster that is the stage; null before it has started.")
     run: int | None = Field(description="Its run.")
+    sweep: str | None = Field(description="The sweep that the stage is.")
     run_phase: str | None = Field(examples=["Queued"])
     reused: bool = Field(description="Nothing had changed, so that earlier run was used again, which costs nothing.")
     attempt: int = Field(description="From 1 on; grows when it is tried again.")
@@ -280,27 +282,30 @@ def run_status(run: PipelineRun) -> PipelineRunStatus:
     now = timezone.now()
     rows = stages_of([run])[run.pk]
     latest = {row.stage: row for row in rows}
-    stages = [_stage(row, [each for each in rows if each.stage == name], now) for name, row in latest.items()]
-    seconds, cost = _used(rows, now)
+    sums = sums_of([row.sweep.pk for row in rows if row.sweep], now)
+    stages = [_stage(row, [each for each in rows if each.stage == name], sums, now) for name, row in latest.items()]
+    seconds, cost = _used(rows, sums, now)
     return PipelineRunStatus(**_facts(run), stages=stages, gpu_seconds=seconds, cost=cost)
 
 
-def _stage(row: StageRun, attempts: Sequence[StageRun], now: dt.datetime) -> StageStatus:
-    seconds, cost = _used(attempts, now)
+def _stage(row: StageRun, attempts: Sequence[StageRun], sums: dict[int, Sums], now: dt.datetime) -> StageStatus:
+    seconds, cost = _used(attempts, sums, now)
     return StageStatus(
         name=row.stage, phase=row.phase, message=row.message,
+        sweep=row.sweep.name if row.sweep else None,
         cluster=row.run.cluster.name if row.run else None, run=row.run.number if row.run else None,
         run_phase=row.run.phase if row.run else None, reused=row.reused, attempt=row.attempt, started=row.started_at,
         finished=row.finished_at, gpu_seconds=seconds, cost=cost,
     )  # fmt: skip
 
 
-def _used(rows: Sequence[StageRun], now: dt.datetime) -> tuple[int, Money]:
+def _used(rows: Sequence[StageRun], sums: dict[int, Sums], now: dt.datetime) -> tuple[int, Money]:
     """GPU-seconds and cost of what these have started themselves."""
     runs = [row.run for row in rows if row.run and not row.reused]
-    cost = sum((run.cost_at(now) for run in runs), Decimal(0))
+    searched = [sums[row.sweep.pk] for row in rows if row.sweep]
+    cost = sum((run.cost_at(now) for run in runs), Decimal(0)) + sum((each.cost for each in searched), Decimal(0))
     money = Money(amount=f"{cost.quantize(MILLIONTH):f}", currency=settings.CURRENCY)
-    return sum(run.gpu_seconds_at(now) for run in runs), money
+    return sum(run.gpu_seconds_at(now) for run in runs) + sum(each.gpu_seconds for each in searched), money
 
 
 def _facts(run: PipelineRun) -> dict[str, Any]:

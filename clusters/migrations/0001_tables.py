@@ -1170,6 +1170,16 @@ class Migration(migrations.Migration):
                 "ordering": ["-id"],
             },
         ),
+        migrations.AddField(
+            model_name="stagerun",
+            name="sweep",
+            field=models.ForeignKey(
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="stages",
+                to="clusters.sweep",
+            ),
+        ),
         migrations.CreateModel(
             name="Trial",
             fields=[

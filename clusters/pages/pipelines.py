@@ -19,7 +19,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import Node as YamlNode
 
 from clusters.api.pipelines import StageStatus, run_status
-from clusters.manifest import ClusterManifest
+from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Pipeline, PipelineRun
 from clusters.pages.conversion import short_document
 from clusters.pages.create import offer_of
@@ -157,15 +157,20 @@ def write_spec(spec: PipelineSpec, appcode: str) -> str:
     """A spec as people would write it, without what is the default anyway."""
     stages = []
     for stage in spec.stages:
-        cluster = ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": appcode}, "spec": stage.spec})
         said = stage.model_dump(mode="json", by_alias=True, exclude={"spec"}, exclude_defaults=True)
-        stages.append({**said, "spec": _without_counts(short_document(cluster)["spec"])})
+        if stage.spec:
+            said["spec"] = _short(stage.spec, appcode)
+        if stage.sweep:
+            said["sweep"]["template"] = _short(stage.sweep.template, appcode)
+        stages.append(said)
     text: str = yaml.safe_dump({"stages": stages}, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
-def _without_counts(spec: dict[str, Any]) -> dict[str, Any]:
-    """Roles as they are usually said."""
+def _short(said: ClusterSpec, appcode: str) -> dict[str, Any]:
+    """With roles as they are usually said."""
+    cluster = ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": appcode}, "spec": said})
+    spec = short_document(cluster)["spec"]
     plain = {"count": 1, "endpoints": []}
     roles = {
         role: {key: value for key, value in said.items() if key not in plain or value != plain[key]}

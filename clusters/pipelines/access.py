@@ -41,6 +41,6 @@ def stages_of(runs: Iterable[PipelineRun]) -> dict[int, list[StageRun]]:
     were made, so that the last one of a stage counts. One query."""
     rows = StageRun.objects.filter(pipeline_run__in=[run.pk for run in runs]).order_by("pk")
     found: dict[int, list[StageRun]] = {run.pk: [] for run in runs}
-    for row in rows.select_related("run__cluster").defer("run__spec", "run__cluster__spec"):
+    for row in rows.select_related("run__cluster", "sweep").defer("run__spec", "run__cluster__spec", "sweep__spec"):
         found[row.pipeline_run_id].append(row)
     return found

@@ -10,11 +10,13 @@ from django.http import Http404
 from django.utils import timezone
 
 from clusters import actions
-from clusters.models import Cluster, Pipeline, PipelineRun, StageRun
+from clusters.models import Cluster, Pipeline, PipelineRun, StageRun, Sweep
 from clusters.pipelines.advance import begin, go_on, latest_of, lock, told, wake
-from clusters.pipelines.graph import RUNNING, behind
-from clusters.pipelines.manifest import PipelineManifest, PipelineSpec, cluster_name, cluster_spec, part_of
+from clusters.pipelines.graph import RUNNING, Node, behind
+from clusters.pipelines.manifest import PipelineManifest, PipelineSpec, cluster_name, part_of, reading
 from clusters.spec.catalog import require_active, resolve
+from clusters.sweeps.actions import cancel_sweep, delete_sweep, judge_sweep
+from clusters.sweeps.manifest import SweepSpec
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
@@ -36,11 +38,22 @@ def judge(manifest: PipelineManifest, appcode: Appcode) -> None:
             sentence = f"{appcode.code} already has a cluster “{names[place]}”; choose another name."
             errors.append(FieldError((*where, "name"), sentence))
         try:
-            resolve(cluster_spec(name, stage, node, None), appcode)
+            if stage.spec:
+                resolve(reading(stage.spec, name, node, None), appcode)
+            if stage.sweep:
+                judge_sweep(_unread(stage.sweep, name, node), appcode)
         except Invalid as invalid:
-            errors += [FieldError((*where, *each.path), each.message, each.see) for each in invalid.errors]
+            for each in invalid.errors:
+                path = ("sweep", *each.path[1:]) if stage.sweep and each.path[:1] == ("spec",) else each.path
+                errors.append(FieldError((*where, *path), each.message, each.see))
     if errors:
         raise Invalid(errors)
+
+
+def _unread(sweep: SweepSpec, pipeline: str, node: Node) -> SweepSpec:
+    """The sweep as far as it can be judged before there is what it reads."""
+    template = reading(sweep.template, pipeline, node, None)
+    return sweep.model_copy(update={"template": template, "folds": sweep.folds if template.input else None})
 
 
 @transaction.atomic
@@ -157,6 +170,8 @@ def delete_pipeline(pipeline: Pipeline, *, acting_user: User) -> None:
     clusters = Cluster.objects.filter(appcode=pipeline.appcode, part_of=part_of(pipeline.name), deleted_at=None)
     for cluster in clusters.order_by("pk"):
         actions.delete_cluster(cluster, acting_user=acting_user)
+    for sweep in Sweep.objects.filter(stages__pipeline_run__pipeline=pipeline, deleted_at=None).distinct():
+        delete_sweep(sweep, acting_user=acting_user)
     told(pipeline, "deleted", acting_user, "Deleted.")
     pipeline.delete()
 
@@ -166,6 +181,8 @@ def _end_stages(run: PipelineRun, user: User) -> None:
     clusters = Cluster.objects.filter(pk__in=under_way.values("run__cluster"), deleted_at=None)
     for cluster in clusters.order_by("pk"):
         actions.disable(cluster, acting_user=user)
+    for sweep in Sweep.objects.filter(stages__pipeline_run=run, stages__phase=RUNNING, deleted_at=None).distinct():
+        cancel_sweep(sweep, acting_user=user)
 
 
 def _locked(pipeline: Pipeline, user: User) -> Pipeline:

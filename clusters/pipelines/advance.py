@@ -14,12 +14,14 @@ from django.utils import timezone
 
 from clusters import actions, wakeups
 from clusters.manifest import ClusterManifest, ClusterSpec
-from clusters.models import Cluster, Pipeline, PipelineRun, Run, StageRun
+from clusters.models import Cluster, Pipeline, PipelineRun, Run, StageRun, Sweep
 from clusters.phase import TERMINAL
 from clusters.pipelines.access import stages_of
-from clusters.pipelines.graph import FAILED, RUNNING, SKIPPED, SUCCEEDED, Node, State, decide
-from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, cluster_spec, part_of
+from clusters.pipelines.graph import FAILED, RUNNING, SKIPPED, STOPPED, SUCCEEDED, Node, State, decide
+from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, part_of, reading, sweep_name
 from clusters.pipelines.reuse import unchanged
+from clusters.sweeps.actions import create_sweep
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import User
@@ -49,7 +51,7 @@ def resync() -> None:
     """Wakes the pipelines that a lost wake-up has left: of those that live, where nothing is under way, or something ended
     that nobody has noted. One query."""
     under_way = StageRun.objects.filter(pipeline_run=OuterRef("pk"), phase=RUNNING)
-    unnoted = under_way.filter(Q(run=None) | Q(run__phase__in=TERMINAL))
+    unnoted = under_way.filter(Q(run=None, sweep=None) | Q(run__phase__in=TERMINAL) | Q(sweep__phase__in=TERMINAL))
     lost = PipelineRun.objects.filter(~Exists(under_way) | Exists(unnoted), finished_at=None)
     wanted = Pipeline.objects.filter(next_by__isnull=False).exclude(runs__finished_at=None)
     for rows, way in ((lost, "pipeline__"), (wanted, "")):
@@ -121,7 +123,9 @@ def go_on(pipeline: Pipeline, reusable: dict[str, Run]) -> None:
         _note(row)
     while True:
         states = {
-            name: State(row.phase, may_retry=row.run_id is not None and row.tries <= stages[name].retries)
+            name: State(
+                row.phase, may_retry=(row.run_id or row.sweep_id) is not None and row.tries <= stages[name].retries
+            )
             for name, row in latest.items()
         }
         following = decide(spec.nodes, states, cancelled=run.cancelled_at is not None)
@@ -133,7 +137,7 @@ def go_on(pipeline: Pipeline, reusable: dict[str, Run]) -> None:
                 pipeline_run=run, stage=name, attempt=row.attempt + 1, tries=row.tries + 1
             )
         for name in following.start:
-            _start(run, stages[name], nodes[name], latest, reusable.get(name))
+            _start(run, spec, stages[name], nodes[name], latest, reusable.get(name))
         if not (following.start or following.skip or following.again):
             break
     if following.phase:
@@ -143,7 +147,11 @@ def go_on(pipeline: Pipeline, reusable: dict[str, Run]) -> None:
 def _note(row: StageRun) -> None:
     if row.phase != RUNNING:
         return
-    if row.run is None:
+    if row.sweep:
+        if row.sweep.phase in TERMINAL or row.sweep.deleted_at:
+            row.finished_at = row.sweep.finished_at
+            _end(row, row.sweep.phase if row.sweep.phase in TERMINAL else STOPPED, row.sweep.message)
+    elif row.run is None:
         _end(row, FAILED, "Its run is gone.")
     elif row.run.is_terminal:
         row.finished_at = row.run.finished_at
@@ -155,23 +163,53 @@ def _end(row: StageRun, phase: str, message: str) -> None:
     row.save(update_fields=["phase", "message", "finished_at", "run", "reused", "started_at"])
 
 
-def _start(run: PipelineRun, stage: StageSpec, node: Node, latest: dict[str, StageRun], before: Run | None) -> None:
+def _start(
+    run: PipelineRun, whole: PipelineSpec, stage: StageSpec, node: Node, latest: dict[str, StageRun], before: Run | None
+) -> None:
     row, name = latest[stage.name], run.pipeline.name
     source = latest[node.source].run if node.source else None
-    spec = cluster_spec(name, stage, node, source.number if source else None)
+    spec = reading(whole.cluster_of(stage), name, node, source.number if source else None)
     if before and row.attempt == 1 and not (spec.input and spec.input.from_ and _reads(before) != spec.input.from_):
         row.run, row.reused = before, True
         row.started_at = row.finished_at = timezone.now()
         _end(row, SUCCEEDED, f"Run {before.number} is used again: nothing has changed since.")
         return
     try:
-        row.run = _deploy(run, cluster_name(name, stage.name), spec)
+        if stage.sweep:
+            sweep = stage.sweep.model_copy(update={"template": spec})
+            row.sweep = _search(run, sweep_name(name, stage.name, run.number, row.attempt), sweep)
+        else:
+            if stage.best:
+                spec = _best(whole, stage.best, spec, latest[stage.best].sweep)
+            row.run = _deploy(run, cluster_name(name, stage.name), spec)
     except (Invalid, PermissionDenied, Conflict) as error:
         why = " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)
         _end(row, FAILED, f"It could not be started: {why}")
         return
     row.phase, row.started_at = RUNNING, timezone.now()
-    row.save(update_fields=["phase", "started_at", "run"])
+    row.save(update_fields=["phase", "started_at", "run", "sweep"])
+
+
+def _best(whole: PipelineSpec, stage: str, template: ClusterSpec, found: Sweep | None) -> ClusterSpec:
+    """The template of a sweep with the parameters that it has found to be the best. Raises Conflict where it has found none."""
+    said = next(each.sweep for each in whole.stages if each.name == stage)
+    if said is None or found is None or not found.best:
+        raise Conflict(f"{stage} has found no best trial.")
+    spec = said.model_copy(update={"template": template})
+    return ClusterSpec.model_validate(trial_spec(spec, found.best["parameters"]))
+
+
+def _search(run: PipelineRun, name: str, spec: SweepSpec) -> Sweep:
+    """Makes the sweep of a stage. Raises Invalid and PermissionDenied."""
+    metadata = {"name": name, "appcode": run.pipeline.appcode.code}
+    manifest = SweepManifest.model_validate({"metadata": metadata, "spec": spec})
+    return create_sweep(manifest, acting_user=_starter(run))
+
+
+def _starter(run: PipelineRun) -> User:
+    if run.created_by is None:
+        raise Conflict("Who started the pipeline is not known any more; run it again.")
+    return run.created_by
 
 
 def _reads(before: Run) -> str:
@@ -181,9 +219,7 @@ def _reads(before: Run) -> str:
 
 def _deploy(run: PipelineRun, name: str, spec: ClusterSpec) -> Run:
     """The next run of a stage's cluster, which is made where there is none. Raises Invalid, PermissionDenied and Conflict."""
-    pipeline, user = run.pipeline, run.created_by
-    if user is None:
-        raise Conflict("Who started the pipeline is not known any more; run it again.")
+    pipeline, user = run.pipeline, _starter(run)
     part = part_of(pipeline.name)
     metadata = {"name": name, "appcode": pipeline.appcode.code}
     manifest = ClusterManifest.model_validate({"metadata": metadata, "spec": spec})

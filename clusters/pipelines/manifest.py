@@ -1,6 +1,7 @@
 """What people ask for: the manifest of a pipeline, as one typed and validated value. Pure.
 
-A stage says what a cluster says (`spec`), and which stages it waits for. Where its input is `{"from": "prepare"}` and there is a
+A stage says what a cluster says (`spec`) or what a sweep says (`sweep`), and which stages it waits for. One with `best` trains
+once more what a sweep before it has found. Where its input is `{"from": "prepare"}` and there is a
 stage of that name, it reads what that one has written in the same run of the pipeline; any other name is a cluster of the
 appcode, as everywhere.
 """
@@ -14,15 +15,19 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from clusters.manifest import MAX_NAME as MAX_CLUSTER_NAME
 from clusters.manifest import ClusterSpec
 from clusters.pipelines.graph import Node, When, cycle
+from clusters.sweeps.manifest import MAX_NAME as MAX_SWEEP_NAME
+from clusters.sweeps.manifest import SweepSpec
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error
 
 MAX_STAGES = 50
 # With a stage behind it, it is the name of a cluster.
 MAX_NAME = 30
+# Of what stands behind the name of a sweep: -1234r12.
+MAX_NUMBER = 8
 
 
 class StageSpec(Strict):
-    """A stage: what a cluster is, and when it starts."""
+    """A stage: a cluster, a sweep, or the best of a sweep trained once more, and when it starts."""
 
     name: Annotated[DnsLabel, StringConstraints(max_length=MAX_NAME)]
     after: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)] = Field(
@@ -36,11 +41,22 @@ class StageSpec(Strict):
     retries: int = Field(
         default=0, ge=0, le=10, description="How often a run of it may fail and be followed by another."
     )
-    spec: ClusterSpec
+    spec: ClusterSpec | None = Field(default=None, description="The cluster that it is.")
+    sweep: SweepSpec | None = Field(
+        default=None, description="The sweep that it is; each run of the pipeline makes one."
+    )
+    best: str | None = Field(
+        default=None,
+        examples=["search"],
+        description="A stage that is a sweep: its template is trained once more with the parameters of the best trial, where it "
+        "had folds on the whole input.",
+    )
 
     @field_validator("spec")
     @classmethod
-    def _spec(cls, value: ClusterSpec) -> ClusterSpec:
+    def _spec(cls, value: ClusterSpec | None) -> ClusterSpec | None:
+        if value is None:
+            return value
         if value.mode == "service":
             raise field_error("A stage has to come to an end, and a service goes on until it is disabled.", "mode")
         if value.schedule_after is not None:
@@ -55,22 +71,11 @@ class PipelineSpec(Strict):
     def _stages(self) -> Self:
         if not self.stages:  # as a bound of the field it would be said of a single stage that is wrong, too
             raise field_error("Give at least one stage.", "stages")
-        by_name = {stage.name: stage for stage in self.stages}
-        seen: set[str] = set()
         for place, stage in enumerate(self.stages):
-            path = ("stages", str(place))
-            if stage.name in seen:
-                raise field_error(f"There are two stages “{stage.name}”.", *path, "name")
-            seen.add(stage.name)
-            for number, name in enumerate(stage.after):
-                if name not in by_name:
-                    there = ", ".join(by_name)
-                    raise field_error(
-                        f"There is no stage “{name[:60]}”; there are: {there}.", *path, "after", str(number)
-                    )
-                if name in stage.after[:number]:
-                    raise field_error(f"{name} is named twice.", *path, "after", str(number))
-        if circle := cycle(self.nodes):
+            self._check_names(place, stage)
+            self._check_kind(place, stage)
+        nodes = self.nodes
+        if circle := cycle(nodes):
             place = next(place for place, stage in enumerate(self.stages) if stage.name == circle[0])
             sentence = (
                 f"These wait for each other, so none of them would ever start: {' → '.join(circle)}."
@@ -78,29 +83,72 @@ class PipelineSpec(Strict):
                 else f"{circle[0]} waits for itself."
             )
             raise field_error(sentence, "stages", str(place), "after")
-        for place, (stage, node) in enumerate(zip(self.stages, self.nodes, strict=True)):
-            where = ("stages", str(place))
-            if node.source and not by_name[node.source].spec.output:
-                sentence = f"{node.source} has no output datastore, so nothing that it writes is kept."
-                raise field_error(sentence, *where, "spec", "input", "from")
-            if stage.when == "failed" and not set(node.waits_for) - {node.source}:
-                sentence = (
-                    f"It reads what {node.source} has written, so it never starts when that has failed."
-                    if node.source
-                    else "It waits for no stage, so none could fail before it."
-                )
-                raise field_error(sentence, *where, "when")
+        for place, (stage, node) in enumerate(zip(self.stages, nodes, strict=True)):
+            self._check_source(place, stage, node)
         return self
+
+    def _check_names(self, place: int, stage: StageSpec) -> None:
+        names, path = [each.name for each in self.stages], ("stages", str(place))
+        if stage.name in names[:place]:
+            raise field_error(f"There are two stages “{stage.name}”.", *path, "name")
+        for number, name in enumerate(stage.after):
+            if name not in names:
+                sentence = f"There is no stage “{name[:60]}”; there are: {', '.join(names)}."
+                raise field_error(sentence, *path, "after", str(number))
+            if name in stage.after[:number]:
+                raise field_error(f"{name} is named twice.", *path, "after", str(number))
+
+    def _check_kind(self, place: int, stage: StageSpec) -> None:
+        path = ("stages", str(place))
+        if sum(each is not None for each in (stage.spec, stage.sweep, stage.best)) != 1:
+            raise field_error("Give one of spec, sweep and best.", *path, "spec")
+        if stage.best is None:
+            return
+        found = next((each.sweep for each in self.stages if each.name == stage.best), None)
+        if found is None or found.goal is None:
+            raise field_error(f"“{stage.best[:60]}” is no stage that is a sweep with a goal.", *path, "best")
+        if stage.when != "succeeded":
+            sentence = f"It trains what {stage.best} has found, so it starts when that has succeeded."
+            raise field_error(sentence, *path, "when")
+
+    def _check_source(self, place: int, stage: StageSpec, node: Node) -> None:
+        path = ("stages", str(place))
+        field = (*path, *(("sweep", "template") if stage.sweep else ("spec",)), "input", "from")
+        source = next((each for each in self.stages if each.name == node.source), None)
+        if source and source.sweep:
+            sentence = f"Each trial of {source.name} writes for itself; read a stage with “best: {source.name}”."
+            raise field_error(sentence, *field)
+        if source and not self.cluster_of(source).output:
+            raise field_error(f"{source.name} has no output datastore, so nothing that it writes is kept.", *field)
+        if stage.when == "failed" and not set(node.waits_for) - {node.source}:
+            sentence = (
+                f"It reads what {node.source} has written, so it never starts when that has failed."
+                if node.source
+                else "It waits for no stage, so none could fail before it."
+            )
+            raise field_error(sentence, *path, "when")
 
     @property
     def nodes(self) -> list[Node]:
         names = {stage.name for stage in self.stages}
 
         def source(stage: StageSpec) -> str:
-            said = (stage.spec.input.from_ if stage.spec.input else None) or ""
+            read = self.cluster_of(stage).input
+            said = (read.from_ if read else None) or ""
             return said if said in names else ""
 
-        return [Node(stage.name, stage.after, stage.when, source(stage)) for stage in self.stages]
+        def after(stage: StageSpec) -> tuple[str, ...]:
+            return stage.after if stage.best is None or stage.best in stage.after else (*stage.after, stage.best)
+
+        return [Node(stage.name, after(stage), stage.when, source(stage)) for stage in self.stages]
+
+    def cluster_of(self, stage: StageSpec) -> ClusterSpec:
+        """What its cluster is, or each of its trials but for the parameters."""
+        if stage.spec:
+            return stage.spec
+        sweep = stage.sweep or next(each.sweep for each in self.stages if each.name == stage.best)
+        assert sweep is not None
+        return sweep.template
 
 
 class PipelineMetadata(Strict):
@@ -120,6 +168,9 @@ class PipelineManifest(Manifest):
     def _names(self) -> Self:
         for place, stage in enumerate(self.spec.stages):
             name = cluster_name(self.metadata.name, stage.name)
+            if stage.sweep and len(name) > MAX_SWEEP_NAME - MAX_NUMBER:
+                sentence = f"Its sweep would be called {name}-1, and that may have {MAX_SWEEP_NAME - MAX_NUMBER + 2} characters."
+                raise field_error(sentence, "spec", "stages", str(place), "name")
             if len(name) > MAX_CLUSTER_NAME:
                 sentence = (
                     f"Its cluster would be called {name}, and such a name has at most {MAX_CLUSTER_NAME} characters."
@@ -137,12 +188,16 @@ def part_of(pipeline: str) -> str:
     return f"pipelines/{pipeline}"
 
 
-def cluster_spec(pipeline: str, stage: StageSpec, node: Node, run: int | None) -> ClusterSpec:
-    """What the cluster of a stage is when it starts: `run` is that of the stage whose output it reads. None leaves such an input
-    out, to judge the rest before there is a run."""
-    if not node.source or stage.spec.input is None:
-        return stage.spec
+def reading(spec: ClusterSpec, pipeline: str, node: Node, run: int | None) -> ClusterSpec:
+    """What a stage is when it starts: `run` is that of the stage whose output it reads. None leaves such an input out, to judge
+    the rest before there is a run."""
+    if not node.source or spec.input is None:
+        return spec
     if run is None:
-        return stage.spec.model_copy(update={"input": None})
+        return spec.model_copy(update={"input": None})
     said = f"{cluster_name(pipeline, node.source)}/{run}"
-    return stage.spec.model_copy(update={"input": stage.spec.input.model_copy(update={"from_": said})})
+    return spec.model_copy(update={"input": spec.input.model_copy(update={"from_": said})})
+
+
+def sweep_name(pipeline: str, stage: str, run: int, attempt: int) -> str:
+    return f"{cluster_name(pipeline, stage)}-{run}" + (f"r{attempt}" if attempt > 1 else "")

@@ -14,7 +14,7 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, PipelineRun, Run, StageRun
 from clusters.pipelines.graph import SUCCEEDED, WAITING, layers
-from clusters.pipelines.manifest import PipelineSpec, cluster_name, cluster_spec, part_of
+from clusters.pipelines.manifest import PipelineSpec, cluster_name, part_of, reading
 from clusters.runs.code import commit_of
 from clusters.runs.listed import lies_there
 from clusters.spec.catalog import Resolved, resolve
@@ -46,10 +46,13 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
         if row.phase == SUCCEEDED and row.run:
             sources[each] = row.run
         cluster = by_name.get(cluster_name(name, each))
-        if row.phase != WAITING or row.attempt > 1 or cluster is None or (node.source and node.source not in sources):
+        spec_of = stages[each].spec
+        if spec_of is None or row.phase != WAITING or row.attempt > 1 or cluster is None:
+            continue  # sweeps, and what they have found, are made anew
+        if node.source and node.source not in sources:
             continue
         source = sources[node.source].number if node.source else None
-        before = _same(cluster, cluster_spec(name, stages[each], node, source), appcode, newest=run.newest)
+        before = _same(cluster, reading(spec_of, name, node, source), appcode, newest=run.newest)
         if before:
             found[each] = sources[each] = before
     return found

@@ -47,7 +47,7 @@ def _create(manifest: SweepManifest, user: User, appcode: Appcode | None) -> Swe
     if found := taken.values_list("name", flat=True).first():
         message = f"There is a cluster “{found}”, as a trial of this would be called; choose another name."
         raise Invalid.at("metadata", "name", message=message)
-    _judge(spec, appcode)
+    judge_sweep(spec, appcode)
     sweep = Sweep.objects.create(
         appcode=appcode, name=name, spec=spec.model_dump(mode="json", by_alias=True), created_by=user, acts_for=user
     )
@@ -106,7 +106,7 @@ def resume_sweep(sweep: Sweep, *, acting_user: User) -> Sweep:
         return sweep
     if sweep.phase != Sweep.Phase.PAUSED:
         raise Conflict(f"{sweep.name} is over ({sweep.phase}); give it more trials, or make another one.")
-    _judge(SweepSpec.model_validate(sweep.spec), sweep.appcode)
+    judge_sweep(SweepSpec.model_validate(sweep.spec), sweep.appcode)
     _go_on(sweep, acting_user)
     sweep.save()
     _record("resumed", sweep, acting_user, "Resumed.")
@@ -144,7 +144,7 @@ def cluster_of(trial: Trial, name: str) -> ClusterManifest:
     return parse(ClusterManifest, {"kind": "cluster", "metadata": metadata, "spec": body})
 
 
-def _judge(spec: SweepSpec, appcode: Appcode) -> None:
+def judge_sweep(spec: SweepSpec, appcode: Appcode) -> None:
     """Whether a trial of it could be made now. Raises Invalid, at the template."""
     point = some_point(spec.parameters)
     try:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from django.core.cache import cache
@@ -349,6 +350,8 @@ class Turn:
         self.sweep.phase = Sweep.Phase.SUCCEEDED if is_good else Sweep.Phase.FAILED
         self.sweep.message, self.sweep.finished_at = f"{said}.", self.now
         self._record(self.sweep.phase.lower(), self.sweep.message)
+        for name in self.sweep.stages.values_list("pipeline_run__pipeline__name", flat=True).distinct():
+            transaction.on_commit(partial(wakeups.wake_whole, self.sweep.appcode_id, f"pipelines/{name}"))
 
     def _record(self, verb: str, message: str) -> None:
         code = self.sweep.appcode.code

@@ -208,3 +208,32 @@ def test_what_is_wrong_is_said_at_its_field(catalogue, people):
         "spec.stages.1.spec.input": "ops-demo has no datastore “absent”.",
     }
     assert not Pipeline.objects.exists()
+
+
+def test_the_best_of_a_sweep_is_trained_again_on_what_an_earlier_stage_has_written(loop, people, results):
+    from clusters.sweeps.loop import advance as advance_sweep
+
+    prepare = stage("prepare", "for n in 1 2 3 4; do echo $n > /elearn/output/$n; done", output="results")
+    said = "echo loss = {lr}; ls /elearn/input > /elearn/output/seen"
+    template = stage("x", said, input={"from": "prepare"}, output="results")["spec"]
+    sweep = {
+        "template": template, "parameters": {"lr": {"type": "choice", "values": [0.5, 0.1]}}, "sampler": "grid", "parallel": 2,
+        "goal": {"metric": "loss"}, "folds": 2,
+    }  # fmt: skip
+    pipeline = make(people, prepare, {"name": "search", "sweep": sweep}, {"name": "final", "best": "search"})
+
+    def over():
+        advance_sweep(people.ops.pk, "nightly-search-1")
+        advance(people.ops.pk, "nightly")
+        return PipelineRun.objects.get(current_of=pipeline).finished_at
+
+    loop.until(over)
+    run = PipelineRun.objects.get(current_of=pipeline)
+    assert (run.phase, run.message, seen(run)) == (
+        "Succeeded", "", {"prepare": "Succeeded", "search": "Succeeded", "final": "Succeeded"},
+    )  # fmt: skip
+    final = Run.objects.get(cluster__name="nightly-final")
+    assert (final.spec["env"], final.spec["input"]) == ({"lr": "0.1"}, {"from": "nightly-prepare/1"})
+    assert open_store(results).read_range("nightly-final/1/seen", 0, 99).split() == [b"1", b"2", b"3", b"4"]
+    # Trials of both points, each with two folds.
+    assert Cluster.objects.filter(part_of="sweeps/nightly-search-1").count() == 4
