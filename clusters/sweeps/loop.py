@@ -38,7 +38,7 @@ from portal.manifests import parse
 from portal.models import User
 
 # Of one turn. What is left makes another one.
-READ_AT_ONCE, READ_SECONDS = 50, 30.0
+READ_AT_ONCE, READ_SECONDS, WAIT_TO_READ = 50, 30.0, 2.0
 START_AT_ONCE, END_AT_ONCE, DELETE_AT_ONCE = 20, 50, 200
 # For how long after its end the number of a run is asked for where its storage does not answer.
 PATIENCE = dt.timedelta(minutes=10)
@@ -63,7 +63,9 @@ def advance(appcode_id: int, name: str) -> None:
     with advisory_lock(Lock.SWEEP, str(sweep_id)) as is_mine:
         if not is_mine:
             return
-        turn = Turn(sweep_id, _readings(sweep_id), _steps(sweep_id))
+        # One worker of an appcode reads: a server of theirs that is slow keeps no more. Who cannot read now does so later.
+        with advisory_lock(Lock.TRIALS, str(appcode_id), seconds=WAIT_TO_READ) as reads:
+            turn = Turn(sweep_id, *((_readings(sweep_id), _steps(sweep_id)) if reads else (None, {})))
         turn.make()
     if turn.has_more or turn.is_overtaken():
         wakeups.wake_whole(appcode_id, f"sweeps/{name}")
@@ -127,8 +129,10 @@ def _run_of(trial: Trial) -> Run | None:
 class Turn:
     """One turn of a sweep. `has_more` says that the next one has something to do already."""
 
-    def __init__(self, sweep_id: int, readings: Readings, steps: Steps) -> None:
-        self.sweep_id, self.readings, self.steps = sweep_id, readings, steps
+    def __init__(self, sweep_id: int, readings: Readings | None, steps: Steps) -> None:
+        """`readings` None: nothing could be read."""
+        self.sweep_id, self.readings, self.steps = sweep_id, readings or {}, steps
+        self.reads = readings is not None
         self.has_more = False
         # Those that have ended and wait for something else; when the sweep's row was changed last.
         self.waiting: list[int] = []
@@ -138,6 +142,8 @@ class Turn:
         """Whether something came meanwhile of which the turn knew nothing, and whoever told it found it held."""
         row = Sweep.objects.filter(pk=self.sweep_id).values_list("changed_at", flat=True).first()
         ended = _ended(Trial.objects.filter(sweep=self.sweep_id, phase="")).exclude(pk__in=self.waiting)
+        if not self.reads:
+            ended = ended.exclude(cluster__current_run__phase=Run.Phase.SUCCEEDED)
         return row != self.changed_at or (row is not None and ended.exists())
 
     @transaction.atomic

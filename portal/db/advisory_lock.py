@@ -50,6 +50,8 @@ class Lock(IntEnum):
     SWEEP = 16
     # A part for each appcode: what is done after its runs.
     HOOKS = 17
+    # A part for each appcode: the numbers of the trials of its sweeps are read.
+    TRIALS = 18
 
 
 @contextmanager

@@ -7,11 +7,13 @@ import signal
 
 import pytest
 from django.core.cache import cache
+from django.db import connection
 
 from clusters import actions as clusters
 from clusters.models import Cluster, Run, Sweep, Trial
 from clusters.sweeps import actions
 from clusters.sweeps import loop as sweeps
+from portal.db.advisory_lock import Lock
 from portal.errors import Conflict, Invalid
 from portal.models import Event, Membership
 from tests import mortal
@@ -211,6 +213,25 @@ def test_killed_between_any_two_statements_no_trial_is_lost_or_made_twice(catalo
     assert Event.objects.filter(verb="cluster.created").count() == 4
     assert Event.objects.filter(verb="sweep.succeeded").count() == 1
     assert set(sweep.trials.values_list("phase", flat=True)) == {"Succeeded"}
+
+
+def test_while_another_worker_reads_numbers_of_the_appcode_nothing_is_judged_and_nobody_is_kept(
+    catalogue, people, sweep_manifest, monkeypatch
+):
+    woken = []
+    sweep = actions.create_sweep(sweep_manifest(), acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    Run.objects.update(phase="Succeeded", gone=True, desired="ended")
+    monkeypatch.setattr(sweeps, "WAIT_TO_READ", 0.1)
+    monkeypatch.setattr(sweeps.wakeups, "wake_whole", lambda *of: woken.append(of))
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", [Lock.TRIALS, str(sweep.appcode_id)])
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert (trials(sweep), woken) == ([(0, "", None)], [])
+    other.close()
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert trials(sweep) == [(0, "Failed", None), (1, "", None)]
 
 
 def test_names_of_its_trials_that_are_taken_are_said_before_it_starts(catalogue, people, manifest, sweep_manifest):
