@@ -57,7 +57,7 @@ EXAMPLES = {
         Example(
             "notify",
             "Notify",
-            "Sends the facts of the run as JSON to an address",
+            "Sends the facts of the run as JSON to an address, where tasks reach a network",
             "always",
             NOTIFY,
             env="URL=https://example.com/runs",
