@@ -112,9 +112,7 @@ class SweepForm(forms.Form):
         help_text="From then on only the best go on (ASHA), by what is told with its step; empty for never.",
         widget=forms.TextInput(attrs=_NUMBER),
     )
-    factor = Words(
-        label="Of how many one", initial="3", help_text="Goes on each time.", widget=forms.TextInput(attrs=_NUMBER)
-    )
+    factor = Words(label="Keep one of", initial="3", help_text="Each time.", widget=forms.TextInput(attrs=_NUMBER))
     brackets = Words(
         label="Brackets", initial="1", help_text="Several: Hyperband.", widget=forms.TextInput(attrs=_NUMBER)
     )

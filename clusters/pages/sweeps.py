@@ -7,9 +7,11 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
+from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.db.models import (
     Avg,
@@ -59,6 +61,8 @@ from portal.pages.layout import matching, page_of, selected_appcode, sorted_page
 ROWS = 50
 # Trials whose curves are drawn together.
 CURVES = 10
+# For how long it is remembered what parameters matter.
+KEPT_SECONDS = 3600
 # With more parameters than this they share a column.
 COLUMNS = 6
 PHASES = ("Running", "Paused", "Succeeded", "Failed", "Stopped")
@@ -209,7 +213,8 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     if spec.goal is None:
         return render(request, "clusters/_sweep_charts.html", {"spec": spec})
     points, total = outcomes(found, spec)
-    shares = importances(spec, points)
+    # What has come to a value stays as it is, so their number says which they are.
+    shares = cache.get_or_set(f"sweep.importance.{found.pk}.{total}", partial(importances, spec, points), KEPT_SECONDS)
     context = {
         "spec": spec,
         "points": len(points),
