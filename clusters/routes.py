@@ -108,6 +108,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/head", cluster.head),
     path(f"{ONE}/progress", cluster.progress),
     path(f"{ONE}/last-lines", last_lines.last_lines),
+    path(f"{ONE}/pace", last_lines.pace),
     path(f"{ONE}/logs", logs.logs, name="cluster_logs"),
     path(f"{ONE}/logs/read", logs.read),
     path(f"{ONE}/logs/search", logs.search),

@@ -1,5 +1,6 @@
-"""What each task of an independent run wrote last, beside its name on the Overview. The logs are read side by side, a little of
-each; the fragment comes after the page and fills in places of the table, so that nobody waits for a log to see a state."""
+"""What logs say of the tasks on the Overview: what each of an independent run wrote last, beside its name, and which fall behind.
+The logs are read side by side, a little of each; both fragments come after the page, so that nobody waits for a log to see a
+state."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from clusters import failure
 from clusters.clouds.drivers.base import CloudError
 from clusters.logs.read import RunLogs
 from clusters.pages.cluster import MAX_TASK_ROWS, TaskRow, in_order, page_of, says_its_own, task_rows
+from clusters.scalars.pace import Straggler
+from clusters.scalars.reading import stragglers_of
 from portal.api.problems import Unavailable
 from portal.limits import TRANSFERS
 from portal.pages.appcodes import person
@@ -40,6 +43,22 @@ def last_lines(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
             # It is asked for again, and Logs says why not.
             found = []
     return render(request, "clusters/_last_lines.html", {"page": shown, "lines": found})
+
+
+@require_safe
+@conditional_page
+def pace(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Which tasks fall behind the others of their role, where they print their steps."""
+    shown = page_of(request, appcode, name)
+    found: list[Straggler] = []
+    if shown.run:
+        try:
+            with TRANSFERS.enter(person(request).pk):
+                found = stragglers_of(shown.run)
+        except (CloudError, Unavailable):
+            # It is asked for again, and Logs says why not.
+            found = []
+    return render(request, "clusters/_pace.html", {"page": shown, "stragglers": found})
 
 
 def _last_line(logs: RunLogs, row: TaskRow) -> str:

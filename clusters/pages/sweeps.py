@@ -214,7 +214,8 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         return render(request, "clusters/_sweep_charts.html", {"spec": spec})
     points, total = outcomes(found, spec)
     # What has come to a value stays as it is, so their number says which they are.
-    shares = cache.get_or_set(f"sweep.importance.{found.pk}.{total}", partial(importances, spec, points), KEPT_SECONDS)
+    key = f"sweep.importance.{found.pk}.{total}"
+    shares: dict[str, float] = cache.get_or_set(key, partial(importances, spec, points), KEPT_SECONDS) or {}
     context = {
         "spec": spec,
         "points": len(points),

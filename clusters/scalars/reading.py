@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
 from django.core.cache import cache
 from django.db.models import Max
 
+from clusters.clouds.drivers.base import CloudError
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs.read import RunLogs
 from clusters.manifest import ClusterSpec
 from clusters.models import Run
 from clusters.scalars.events import Progress, Scalars, is_event_file, read
+from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, stragglers
 from clusters.scalars.printed import scalars_of_log
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
@@ -33,6 +36,8 @@ MAX_ENTRIES = 20_000
 MAX_LOG = 2 * 1024 * 1024
 # Tasks that know nothing of each other and each have curves of their own; they share that room.
 MAX_TASKS = 16
+# Of how many tasks the pace is looked at, by how much of the end of each log, and how many of these are read at the same time.
+MAX_PACED, PACE_BYTES, AT_ONCE = 200, 16 * 1024, 8
 
 
 def scalars_of(run: Run) -> Scalars:
@@ -89,6 +94,33 @@ def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scal
         if not chunk.data:
             return scalars_of_log(data)
     return scalars_of_log(data, [f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."])
+
+
+def stragglers_of(run: Run) -> list[Straggler]:
+    """Tasks that fall behind the others of their role now, as far as they print their steps. The ends of the logs of at most
+    MAX_PACED tasks are read, side by side; what cannot be read now is left out. Raises CloudError where none can."""
+    if run.phase != Run.Phase.RUNNING:
+        return []
+    roles = [role for role, facts in run.roles.items() if facts["count"] >= LEAST_TASKS]
+    living = run.tasks.filter(role__in=roles, phase="Running").order_by("role", "index", "attempt")
+    tasks = {(role, index): attempt for role, index, attempt in living.values_list("role", "index", "attempt")}
+    chosen = list(islice(tasks.items(), MAX_PACED))
+    if len(chosen) < LEAST_TASKS:
+        return []
+    logs = RunLogs(run)
+    logs.load()
+
+    def read_(task: tuple[tuple[str, int], int]) -> float | None:
+        (role, index), attempt = task
+        try:
+            chunk = logs.read(role, index, attempt, limit=PACE_BYTES, tail=PACE_BYTES)
+        except CloudError:
+            return None
+        return pace(chunk.data, chunk.start, chunk.marks)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        found = list(threads.map(read_, chosen))
+    return stragglers({task: each for (task, _), each in zip(chosen, found, strict=True) if each is not None})
 
 
 def leading(run: Run) -> tuple[str, int | None]:
