@@ -756,6 +756,11 @@ class StageRun(models.Model):
     def __str__(self) -> str:
         return f"{self.pipeline_run}-{self.stage}-{self.attempt}"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether what it started has come to its end, noted or not."""
+        return bool((self.run and self.run.is_terminal) or (self.sweep and self.sweep.phase in TERMINAL))
+
 
 class Schedule(models.Model):
     """When a cluster is deployed or a pipeline run. `spec` is a `ScheduleSpec` as JSON; `next_at` is NULL while it is paused.

@@ -159,7 +159,9 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
     run.created_by = acting_user
     run.save(update_fields=["phase", "message", "finished_at", "cancelled_at", "created_by"])
     told(pipeline, "retried", acting_user, f"Run {run.number}: {stage} and what comes after it run again.", run)
-    wake(pipeline)
+    # At once: while another stage runs, nobody would look for a wake-up that was lost.
+    go_on(pipeline, {})
+    run.refresh_from_db()
     return run
 
 

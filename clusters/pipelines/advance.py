@@ -22,8 +22,10 @@ from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, p
 from clusters.pipelines.reuse import unchanged
 from clusters.sweeps.actions import create_sweep
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
+from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.events import record
+from portal.manifests import parse
 from portal.models import User
 
 # So many are found by one sweep; the next one finds others, because these have gone on by then.
@@ -37,14 +39,32 @@ def advance(appcode_id: int, name: str) -> None:
     if run is None:
         _start_next(appcode_id, name)
         return
-    spec = PipelineSpec.model_validate(run.spec)
-    reusable = unchanged(run, spec, latest_of(run))
-    with transaction.atomic():
-        try:
-            lock(run.pipeline)
-        except Pipeline.DoesNotExist:
-            return  # deleted meanwhile
+    if run.fresh:
+        _go_on(run, {}, None)
+        return
+    # One worker at a time asks the servers of an appcode; the sweep comes again for who was not let in.
+    with advisory_lock(Lock.PIPELINES, str(appcode_id)) as is_mine:
+        if is_mine:
+            latest = latest_of(run)
+            _go_on(run, unchanged(run, PipelineSpec.model_validate(run.spec), latest), latest)
+
+
+@transaction.atomic
+def _go_on(run: PipelineRun, reusable: dict[str, Run], asked_of: dict[str, StageRun] | None) -> None:
+    """`reusable` is what was true of stages as they were then (`asked_of`); what has ended since may have written what they
+    read."""
+    try:
+        lock(run.pipeline)
+    except Pipeline.DoesNotExist:
+        return  # deleted meanwhile
+    if asked_of is not None and _over(asked_of) != _over(latest_of(run)):
+        wake(run.pipeline)
+    else:
         go_on(run.pipeline, reusable)
+
+
+def _over(latest: dict[str, StageRun]) -> set[int]:
+    return {row.pk for row in latest.values() if row.has_ended}
 
 
 def resync() -> None:
@@ -169,7 +189,8 @@ def _start(
     row, name = latest[stage.name], run.pipeline.name
     source = latest[node.source].run if node.source else None
     spec = reading(whole.cluster_of(stage), name, node, source.number if source else None)
-    if before and row.attempt == 1 and not (spec.input and spec.input.from_ and _reads(before) != spec.input.from_):
+    reads_another = before and node.source and spec.input and _reads(before) != spec.input.from_
+    if before and row.attempt == 1 and not reads_another:
         row.run, row.reused = before, True
         row.started_at = row.finished_at = timezone.now()
         _end(row, SUCCEEDED, f"Run {before.number} is used again: nothing has changed since.")
@@ -196,13 +217,13 @@ def _best(whole: PipelineSpec, stage: str, template: ClusterSpec, found: Sweep |
     if said is None or found is None or not found.best:
         raise Conflict(f"{stage} has found no best trial.")
     spec = said.model_copy(update={"template": template})
-    return ClusterSpec.model_validate(trial_spec(spec, found.best["parameters"]))
+    return parse(ClusterSpec, trial_spec(spec, found.best["parameters"]))
 
 
 def _search(run: PipelineRun, name: str, spec: SweepSpec) -> Sweep:
     """Makes the sweep of a stage. Raises Invalid and PermissionDenied."""
     metadata = {"name": name, "appcode": run.pipeline.appcode.code}
-    manifest = SweepManifest.model_validate({"metadata": metadata, "spec": spec})
+    manifest = parse(SweepManifest, {"metadata": metadata, "spec": spec})
     return create_sweep(manifest, acting_user=_starter(run))
 
 

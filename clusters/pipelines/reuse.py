@@ -8,26 +8,28 @@ lies there still. What nobody can tell is no reason to reuse anything. Servers o
 from __future__ import annotations
 
 import logging
+import time
 
 from clusters.actions import settled
 from clusters.clouds.drivers.base import CloudError
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, PipelineRun, Run, StageRun
-from clusters.pipelines.graph import SUCCEEDED, WAITING, layers
+from clusters.pipelines.graph import RUNNING, SUCCEEDED, WAITING, before, layers
 from clusters.pipelines.manifest import PipelineSpec, cluster_name, part_of, reading
 from clusters.runs.code import commit_of
 from clusters.runs.listed import lies_there
 from clusters.spec.catalog import Resolved, resolve
 from clusters.spec.folders import output_folder
 from datastores.drivers.base import DriverError
+from datastores.drivers.patience import within
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
-# How long a store may take to list what a run has read or written.
-SECONDS = 20.0
+# How long a store may take to list what a run has read or written, and all of them together.
+SECONDS, ALL_SECONDS = 20.0, 60.0
 
 
 def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun]) -> dict[str, Run]:
@@ -39,6 +41,9 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
     clusters = Cluster.objects.filter(appcode=appcode, part_of=part_of(name), deleted_at=None)
     by_name = {cluster.name: cluster for cluster in clusters.defer("spec")}
     stages, nodes = {stage.name: stage for stage in spec.stages}, {node.name: node for node in spec.nodes}
+    # What waits for these is asked about when they have ended, because they may write what it reads.
+    under_way = {each for each, row in latest.items() if row.phase == RUNNING and not row.has_ended}
+    until = time.monotonic() + ALL_SECONDS
     found: dict[str, Run] = {}
     sources: dict[str, Run] = {}
     for each in (each for column in layers(spec.nodes) for each in column):
@@ -51,45 +56,52 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
             continue  # sweeps, and what they have found, are made anew
         if node.source and node.source not in sources:
             continue
+        if not _may_be(stages[each].when, spec_of) or under_way & before(each, spec.nodes):
+            continue
         source = sources[node.source].number if node.source else None
-        before = _same(cluster, reading(spec_of, name, node, source), appcode, newest=run.newest)
-        if before:
-            found[each] = sources[each] = before
+        with within(until - time.monotonic()):
+            same = _same(cluster, reading(spec_of, name, node, source), appcode, newest=run.newest)
+        if same:
+            found[each] = sources[each] = same
     return found
+
+
+def _may_be(when: str, spec: ClusterSpec) -> bool:
+    """Of what keeps nothing there is nothing to be used again: it tells somebody, or changes something elsewhere. And what is
+    done after a failure, or always, is about how the others have ended this time."""
+    return when == "succeeded" and spec.output is not None
 
 
 def _same(cluster: Cluster, spec: ClusterSpec, appcode: Appcode, *, newest: bool) -> Run | None:
     """The last run of the cluster that succeeded, when one of `spec` would be the same."""
-    before = cluster.runs.filter(phase=Run.Phase.SUCCEEDED).select_related("cluster__appcode").first()
-    if before is None:
+    last = cluster.runs.filter(phase=Run.Phase.SUCCEEDED).select_related("cluster__appcode").first()
+    if last is None:
         return None
     try:
         resolved = resolve(spec, appcode)
     except Invalid:
         return None
-    if before.spec != {**spec.model_dump(mode="json", by_alias=True), **settled(resolved)}:
+    if last.spec != {**spec.model_dump(mode="json", by_alias=True), **settled(resolved)}:
         return None
     try:
-        is_same = _reads_the_same(before, resolved) and _has_written(before, resolved.output)
+        is_same = _reads_the_same(last, resolved) and _has_written(last, resolved.output)
         if is_same and newest and spec.code and spec.code.git:
-            is_same = commit_of(before, spec.code) == before.code.get("commit")
+            is_same = commit_of(last, spec.code) == last.code.get("commit")
     except (DriverError, CloudError) as error:
-        log.info("run %s: whether it would be the same again cannot be told: %s", before.pk, error)
+        log.info("run %s: whether it would be the same again cannot be told: %s", last.pk, error)
         return None
-    return before if is_same else None
+    return last if is_same else None
 
 
-def _reads_the_same(before: Run, resolved: Resolved) -> bool:
+def _reads_the_same(last: Run, resolved: Resolved) -> bool:
     """What another run has written is the same if that run is, which the spec says."""
     if resolved.input is None or resolved.input.run:
         return True
-    digest = before.read.get("digest")
+    digest = last.read.get("digest")
     return digest is not None and lies_there(resolved.input.store, resolved.input.folder, digest, SECONDS)
 
 
-def _has_written(before: Run, store: Datastore | None) -> bool:
-    if store is None:
-        return True
-    digest = (before.wrote or {}).get("digest")
-    folder = output_folder(before.spec["outputPath"], name=before.cluster.name, run=before.number)
-    return digest is not None and lies_there(store, folder, digest, SECONDS)
+def _has_written(last: Run, store: Datastore | None) -> bool:
+    digest = (last.wrote or {}).get("digest")
+    folder = output_folder(last.spec["outputPath"], name=last.cluster.name, run=last.number)
+    return store is not None and digest is not None and lies_there(store, folder, digest, SECONDS)

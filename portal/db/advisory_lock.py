@@ -52,6 +52,8 @@ class Lock(IntEnum):
     HOOKS = 17
     # A part for each appcode: the numbers of the trials of its sweeps are read.
     TRIALS = 18
+    # A part for each appcode: whether stages of its pipelines would do again what they have done.
+    PIPELINES = 19
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from django.db import connection
+from django.utils import timezone
 
 from clusters.models import Cluster, Pipeline, PipelineRun, Run, StageRun
 from clusters.pipelines import actions
@@ -172,6 +176,71 @@ def test_who_has_left_starts_nothing_more_and_a_step_done_twice_is_done_once(loo
     run = until_over(loop, pipeline)
     assert (run.phase, seen(run)) == ("Failed", {"one": "Succeeded", "two": "Failed"})
     assert run.message == "two: It could not be started: There is no appcode “ops-demo” that you can use."
+
+
+def end(name, phase="Succeeded"):
+    """The latest run of a stage's cluster, as the loops would end it."""
+    run = Run.objects.filter(cluster__name=name).latest("number")
+    Run.objects.filter(pk=run.pk).update(phase=phase, finished_at=timezone.now(), gone=True)
+
+
+def test_who_is_told_of_a_failure_is_told_of_the_next_one_too(catalogue, people):
+    pipeline = make(people, stage("train"), stage("tell", after=["train"], when="failed"), run=False)
+    for number in (1, 2):
+        actions.run_pipeline(pipeline, acting_user=people.bob)
+        for name, phase in (("train", "Failed"), ("tell", "Succeeded")):
+            advance(people.ops.pk, "nightly")
+            end(f"nightly-{name}", phase)
+        advance(people.ops.pk, "nightly")
+        run = PipelineRun.objects.get(current_of=pipeline)
+        assert (run.phase, seen(run)) == ("Failed", {"train": "Failed", "tell": "Succeeded"})
+        assert Run.objects.filter(cluster__name="nightly-tell").count() == number
+
+
+def test_a_stage_that_is_tried_again_starts_at_once_though_another_one_runs(catalogue, people, monkeypatch):
+    make(people, stage("train"), stage("other"))
+    advance(people.ops.pk, "nightly")
+    end("nightly-train", "Failed")
+    advance(people.ops.pk, "nightly")
+    # The wake-up is lost, and resync finds nothing where a stage is under way.
+    actions.retry_stage(Pipeline.objects.get(), "train", acting_user=people.bob)
+    assert Run.objects.filter(cluster__name="nightly-train").count() == 2
+
+
+def test_what_was_asked_before_a_stage_ended_counts_no_more_and_one_worker_asks(catalogue, people, monkeypatch):
+    spec = {"server": "https://s3.example.com", "bucket": "b", "prefix": "", "access_key": "a", "region": "us-east-1"}
+    Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret="secret")
+    pipeline = make(people, stage("prepare"), stage("train", after=["prepare"], output="results"))
+    for name in ("prepare", "train"):
+        advance(people.ops.pk, "nightly")
+        end(f"nightly-{name}")
+    advance(people.ops.pk, "nightly")
+    actions.run_pipeline(pipeline, acting_user=people.bob)
+    advance(people.ops.pk, "nightly")
+    asked = []
+
+    def unchanged(run, spec, latest):
+        asked.append(latest["prepare"].run.phase)
+        if len(asked) > 1:
+            return {}
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(apart).result()
+        # It ends while servers are asked, and may have written what the next one reads.
+        end("nightly-prepare")
+        return {"train": Run.objects.get(cluster__name="nightly-train")}
+
+    def apart():
+        try:
+            advance(people.ops.pk, "nightly")
+        finally:
+            connection.close()
+
+    monkeypatch.setattr("clusters.pipelines.advance.unchanged", unchanged)
+    advance(people.ops.pk, "nightly")
+    assert asked == ["Queued"]
+    advance(people.ops.pk, "nightly")
+    assert asked == ["Queued", "Succeeded"]
+    assert Run.objects.filter(cluster__name="nightly-train").count() == 2
 
 
 def test_what_is_wrong_is_said_at_its_field(catalogue, people):
