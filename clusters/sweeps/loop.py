@@ -8,7 +8,6 @@ rows, so what is killed is simply done again by the next turn.
 from __future__ import annotations
 
 import datetime as dt
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from clusters.manifest import ClusterManifest
 from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
 from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
-from clusters.sweeps.measured import Reading, read_steps, read_value
+from clusters.sweeps.measured import Reading, is_comparable, read_steps, read_value
 from clusters.sweeps.sampler import Point, chosen, next_points
 from clusters.sweeps.stopping import Progress, follow
 from datastores.drivers.patience import within
@@ -38,7 +37,7 @@ from portal.manifests import parse
 from portal.models import User
 
 # Of one turn. What is left makes another one.
-READ_AT_ONCE, READ_SECONDS, WAIT_TO_READ = 50, 30.0, 2.0
+READ_AT_ONCE, READ_SECONDS = 50, 30.0
 START_AT_ONCE, END_AT_ONCE, DELETE_AT_ONCE = 20, 50, 200
 # For how long after its end the number of a run is asked for where its storage does not answer.
 PATIENCE = dt.timedelta(minutes=10)
@@ -63,8 +62,9 @@ def advance(appcode_id: int, name: str) -> None:
     with advisory_lock(Lock.SWEEP, str(sweep_id)) as is_mine:
         if not is_mine:
             return
-        # One worker of an appcode reads: a server of theirs that is slow keeps no more. Who cannot read now does so later.
-        with advisory_lock(Lock.TRIALS, str(appcode_id), seconds=WAIT_TO_READ) as reads:
+        # One worker of an appcode reads: a server of theirs that is slow keeps no more. Nobody waits for
+        # that, or many sweeps would keep a worker each; what was not read is when the sweep of every five seconds comes.
+        with advisory_lock(Lock.TRIALS, str(appcode_id)) as reads:
             turn = Turn(sweep_id, *((_readings(sweep_id), _steps(sweep_id)) if reads else (None, {})))
         turn.make()
     if turn.has_more or turn.is_overtaken():
@@ -191,6 +191,11 @@ class Turn:
             if run is not None and run.phase not in TERMINAL:
                 left.append(trial)
                 continue
+            if trial.cluster and trial.cluster.next_by_id and not trial.cluster.deleted_at:
+                # Somebody restarts it: the run that counts is the next one.
+                self.waiting.append(trial.pk)
+                left.append(trial)
+                continue
             if self._try_again(trial, run) or not self._is_judged(trial, run):
                 left.append(trial)
                 continue
@@ -264,7 +269,8 @@ class Turn:
         left = []
         for trial in living:
             run = trial.cluster.current_run if trial.cluster else None
-            told = self.steps.get((trial.pk, run.pk), ()) if run else ()
+            # One that has come to its end meanwhile is judged by that.
+            told = self.steps.get((trial.pk, run.pk), ()) if run and run.phase not in TERMINAL else ()
             was = Progress(trial.number, -1 if trial.step is None else trial.step, None, trial.compared)
             found, is_behind = follow(rule, goal, was, told, rivals.values()) if told else (was, False)
             if found.step > was.step:
@@ -279,7 +285,7 @@ class Turn:
         return left
 
     def _prune(self, trial: Trial, found: Progress, goal: Goal) -> None:
-        is_number = found.value is not None and math.isfinite(found.value)
+        is_number = found.value is not None and is_comparable(found.value)
         trial.phase, trial.finished_at = Trial.Phase.PRUNED, self.now
         trial.value = found.value if is_number else None
         trial.message = (

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -38,6 +40,8 @@ MAX_VALUES = 1000
 MAX_FOLDS = 20
 # Beyond this, neighbouring floats differ by more than 1.
 MAX_INT = 2**53
+# Far beyond what is trained with; what is drawn between, or squared, is a number still.
+MAX_NUMBER = 1e100
 # What no shell, however it is quoted, takes for anything but itself.
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
 
@@ -128,8 +132,8 @@ class Parameter(Strict):
             raise field_error("A choice has values; this is said of numbers.", "log")
         if not self.values:
             raise field_error("Give the values to choose from.", "values")
-        texts = [written(value) for value in self.values]
-        if twice := next((text for text in texts if texts.count(text) > 1), None):
+        counts = Counter(map(written, self.values))
+        if twice := next((text for text, count in counts.items() if count > 1), None):
             raise field_error(f"“{twice}” is there twice.", "values")
 
     def _judge_range(self) -> None:
@@ -137,6 +141,9 @@ class Parameter(Strict):
             raise field_error("Numbers have low and high; only a choice has values.", "values")
         if self.low is None or self.high is None:
             raise field_error("Fill this in.", "low" if self.low is None else "high")
+        for name in ("low", "high"):
+            if abs(getattr(self, name)) > MAX_NUMBER:
+                raise field_error(f"At most {MAX_NUMBER:g}, above and below 0.", name)
         if self.low >= self.high:
             raise field_error(f"It has to be more than low, {self.low:g}.", "high")
         if self.type == "int":
@@ -144,19 +151,29 @@ class Parameter(Strict):
                 number = getattr(self, name)
                 if number is not None and (number != int(number) or abs(number) > MAX_INT):
                     raise field_error("Give a whole number.", name)
+        self._judge_step(self.low, self.high)
+
+    def _judge_step(self, low: Number, high: Number) -> None:
         if self.step is not None and self.step <= 0:
             raise field_error("More than 0.", "step")
-        if self.log and self.low <= 0:
+        if self.step is not None and math.isinf((high - low) / self.step):
+            raise field_error("So small a step makes more values than can be counted.", "step")
+        if self.log and low <= 0:
             raise field_error("The logarithm of 0 and less is no number; begin above 0, or leave log out.", "low")
         if self.log and self.step is not None:
             raise field_error(
                 "With log there is no step; leave one of them out, or write the values as a choice.", "step"
             )
 
-    @property
+    @cached_property
     def active(self) -> Mapping[str, frozenset[str]]:
         """`when`, as texts."""
         return {name: frozenset(map(written, values)) for name, values in self.when.items()}
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """Of a choice, its values as texts."""
+        return frozenset(map(written, self.values))
 
     @property
     def size(self) -> int | None:
@@ -179,7 +196,7 @@ class Parameter(Strict):
 
     def has(self, value: Value) -> bool:
         """Whether it is one of a choice."""
-        return written(value) in map(written, self.values)
+        return written(value) in self.texts
 
 
 class Goal(Strict):
@@ -375,9 +392,9 @@ class SweepManifest(Manifest):
 def grid_size(parameters: Mapping[str, Parameter]) -> int:
     """How many points a grid has; where conditions are respected, it counts no further than to the first number above
     MAX_TRIALS."""
-    total = 0
+    total, ordered = 0, in_order(parameters)
     for chosen in _choices(parameters):
-        total += math.prod(each.size or 0 for _, each in _free(parameters, chosen))
+        total += math.prod(each.size or 0 for _, each in _free(ordered, chosen))
         if total > MAX_TRIALS:
             break
     return total
@@ -385,9 +402,9 @@ def grid_size(parameters: Mapping[str, Parameter]) -> int:
 
 def grid_point(parameters: Mapping[str, Parameter], number: int) -> dict[str, Value]:
     """The parameters of one point, counted from 0; the last by name moves first. Raises IndexError behind the last."""
-    left = number
+    left, ordered = number, in_order(parameters)
     for chosen in _choices(parameters):
-        free = _free(parameters, chosen)
+        free = _free(ordered, chosen)
         size = math.prod(each.size or 0 for _, each in free)
         if left >= size:
             left -= size
@@ -436,9 +453,9 @@ def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
         yield found
 
 
-def _free(parameters: Mapping[str, Parameter], chosen: Mapping[str, Value]) -> list[tuple[str, Parameter]]:
+def _free(ordered: Iterable[tuple[str, Parameter]], chosen: Mapping[str, Value]) -> list[tuple[str, Parameter]]:
     """What is left to be chosen."""
-    return [(name, each) for name, each in in_order(parameters) if name not in chosen and is_active(each, chosen)]
+    return [(name, each) for name, each in ordered if name not in chosen and is_active(each, chosen)]
 
 
 def _texts(template: ClusterSpec) -> Iterable[str]:

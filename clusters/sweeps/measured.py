@@ -17,12 +17,14 @@ from clusters.models import Run
 from clusters.scalars.events import Curve, Scalars
 from clusters.scalars.printed import last_printed, scalars_of_log
 from clusters.scalars.reading import leading, scalars_of
-from datastores.drivers.base import DriverError
+from datastores.drivers.base import DriverError, NotPossible
 
 log = logging.getLogger(__name__)
 
 # Of the log of a run that goes on, each time that it is looked at.
 LATELY = 64 * 1024
+# The squares of what folds came to, and their sums, are numbers still.
+MAX_VALUE = 1e150
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Reading:
 def read_value(run: Run, metric: str) -> Reading:
     """What `run`, which has succeeded, came to."""
     try:
-        found = last_stored(scalars_of(run), metric) if run.spec["output"] else None
+        found = last_stored(_written(run), metric) if run.spec["output"] else None
         if isinstance(found, str):
             return Reading(None, found)
         value, why = (found, "") if found is not None else _last_line(run, metric)
@@ -47,7 +49,7 @@ def read_value(run: Run, metric: str) -> Reading:
         return Reading(
             None, why or f"It named no {metric}, neither in an event file nor in a line like “{metric} = 0.31”."
         )
-    if not math.isfinite(value):
+    if not is_comparable(value):
         return Reading(None, f"Its {metric} is {value}, which is no number to compare.")
     return Reading(value)
 
@@ -55,7 +57,7 @@ def read_value(run: Run, metric: str) -> Reading:
 def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
     """What a run that goes on has told of it lately: steps and values, in the order of steps; [] where nobody can tell now."""
     try:
-        if run.spec["output"] and (lines := lines_of(scalars_of(run), metric)):
+        if run.spec["output"] and (lines := lines_of(_written(run), metric)):
             return [(point.step, point.value) for point in lines[0].points]
         role, attempt = leading(run)
         if attempt is None:
@@ -65,6 +67,18 @@ def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
         log.info("run %s: how far it is cannot be read now: %s", run.pk, error)
         return []
     return [(point.step, point.value) for line in lines_of(scalars_of_log(chunk.data), metric) for point in line.points]
+
+
+def is_comparable(value: float) -> bool:
+    return math.isfinite(value) and abs(value) <= MAX_VALUE
+
+
+def _written(run: Run) -> Scalars:
+    """Its event files: none where only nodes see them, as on a volume, and then its log counts."""
+    try:
+        return scalars_of(run)
+    except NotPossible:
+        return Scalars((), 0, ())
 
 
 def last_stored(scalars: Scalars, metric: str) -> float | str | None:

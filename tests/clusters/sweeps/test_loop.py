@@ -13,6 +13,8 @@ from clusters import actions as clusters
 from clusters.models import Cluster, Run, Sweep, Trial
 from clusters.sweeps import actions
 from clusters.sweeps import loop as sweeps
+from clusters.sweeps.measured import read_value
+from datastores.models import Datastore
 from portal.db.advisory_lock import Lock
 from portal.errors import Conflict, Invalid
 from portal.models import Event, Membership
@@ -66,6 +68,11 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
         ("lr-0", {"lr": 3}, 3.0), ("lr-1", {"lr": 1}, 1.0), ("lr-2", {"lr": 2}, 2.0)
     ]  # fmt: skip
     assert found["status"]["gpuSeconds"] == sum(row["gpuSeconds"] for row in rows["items"])
+    # What only nodes see has no event files for the portal; what was printed counts, and nobody waits for the other.
+    run = Run.objects.select_related("cluster__appcode").get(cluster__name="lr-1")
+    Datastore.objects.create(appcode=people.ops, name="disk", kind="volume", spec={})
+    run.spec["output"] = "disk"
+    assert read_value(run, "loss").value == 1
     # Its clusters are not on the list, and the best of them becomes one that is.
     assert api.get("/appcodes/ops-demo/clusters")[1]["items"] == []
     status, made = api_of(people.bob).post(
@@ -87,9 +94,12 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
 
 def test_what_has_no_number_has_failed_and_what_failed_is_tried_again(loop, people, sweep_manifest):
     command = (
-        'case {lr} in 1) echo loss = nan;; 2) echo done;; 3) test "$PORTAL_RUN" = 2 && echo loss = 7;; 4) exit 3;; esac'
+        'case {lr} in 1) echo loss = nan;; 2) echo done;; 3) test "$PORTAL_RUN" = 2 && echo loss = 7;; 4) exit 3;; '
+        "5) echo loss = 1e200;; esac"
     )
-    sweep = actions.create_sweep(sweep_manifest(command=command, parallel=4, retries=1), acting_user=people.bob)
+    parameters = {"lr": {"type": "choice", "values": [3, 1, 2, 4, 5]}}
+    manifest = sweep_manifest(command=command, parameters=parameters, parallel=5, retries=1)
+    sweep = actions.create_sweep(manifest, acting_user=people.bob)
     until(loop, lambda: ended(sweep))
     found = {trial.parameters["lr"]: trial for trial in sweep.trials.all()}
     assert (found[3].phase, found[3].value, found[3].attempt) == ("Succeeded", 7, 1)
@@ -97,7 +107,8 @@ def test_what_has_no_number_has_failed_and_what_failed_is_tried_again(loop, peop
     assert (found[2].phase, found[2].message.split(",")[0]) == ("Failed", "It named no loss")
     assert (found[4].phase, found[4].attempt) == ("Failed", 1)
     assert "exit code 3" in found[4].message
-    assert Sweep.objects.get().message == "1 Succeeded, 3 Failed; the best is trial 0: loss = 7."
+    assert (found[5].phase, found[5].message) == ("Failed", "Its loss is 1e+200, which is no number to compare.")
+    assert Sweep.objects.get().message == "1 Succeeded, 4 Failed; the best is trial 0: loss = 7."
 
 
 def test_paused_it_starts_nothing_and_cancelled_it_ends_everything(loop, people, sweep_manifest):
@@ -222,7 +233,6 @@ def test_while_another_worker_reads_numbers_of_the_appcode_nothing_is_judged_and
     sweep = actions.create_sweep(sweep_manifest(), acting_user=people.bob)
     sweeps.advance(sweep.appcode_id, "lr")
     Run.objects.update(phase="Succeeded", gone=True, desired="ended")
-    monkeypatch.setattr(sweeps, "WAIT_TO_READ", 0.1)
     monkeypatch.setattr(sweeps.wakeups, "wake_whole", lambda *of: woken.append(of))
     other = connection.copy()
     with other.cursor() as cursor:
@@ -265,3 +275,33 @@ def test_a_point_of_folds_is_the_mean_of_them_and_only_whole_ones_are_compared(
     assert [(each.parameters["lr"], each.value, each.is_over) for each in known] == [
         (0, 3, True), (0.1, None, True), (0.2, None, False), (0.3, 4, True)
     ]  # fmt: skip
+
+
+def over(cluster, phase):
+    Run.objects.filter(cluster__name=cluster).update(phase=phase, gone=True, desired="ended")
+
+
+def test_who_restarts_a_trial_by_hand_has_it_judged_by_the_next_run(catalogue, people, sweep_manifest):
+    sweep = actions.create_sweep(sweep_manifest(goal=None), acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    cluster = Cluster.objects.get(name="lr-0")
+    # As `redeploy` leaves a run that was asked to end, and has.
+    Cluster.objects.filter(pk=cluster.pk).update(next_by=people.bob)
+    over("lr-0", "Stopped")
+    # Its end wakes the sweep and what starts it anew, in either order.
+    sweeps.advance(sweep.appcode_id, "lr")
+    clusters.deploy_next(cluster.pk)
+    assert trials(sweep) == [(0, "", None)]
+    over("lr-0", "Succeeded")
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert trials(sweep)[0] == (0, "Succeeded", None)
+
+
+def test_what_has_ended_meanwhile_is_not_ended_early(catalogue, people, sweep_manifest):
+    sweep = actions.create_sweep(sweep_manifest(stopEarly={"minSteps": 1}), acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    trial = sweep.trials.select_related("cluster").get()
+    told = {(trial.pk, trial.cluster.current_run_id): [(1, float("nan"))]}
+    over("lr-0", "Succeeded")
+    sweeps.Turn(sweep.pk, {}, told).make()
+    assert trials(sweep) == [(0, "", None)]
