@@ -108,12 +108,14 @@ class PipelineForm(forms.Form):
 
 
 class _Plain(yaml.SafeLoader):
-    """What JSON can say: without aliases, by which a short text may stand for one without end, and `on`, which a hook has, is a
-    word, as YAML 1.2 has it."""
+    """What JSON can say: without tags, without aliases, by which a short text may stand for one without end, and `on`, which a
+    hook has, is a word, as YAML 1.2 has it."""
 
     def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
         if self.check_event(AliasEvent):
             raise yaml.composer.ComposerError(problem="aliases are not read")
+        if getattr(self.peek_event(), "tag", None):  # by which anything may be asked to be a number or a day
+            raise yaml.composer.ComposerError(problem="tags are not read")
         return super().compose_node(parent, index)
 
 
@@ -139,7 +141,7 @@ def _yaml(text: str) -> Any:
     if len(text) > MAX_YAML:
         raise Invalid.at("spec", message=f"YAML is read up to {MAX_YAML // 1024} KiB; send a longer one as JSON.")
     try:
-        # Keys that are numbers, bytes and the like, which a body of REST cannot have either, are refused on the way through JSON.
+        # Keys that are numbers and the like, which a body of REST cannot have either, are refused on the way through JSON.
         return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506  a SafeLoader that reads even less
     except orjson.JSONEncodeError as error:
         raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
@@ -149,7 +151,7 @@ def _yaml(text: str) -> Any:
         raise Invalid.at(
             "spec", message=f"This is not YAML: {getattr(error, 'problem', '') or error}{where}."
         ) from error
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, ArithmeticError) as error:
         raise Invalid.at("spec", message="This is not YAML that can be read here.") from error
 
 
