@@ -114,7 +114,8 @@ class _Plain(yaml.SafeLoader):
     def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
         if self.check_event(AliasEvent):
             raise yaml.composer.ComposerError(problem="aliases are not read")
-        if getattr(self.peek_event(), "tag", None):  # by which anything may be asked to be a number or a day
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "tag", None):  # by which anything may be asked to be a number or a day
             raise yaml.composer.ComposerError(problem="tags are not read")
         return super().compose_node(parent, index)
 
