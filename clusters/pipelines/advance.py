@@ -28,7 +28,7 @@ from portal.events import record
 from portal.manifests import parse
 from portal.models import User
 
-# So many are found by one sweep; the next one finds others, because these have gone on by then.
+# So many are found by one sweep, in any order: those of an appcode whose store does not answer stand before nobody.
 RESYNC_LIMIT = 500
 
 
@@ -75,7 +75,7 @@ def resync() -> None:
     lost = PipelineRun.objects.filter(~Exists(under_way) | Exists(unnoted), finished_at=None)
     wanted = Pipeline.objects.filter(next_by__isnull=False).exclude(runs__finished_at=None)
     for rows, way in ((lost, "pipeline__"), (wanted, "")):
-        for appcode_id, name in rows.values_list(f"{way}appcode_id", f"{way}name").order_by("pk")[:RESYNC_LIMIT]:
+        for appcode_id, name in rows.values_list(f"{way}appcode_id", f"{way}name").order_by("?")[:RESYNC_LIMIT]:
             wakeups.wake_whole(appcode_id, part_of(name))
 
 
