@@ -10,12 +10,11 @@ import warnings
 from collections.abc import Sequence
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState, create_trial
 
 from clusters.sweeps.manifest import SweepSpec, written
 from clusters.sweeps.points import Outcome, is_maximized
-from clusters.sweeps.sampler import distribution
+from clusters.sweeps.sampler import distributions
 
 # Of fewer points nothing is said.
 LEAST = 10
@@ -28,14 +27,15 @@ def importances(spec: SweepSpec, points: Sequence[Outcome]) -> dict[str, float]:
         return {}
     always = [name for name, each in spec.parameters.items() if not each.when]
     study = optuna.create_study(direction="maximize" if is_maximized(spec) else "minimize")
+    kinds = distributions(spec)
     for point in points:
         given = {
             name: written(value) if spec.parameters[name].type == "choice" else value
             for name, value in point.parameters.items()
             if name in always
         }
-        kinds: dict[str, BaseDistribution] = {name: distribution(spec.parameters[name]) for name in given}
-        study.add_trial(create_trial(state=TrialState.COMPLETE, value=point.value, params=given, distributions=kinds))
+        its = {name: kinds[name] for name in given}
+        study.add_trial(create_trial(state=TrialState.COMPLETE, value=point.value, params=given, distributions=its))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()

@@ -37,6 +37,8 @@ MAX_TRIALS = 10_000
 MAX_PARALLEL = 200
 MAX_PARAMETERS = 50
 MAX_VALUES = 1000
+# Of all choices together where TPE weighs each value against each trial, inside a turn of the loop.
+MAX_WEIGHED = 1000
 MAX_FOLDS = 20
 # Beyond this, neighbouring floats differ by more than 1.
 MAX_INT = 2**53
@@ -276,6 +278,12 @@ class SweepSpec(Strict):
             self._check_when(name, parameter)
         if self.sampler == "tpe" and self.goal is None:
             raise field_error("Say of which number this is to find the best.", "goal")
+        if self.sampler == "tpe" and sum(len(each.values) for each in self.parameters.values()) > MAX_WEIGHED:
+            raise field_error(
+                f"TPE weighs each value against each trial: all choices together have at most {MAX_WEIGHED:,} values. "
+                "Take fewer, numbers from low to high, or the sampler random.",
+                "parameters",
+            )
         if self.stop_early and self.goal is None:
             raise field_error("Say by which number trials are compared.", "goal")
         if self.stop_early and self.folds:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from clusters.sweeps.manifest import Parameter, SweepSpec, Value, grid_point, in_order, is_active, written
@@ -44,7 +44,8 @@ def next_points(spec: SweepSpec, first: int, count: int, known: Iterable[Point] 
     if spec.sampler == "random":
         return [_drawn(spec, _study(spec, number)) for number in range(first, first + count)]
     study = _study(spec, first)
-    study.add_trials([_told(spec, point) for point in chosen(spec, list(known))])
+    kinds = distributions(spec)
+    study.add_trials([_told(spec, kinds, point) for point in chosen(spec, list(known))])
     # Those that are drawn here run on in the study, so that the next one keeps away from them.
     return [_drawn(spec, study) for _ in range(count)]
 
@@ -91,7 +92,7 @@ def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
     return trial.suggest_float(name, asked.low, asked.high, step=asked.step, log=asked.log)
 
 
-def _told(spec: SweepSpec, point: Point) -> FrozenTrial:
+def _told(spec: SweepSpec, kinds: Mapping[str, BaseDistribution], point: Point) -> FrozenTrial:
     given = {name: _write(spec.parameters[name], value) for name, value in point.parameters.items()}
     state, told = TrialState.RUNNING, {}
     if point.is_over:
@@ -103,8 +104,13 @@ def _told(spec: SweepSpec, point: Point) -> FrozenTrial:
         value=point.value if state == TrialState.COMPLETE else None,
         intermediate_values=told,
         params=given,
-        distributions={name: distribution(spec.parameters[name]) for name in given},
+        distributions={name: kinds[name] for name in given},
     )
+
+
+def distributions(spec: SweepSpec) -> dict[str, BaseDistribution]:
+    """Of each parameter; made once for all points, because one of a thousand values takes its time."""
+    return {name: distribution(each) for name, each in spec.parameters.items()}
 
 
 def distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:

@@ -194,6 +194,13 @@ def test_of_those_that_come_to_a_rung_the_best_of_so_many_go_on_and_nobody_is_co
     assert follow(two, goal, Progress(11), [(8, 99.0)], known) == (Progress(11, 8, 99.0), False)
 
 
+def test_tpe_weighs_no_more_values_than_a_turn_has_time_for():
+    parameters = {name: {"type": "choice", "values": list(range(501))} for name in ("lr", "momentum")}
+    assert spec(parameters=parameters, sampler="random", trials=5).points == 5
+    with pytest.raises(Invalid, match="at most 1,000 values"):
+        spec(parameters=parameters, sampler="tpe", trials=5)
+
+
 def test_large_choices_with_conditions_are_judged_in_a_moment():
     """Of 49 parameters that each name the thousand values of another; compared one by one it took seconds."""
     values = list(range(1000))
