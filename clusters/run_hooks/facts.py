@@ -17,7 +17,7 @@ from clusters.after import OUTPUT_OF_RUN
 from clusters.clouds.bulkhead import lane
 from clusters.models import Run
 from clusters.scalars.events import Scalars
-from clusters.scalars.reading import printed, scalars_of
+from clusters.scalars.reading import printed, stored
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.patience import within
@@ -66,7 +66,7 @@ def metrics_of(run: Run) -> dict[str, float | None]:
 def _stored(run: Run) -> Scalars:
     """Asks a server of theirs, which is not the cloud: nobody who has something to tell that waits for it."""
     for _ in range(LOOKS):
-        if (found := scalars_of(run)).is_complete:
+        if (found := stored(run)).is_complete:
             break
     return found
 

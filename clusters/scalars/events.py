@@ -150,6 +150,8 @@ class Scalars:
     notes: tuple[str, ...] = ()
     # Whether all that there is was read; the next look reads on.
     is_complete: bool = True
+    # Whether it was read from what the program prints.
+    is_printed: bool = False
 
     @property
     def tags(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""The scalars of a run, read from the event files in its output datastore, or, of a run that keeps no output, from the log of the
-task that leads, and of each of the first tasks where none does.
+"""The scalars of a run, read from the event files in its output datastore, or, where there are none, from the log of the task
+that leads, and of each of the first tasks where none does.
 
 While a run goes on its output is stored every few seconds, so what is shown follows. What was read of a file is remembered in the
 cache by the run and the file's path, so that following a long training reads only what was added to it.
@@ -26,7 +26,7 @@ from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, stragglers
 from clusters.scalars.printed import scalars_of_log
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
-from datastores.drivers.base import Driver, DriverError, Entry
+from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
 
 REMEMBER_SECONDS = 3600
@@ -42,11 +42,12 @@ MAX_PACED, PACE_BYTES, AT_ONCE = 200, 16 * 1024, 8
 
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError when its datastore cannot be read or is gone, CloudError when its log cannot."""
-    return _stored(run) if run.spec["output"] else printed(run)
+    found = stored(run) if run.spec["output"] else None
+    return found if found and (found.curves or not found.is_complete) else printed(run)
 
 
-def _stored(run: Run) -> Scalars:
-    """Reads what is new."""
+def stored(run: Run) -> Scalars:
+    """Of its event files, as far as they are new; none where only nodes see them, as on a volume."""
     store = (
         Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"]).first()
     )
@@ -54,7 +55,10 @@ def _stored(run: Run) -> Scalars:
         raise DriverError(f"The datastore “{run.spec['output']}” does not exist any more.")
     folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
     driver = open_store(store)
-    files = list(_event_files(driver, folder))
+    try:
+        files = list(_event_files(driver, folder))
+    except NotPossible:
+        return Scalars((), 0)
     keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
@@ -83,7 +87,7 @@ def printed(run: Run) -> Scalars:
     notes = [note for each in found for note in each.notes]
     if count < spec.count(role) and framework.is_independent:
         notes.append(f"The curves of the first {count} of {spec.count(role)} {role}s.")
-    return Scalars(tuple(curve for each in found for curve in each.curves), 0, tuple(notes))
+    return Scalars(tuple(curve for each in found for curve in each.curves), 0, tuple(notes), is_printed=True)
 
 
 def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scalars:

@@ -16,8 +16,8 @@ from clusters.logs.read import TAIL_BYTES, RunLogs
 from clusters.models import Run
 from clusters.scalars.events import Curve, Scalars
 from clusters.scalars.printed import last_printed, scalars_of_log
-from clusters.scalars.reading import leading, scalars_of
-from datastores.drivers.base import DriverError, NotPossible
+from clusters.scalars.reading import leading, stored
+from datastores.drivers.base import DriverError
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Reading:
 def read_value(run: Run, metric: str) -> Reading:
     """What `run`, which has succeeded, came to."""
     try:
-        found = last_stored(_written(run), metric) if run.spec["output"] else None
+        found = last_stored(stored(run), metric) if run.spec["output"] else None
         if isinstance(found, str):
             return Reading(None, found)
         value, why = (found, "") if found is not None else _last_line(run, metric)
@@ -57,7 +57,7 @@ def read_value(run: Run, metric: str) -> Reading:
 def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
     """What a run that goes on has told of it lately: steps and values, in the order of steps; [] where nobody can tell now."""
     try:
-        if run.spec["output"] and (lines := lines_of(_written(run), metric)):
+        if run.spec["output"] and (lines := lines_of(stored(run), metric)):
             return [(point.step, point.value) for point in lines[0].points]
         role, attempt = leading(run)
         if attempt is None:
@@ -71,14 +71,6 @@ def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
 
 def is_comparable(value: float) -> bool:
     return math.isfinite(value) and abs(value) <= MAX_VALUE
-
-
-def _written(run: Run) -> Scalars:
-    """Its event files: none where only nodes see them, as on a volume, and then its log counts."""
-    try:
-        return scalars_of(run)
-    except NotPossible:
-        return Scalars((), 0, ())
 
 
 def last_stored(scalars: Scalars, metric: str) -> float | str | None:
