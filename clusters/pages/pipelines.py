@@ -143,7 +143,7 @@ def _yaml(text: str) -> Any:
         raise Invalid.at("spec", message=f"YAML is read up to {MAX_YAML // 1024} KiB; send a longer one as JSON.")
     try:
         # Keys that are numbers and the like, which a body of REST cannot have either, are refused on the way through JSON.
-        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506  a SafeLoader that reads even less
+        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506 # nosec B506  a SafeLoader that reads even less
     except orjson.JSONEncodeError as error:
         raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
     except yaml.YAMLError as error:
