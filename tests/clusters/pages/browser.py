@@ -22,7 +22,7 @@ class _Fields(HTMLParser):
             return
         name = found.get("name")
         if tag == "input" and name and found.get("type") == "checkbox" and "checked" in found:
-            self.values.setdefault(name, []).append(found["value"])
+            self.values.setdefault(name, []).append(found.get("value", "on"))
         elif tag == "input" and name and found.get("type") not in ("submit", "checkbox", "radio", "file"):
             self.values[name] = found.get("value", "")
         elif tag in ("select", "textarea"):
