@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,7 +32,7 @@ from clusters.runs import listed
 from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
 from clusters.sweeps.access import sweep_for, trial_for
 from clusters.sweeps.actions import cluster_of as cluster_of_trial
-from clusters.sweeps.manifest import trial_name
+from clusters.sweeps.manifest import name_again
 from clusters.templates import cluster_of, in_short, in_words, template_for, templates_for
 from datastores.access import datastores_for
 from datastores.drivers.base import DriverError
@@ -306,12 +307,7 @@ def _of_trial(user: User, source: str) -> dict[str, str]:
     """What a trial of a sweep has trained, as a cluster of its own. Raises Http404."""
     appcode, name, number = (*source.split("/"), "", "")[:3]
     trial = trial_for(sweep_for(user, appcode, name), run_number(number))
-    return fields_of(cluster_of_trial(trial, name_again(user, name, trial.number)))
-
-
-def name_again(user: User, sweep: str, number: int) -> str:
-    """A free name for the cluster that trains a trial once more."""
-    return free_name(user, f"{trial_name(sweep, number, 0)[: MAX_NAME - 6]}-again")
+    return fields_of(cluster_of_trial(trial, free_name(user, name_again(name, trial.number))))
 
 
 def run_number(said: str) -> int:
@@ -323,14 +319,14 @@ def run_number(said: str) -> int:
 
 def free_name(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that no cluster they see has."""
-    taken = set(clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True))
-    number = 2
-    candidate = name
-    while candidate in taken:
-        ending = f"-{number}"
-        candidate = name[: MAX_NAME - len(ending)] + ending
-        number += 1
-    return candidate
+    taken = clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True)
+    return numbered(name, set(taken), MAX_NAME)
+
+
+def numbered(name: str, taken: Container[str], longest: int) -> str:
+    """`name`, or the first of name-2, name-3, … that is not `taken`, cut so that it has at most `longest` characters."""
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    return next(free for ending in endings if (free := name[: longest - len(ending)] + ending) not in taken)
 
 
 def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:

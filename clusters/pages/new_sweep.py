@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.frameworks import COMPUTING
 from clusters.manifest import ClusterSpec
-from clusters.pages.create import STAND_INS, curl, form_page, run_number, sent_form
+from clusters.pages.create import STAND_INS, curl, form_page, numbered, run_number, sent_form
 from clusters.pages.sweep_form import SweepForm, fields_of, rows_of
 from clusters.runs.preview import NOTHING, cost_of
 from clusters.sweeps import actions
@@ -125,11 +125,8 @@ def _of_spec(user: User, called: str, appcode: str, spec: ClusterSpec) -> SweepF
 
 def _free(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that no sweep they see has."""
-    taken = set(sweeps_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True))
-    candidate, number = name, 2
-    while candidate in taken:
-        candidate, number = name[: MAX_NAME - 1 - len(str(number))] + f"-{number}", number + 1
-    return candidate
+    taken = sweeps_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True)
+    return numbered(name, set(taken), MAX_NAME)
 
 
 def _page(request: HttpRequest, form: SweepForm) -> HttpResponse:

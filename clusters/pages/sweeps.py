@@ -39,12 +39,12 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 from clusters import actions as clusters
 from clusters.comparison.runs import numbers_of
 from clusters.models import Run, Sweep, Trial
-from clusters.pages.create import name_again
+from clusters.pages.create import free_name
 from clusters.pages.metrics import READ_SECONDS
 from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for, trial_for
 from clusters.sweeps.importance import LEAST, importances
-from clusters.sweeps.manifest import Parameter, SweepManifest, SweepSpec, in_order, trial_name, written
+from clusters.sweeps.manifest import Parameter, SweepManifest, SweepSpec, in_order, name_again, trial_name, written
 from clusters.sweeps.measured import lines_of
 from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes
 from clusters.sweeps.sums import Sums, sums_of
@@ -568,7 +568,7 @@ def train(request: HttpRequest, appcode: str, name: str, trial: int) -> HttpResp
     user = person(request)
     found = sweep_for(user, appcode, name, OPERATE)
     try:
-        manifest = actions.cluster_of(trial_for(found, trial), name_again(user, name, trial))
+        manifest = actions.cluster_of(trial_for(found, trial), free_name(user, name_again(name, trial)))
         made = clusters.create_cluster(manifest, acting_user=user)
     except (Invalid, PermissionDenied) as error:
         said = " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)

@@ -260,7 +260,7 @@ def _finish(run: PipelineRun, phase: str, latest: dict[str, StageRun]) -> None:
         run.message = " ".join(f"{row.stage}: {row.message}" for row in broken[:3])
     elif phase == SUCCEEDED:
         reused = sum(row.reused for row in latest.values())
-        run.message = f"{reused} of {len(latest)} stages had not changed and were used again." if reused else ""
+        run.message = f"Used again, because nothing had changed: {reused} of {len(latest)} stages." if reused else ""
     run.phase, run.finished_at = phase, timezone.now()
     run.save(update_fields=["phase", "message", "finished_at"])
     told(run.pipeline, phase.lower(), None, f"Run {run.number}: {phase}. {run.message}".strip(), run)

@@ -22,6 +22,8 @@ from portal.models import Appcode, User
 
 # What may be another from now on; all else is what its trials have in common.
 CHANGEABLE = ("trials", "parallel", "retries")
+# Sweeps of an appcode that are not over: what they may have running is bounded by it, because quota bounds GPUs alone.
+MOST = 100
 
 
 def create_sweep(manifest: SweepManifest, *, acting_user: User, appcode: Appcode | None = None) -> Sweep:
@@ -46,6 +48,9 @@ def _create(manifest: SweepManifest, user: User, appcode: Appcode | None) -> Swe
     taken = Cluster.objects.filter(appcode=appcode, deleted_at=None, name__regex=rf"^{name}-[0-9]+(-[0-9]+)?$")
     if found := taken.values_list("name", flat=True).first():
         message = f"There is a cluster “{found}”, as a trial of this would be called; choose another name."
+        raise Invalid.at("metadata", "name", message=message)
+    if Sweep.objects.filter(appcode=appcode, settled=False).count() >= MOST:
+        message = f"{appcode.code} has {MOST} sweeps that are not over; wait for one, or cancel what is not needed."
         raise Invalid.at("metadata", "name", message=message)
     judge_sweep(spec, appcode)
     sweep = Sweep.objects.create(

@@ -305,3 +305,13 @@ def test_what_has_ended_meanwhile_is_not_ended_early(catalogue, people, sweep_ma
     over("lr-0", "Succeeded")
     sweeps.Turn(sweep.pk, {}, told).make()
     assert trials(sweep) == [(0, "", None)]
+
+
+def test_sweeps_that_are_not_over_are_limited(catalogue, people, sweep_manifest, monkeypatch):
+    monkeypatch.setattr(actions, "MOST", 1)
+    first = actions.create_sweep(sweep_manifest(), acting_user=people.alice)
+    with pytest.raises(Invalid, match="sweeps that are not over"):
+        actions.create_sweep(sweep_manifest("second"), acting_user=people.alice)
+    actions.cancel_sweep(first, acting_user=people.alice)
+    sweeps.advance(first.appcode_id, first.name)
+    actions.create_sweep(sweep_manifest("second"), acting_user=people.alice)
